@@ -35,12 +35,7 @@ class Withdrawals:
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
-    def __init__(
-        self,
-        source: NpyDataSource | MixtureSource,
-        documents: Ints,
-        steps: Ints,
-    ) -> None:
+    def __init__(self, source: NpyDataSource | MixtureSource, documents: Ints, steps: Ints) -> None:
         layout = source.layout
         self._source, self._layout = source, layout
         self._parts: dict[str, _WithdrawnDocuments] = {}

@@ -4,11 +4,12 @@ Several threads can hash the blocks of one file. A core hashes about 1 GB/s.
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any
 
 from grain_sft.storage.regular_files import pread
 
@@ -62,7 +63,7 @@ def _of_file_block(fd: int, offset: int, size: int) -> bytes:
     return of_block(data)
 
 
-class BlockHasher:
+class BlockHasher(contextlib.AbstractContextManager["BlockHasher"]):
     """Hasher of several files that works in threads, while the caller works on the same blocks. Use it as a context.
 
     The caller adds the blocks of each file in order; blocks of different files may alternate.
@@ -87,9 +88,6 @@ class BlockHasher:
     def joined(self, file: int) -> str:
         """Return the hash of file number `file`, whose blocks were all added."""
         return joined(block.result() for block in self._blocks[file])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)

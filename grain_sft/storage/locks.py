@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from grain_sft.errors import StorageError
 
@@ -30,7 +29,7 @@ class ForkSafeLock:
         _thread_locks.add(self)
 
 
-class HeldLock:
+class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     """Exclusive lock of an open file, usable as a context. `release` frees the lock and closes the file.
 
     A forked child closes its copy of the descriptor, which would keep the lock for as long as the child lives.
@@ -67,9 +66,6 @@ class HeldLock:
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
