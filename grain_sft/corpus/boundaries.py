@@ -158,7 +158,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: {noun} {i} is {length[i]} tokens from token {start[i]} on, but there are {num_tokens}. It is damaged."
+            f"{path}: {noun} {i} is {length[i]} tokens from token {start[i]} on, but its part has {num_tokens}. It is damaged."
         )
     return start.astype(np.int64), length.astype(np.int64)
 
@@ -174,7 +174,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]
     if len(starts) == 0 and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but there are {num_tokens} tokens.")
+        raise CorpusError(f"{path}: lists no document, but its part has {num_tokens} tokens.")
     bounds = np.append(starts, num_tokens)
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():

@@ -29,7 +29,7 @@ class CorpusData:
       tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
-      sources_file: File that `sources` reads; None if there is no such file.
+      sources_file: File that `sources` reads; None for a corpus without one.
       source_names: Names of the inputs, indexed by their numbers in `sources`.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().

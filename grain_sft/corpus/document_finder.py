@@ -74,7 +74,7 @@ class DocumentFinder:
 
         Raises:
           CorpusFileError: A file is missing, not the one that was indexed, or changed since `content` was computed.
-          CorpusError: A boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
+          CorpusError: A boundary file is damaged or does not fit, or the corpus has neither boundary files nor `eos_token_id`.
         """
         key = self.content
 

@@ -1,4 +1,4 @@
-"""Scan of all tokens of a corpus for the EOS tokens, each of which ends a document."""
+"""Scan of all tokens of a corpus for EOS tokens. Each ends a document."""
 
 from collections.abc import Iterator
 

@@ -23,7 +23,7 @@ SPLIT = "corpus.json"
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
-"""Key of metadata of format "olmo". False means that there are no label masks, because all tokens take loss."""
+"""Key of metadata of format "olmo". False means that the corpus has no label masks, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
@@ -186,7 +186,7 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 
 
 def prepare_manifest(shard: str) -> str | None:
-    """Return the path of the prepare.json of a shard's corpus; None if there is none.
+    """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
     It is in the folder of the shard, or above it: the folder DIR of DIR/train/shard_00000/tokens.bin. The search stops at a
     folder whose name is not that of a split or a shard, because the folder above is not part of the corpus.

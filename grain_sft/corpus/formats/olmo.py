@@ -105,7 +105,7 @@ class Olmo(Format):
         )
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts that all lack a label mask, if their folder holds masks or its metadata state that there are some."""
+        """Refuse parts that all lack a label mask, if their folder holds masks or its metadata state that they have masks."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for part in parts:
@@ -136,7 +136,7 @@ class Olmo(Format):
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
     """Return whether the parts of a folder have label masks, by its metadata, and the path of the metadata.
 
-    Metadata of this format without the key `LABEL_MASKS` mean that there are masks, because their writers always write masks.
+    Metadata of this format without the key `LABEL_MASKS` mean that the parts have masks: their writers always write masks.
     A folder without metadata returns (None, "").
     """
     implied: tuple[bool | None, str] = None, ""

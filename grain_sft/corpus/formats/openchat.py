@@ -88,7 +88,7 @@ class OpenChat(Format):
 
 
 def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
-    """Return the one Parquet file of a split in a folder; None if there is none. Several are a CorpusError."""
+    """Return the one Parquet file of a split in a folder; None in a folder without one. Several are a CorpusError."""
     names = sorted(name for name in listing.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
     if len(names) > 1:
         raise CorpusError(f"{folder}: holds {names[0]} and {names[1]}. Give the path of one of them.")
@@ -105,10 +105,10 @@ def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: Dire
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Unpack the Parquet file to the cache, unless that was done before. Return the paths of `_NAMES`, and the file's metadata.
+    """Unpack the Parquet file to the cache, unless the cache has it. Return the paths of `_NAMES`, and the file's metadata.
 
     The Parquet file has no weights for the first tokens of documents. `first_weights` is the path of a file with these weights;
-    "" if there is none.
+    "" if they are 0.
     """
     stamps = [describe(file) for file in (path, first_weights) if file]
     hashes = content.hashes_of(stamps)

@@ -67,9 +67,9 @@ class TokenFile(NamedTuple):
 
     Attributes:
       tokens: Path of the token file.
-      loss: Path of the loss file; "" if there is none.
+      loss: Path of the loss file; "" for a token file without one.
       loss_kind: Kind of the loss file: "bool", "float32" (weights) or "labels".
-      boundaries: Path of the boundary file; "" if there is none.
+      boundaries: Path of the boundary file; "" for a token file without one.
       boundaries_kind: Kind of the boundary file, as in `BoundaryFile`.
       continues: Whether the first document began in the token file before; None if unknown.
       label: Label of the token file in its mix.
@@ -93,7 +93,7 @@ class Split:
       metadata: Tokenizer and ids.
       dtype: Dtype of the tokens, or its name; None if unknown.
       dtypes: Names of the dtypes that the format allows.
-      sources: Path of the file that states the source of each document; "" if there is none.
+      sources: Path of the file that states the source of each document; "" for a split without one.
       continued: Those of `files` whose first document began in the file before; None if unknown.
     """
 
