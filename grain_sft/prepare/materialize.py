@@ -175,19 +175,16 @@ def _write_shard(
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
-            first = pieces.segment_begins
-            row, start = pieces.row[first], pieces.column[first]
+            first = pieces.segment_begins  # index of each segment's first piece
+            row, segment, start = pieces.row[first], pieces.segment_columns[0][first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
             # elements lack `target_segment_ids`: the segment ids, with 0 where no loss is taken
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():
                 if name == "ends":  # [rows, 1 + most_segments]: the number of segments, then the end of each segment
-                    counts = np.bincount(row, minlength=len(records))
-                    first_segments = counts.cumsum() - counts
-                    number_in_row = np.arange(len(row)) - first_segments[row]
-                    records[name][:, 0] = counts
-                    records[name][row, 1 + number_in_row] = stop
+                    records[name][:, 0] = np.bincount(row, minlength=len(records))
+                    records[name][row, segment] = stop
                 else:
                     records[name] = arrays[name]
             rows_file.write(records.tobytes())

@@ -98,7 +98,7 @@ class Request(TemplateOptions):
       shuffle: Whether documents are shuffled; by default as the format's own tool does.
       val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
       min_length: Tokens of the shortest document that is kept; by default the template's. Shorter ones are dropped.
-      max_length: Tokens of the longest document; by default there is no limit.
+      max_length: Tokens of the longest document; by default unlimited.
       long_documents: Treatment of documents of more than max_length tokens: cut to that length, or dropped.
       keep: End of a cut document that is kept; by default the template's.
       on_error: Reaction to a bad record: stop there, or skip it.
