@@ -202,12 +202,8 @@ def _arrays(row: Element) -> dict[str, Any]:
 def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
     """Return the pieces of a row from its trace; none for a row of padding alone."""
     lines = origin.select(origin.instance >= 0)
-    segments, shards, starts, stops = (
-        lines.segment.tolist(),
-        lines.shard.tolist(),
-        lines.start.tolist(),
-        lines.stop.tolist(),
-    )
+    segments, shards = lines.segment.tolist(), lines.shard.tolist()
+    starts, stops = lines.start.tolist(), lines.stop.tolist()
     documents = [None if document < 0 else document for document in lines.document.tolist()]
     records = [None if record < 0 else record for record in lines.record.tolist()]
     sources = [lines.source_names[source] for source in lines.source.tolist()]

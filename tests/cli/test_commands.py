@@ -71,7 +71,10 @@ def test_options_of_one_name_mean_the_same_in_every_command():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_texts_have_one_form(command):
+def test_every_command_explains_itself_in_texts_of_one_form(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert "options:" in capsys.readouterr().out
     parser = Parser(prog=command)
     declare(command, parser)
     for action in parser._actions:
@@ -79,13 +82,6 @@ def test_help_texts_have_one_form(command):
         is_capitalised = text[:1].isupper() and not text[1:2].isupper()
         ends_in_period = text.endswith(".") and not text.endswith("...")
         assert not (is_capitalised or ends_in_period or "(default: (" in text), text
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main([command, "--help"])
-    assert "options:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["index"], ["verify"], ["pack", "--sequence-length", "64"]])
@@ -134,11 +130,6 @@ def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(argu
     program = " ".join(["grain-sft", *[word for word in arguments[:1] if word in COMMANDS]])
     assert (status, help_line) == (2, f"{program} --help lists all options.")
     assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} ")
-
-
-def test_the_usage_of_an_error_lists_required_alternatives(failure):
-    usage = failure("trace", "sft.yaml")[1].splitlines()[1]
-    assert usage.startswith("usage: grain-sft trace (--steps A:B | ") and usage.endswith(") config [options]")
 
 
 def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):

@@ -22,12 +22,6 @@ def same_batches(one, other):
         assert_same(one[step], other[step])
 
 
-def test_a_tokenizer_that_is_null_is_unknown(config):
-    loaded = load(put(config, "corpus.tokenizer", None))
-    assert loaded.source.layout.corpus.tokenizer is None
-    same_batches(loaded, load(config))
-
-
 def test_a_config_is_the_pipeline_it_states(config, data):
     corpus = grain_sft.open_corpus(data / "mix.txt", dtype="uint16", eos_token_id=5)
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8))
@@ -49,8 +43,9 @@ def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_
         assert given == before
 
 
-def test_one_key_in_two_sections_yamls_anchors_and_a_null_mixture_are_fine(config, tmp_path):
-    same_batches(load(put(config, "corpus.mixture", None)), load(config))
+def test_one_key_in_two_sections_yamls_anchors_and_a_null_mixture_or_tokenizer_are_fine(config, tmp_path):
+    for key in ("mixture", "tokenizer"):
+        same_batches(load(put(config, f"corpus.{key}", None)), load(config))
     text = yaml.safe_dump({key: value for key, value in config.items() if key != "sampler"})
     path = tmp_path / "a.yaml"
     path.write_text(text + "sampler: &kept {order: shuffle, seed: 3, global_batch_size: 6, epochs: 2}\n")

@@ -119,9 +119,8 @@ def test_a_tokenizer_found_for_a_corpus_that_states_none_is_logged(corpus, chats
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "data" / "raw").mkdir(parents=True)
     np.arange(50, dtype="<u4").tofile(tmp_path / "data" / "raw" / "a.npy")
-    assert find_tokenizer(open_corpus(tmp_path / "data" / "raw" / "a.npy", eos_token_id=2)) == str(
-        tmp_path / "tokenizer"
-    )
+    found = find_tokenizer(open_corpus(tmp_path / "data" / "raw" / "a.npy", eos_token_id=2))
+    assert found == str(tmp_path / "tokenizer")
     assert f"{tmp_path / 'tokenizer'}: taken for the corpus's tokenizer" in caplog.text
 
 

@@ -45,16 +45,12 @@ def test_the_report_does_not_pack_pairs(config):
     assert "not packed" in packing(load(config))["error"]
 
 
-def test_the_page_names_the_segments_and_has_empty_ones(config, tmp_path):
+def test_the_page_names_the_segments_and_a_browser_shows_the_responses_in_two_columns(config, tmp_path, browser):
     assert main(["inspect", str(config), "--step", "0", "--html", str(tmp_path / "rows.html")]) == 0
     rows = data_of(tmp_path / "rows.html")["steps"][0]["rows"]
     assert all(row["names"] == ["prompt", "chosen", "rejected"] for row in rows)
     assert rows[0]["segments"][:3] == [[1, 0, 2], [2, 2, 2], [3, 2, 3]]
     assert rows[1]["segments"][:3] == [[1, 0, 0], [2, 0, 2], [3, 2, 3]]
-
-
-def test_a_browser_shows_the_responses_in_two_columns(config, tmp_path, browser):
-    assert main(["inspect", str(config), "--step", "0", "--html", str(tmp_path / "rows.html")]) == 0
     browser.open(tmp_path / "rows.html")
     browser.look(1200, 800, "light")
     places = "return [...document.querySelectorAll('.sides > section')].map((each) => each.getBoundingClientRect().x)"
