@@ -3,7 +3,6 @@
 import _thread
 import atexit
 import contextlib
-import functools
 import multiprocessing
 import os
 import queue
@@ -21,6 +20,7 @@ from grain_sft.storage import ForkSafeLock, without_interrupts
 _lock = ForkSafeLock()
 
 _CLOSES_IN = 10.0  # seconds
+_WAITS_FOR_PARENT = "grain_sft-parent"  # name of a thread
 _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 
 
@@ -127,18 +127,19 @@ def _close(iterator: Any) -> None:
                 buffer.put_nowait((None, None, ValueError("This iterator is closed.")))
 
 
-@functools.cache  # so that only one thread waits
 def end_with_parent() -> None:
     """In a worker process of Grain's, end when the parent ends. Otherwise the worker waits forever for room in its queue."""
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
+        return
+    if any(thread.name == _WAITS_FOR_PARENT for thread in threading.enumerate()):
         return
 
     def wait() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=wait, name="grain_sft-parent", daemon=True).start()
+    threading.Thread(target=wait, name=_WAITS_FOR_PARENT, daemon=True).start()
 
 
 def in_worker() -> bool:
