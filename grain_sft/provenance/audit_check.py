@@ -78,7 +78,8 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts. Return it unchanged if its order is the same for any number of hosts.
 
-    If `hosts` does not divide every batch, also return it unchanged. `LineChecker` reports a number that divides no batch.
+    If `hosts` does not divide every batch size, also return it unchanged: such a pipeline can't be made. Dividing one size is
+    no fault, since sizes may have had different hosts. `LineChecker` reports a number that divides none of them.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

@@ -89,6 +89,7 @@ class IndexSampler(EpochSampler):
                 f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows"
             )
             raise SamplerError(f"{problem}. Begin with an epoch, without chunks, or take another order.")
+        # Epochs are computed for one block: the rows of one host if each host has its own block, else all rows.
         num_blocks = self._num_blocks
         block_rows = self.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)

@@ -57,6 +57,7 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
     before = after = 0
     for transform in transforms:
         reach = getattr(transform, "column_reach", None)
+        # Numbers that a class above the definer of `map` states describe another `map`.
         if reach is None or not issubclass(_definer(transform, "column_reach"), _definer(transform, "map")):
             return None
         before, after = before + reach[0], after + reach[1]

@@ -195,7 +195,7 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
 
 def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
     """Return the rows of several packings, concatenated."""
-    parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]
+    parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # so that no parts give no rows
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
