@@ -162,7 +162,7 @@ TOP: Options = options_of(Top)
 _CORPUS_KEYS = options_of(CorpusSection)
 _OPEN_CORPUS_KEYS = _without(options_of(open_corpus), "where", *_CORPUS_KEYS)
 CORPUS: Options = {**_CORPUS_KEYS, **_OPEN_CORPUS_KEYS}
-_NOT_KEYS = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")  # arguments of samplers
+_NOT_KEYS = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")  # not stated in configs
 INDEX_SAMPLER: Options = _without(options_of(IndexSampler), *_NOT_KEYS)
 CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), *_NOT_KEYS)
 SAMPLER: Options = {**INDEX_SAMPLER, **_without(CURRICULUM_SAMPLER, *INDEX_SAMPLER), **options_of(SamplerSection)}
@@ -202,7 +202,7 @@ def config_schema() -> dict[str, Any]:
     for name in ("Corpus", "Source"):
         mixture = definitions[name]["properties"]["mixture"]
         mixture |= {"type": "object", "additionalProperties": {"$ref": "#/$defs/Source"}}
-        mixture.pop("anyOf", None)
+        mixture.pop("anyOf", None)  # `dict | None`, which the object above replaces
     for kind in LAYOUTS:
         definitions[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}
     definitions["LayoutOther"] = {"type": "object", "properties": {"kind": _IMPORTED_NAME}}

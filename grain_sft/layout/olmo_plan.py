@@ -1,8 +1,8 @@
 """Plans that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) wrote to `dataset-common/` of its work directory.
 
 Each group of source files has three files of raw uint64:
-  document-indices-L-HASH.npy       (first token, end) of each piece of a document, longest first, counted through the group's
-                                    files;
+  document-indices-L-HASH.npy       (first token, end) of each piece of a document, longest first; token 0 is the first of the
+                                    group's first file;
   documents-by-instance-L-HASH.npy  numbers of pieces, row after row;
   instance-offsets-L-HASH.npy       (first entry, end) of each row in documents-by-instance.
 HASH covers the paths and sizes of the group's files and the options of the packing; see `_group_hash`.
@@ -99,7 +99,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
-    else:  # to OLMo-core, a document that continues in the next shard is two documents
+    else:  # OLMo-core packs the part of a document in each shard as a document, so the pieces are checked against these parts
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -153,6 +153,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     indices, offsets, chosen = (array.astype(np.int64) for array in group)  # numbers above 2**63 become negative
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
+    # each row begins where the one before it ends, from the first entry to the last
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
         raise LayoutError(f"{where} is damaged: its {len(start)} documents are not in one row each. Delete it.")

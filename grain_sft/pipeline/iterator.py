@@ -51,7 +51,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._plain = not first_steps.left  # after these checks, ready batches are taken without this method
+            self._plain = not first_steps.left  # with no step left to check, `next` takes ready batches without `_make`
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -77,6 +77,7 @@ class PipelineIterator(StepIterator[Element]):
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
+        # Grain's workers make the steps in turn; the list begins with the worker that makes the next step
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 

@@ -147,9 +147,9 @@ class ChunkDocuments(Documents):
         targets = np.cumsum(lengths) - lengths  # index of each document's first token in the result
         tokens, loss = np.empty(lengths.sum(), self.token_dtype), np.empty(lengths.sum(), self.loss_dtype)
         chunk_of = self.parts_of(ids)
-        by_chunk = np.argsort(chunk_of, kind="stable")
+        by_chunk = np.argsort(chunk_of, kind="stable")  # indices in `ids`, those of one chunk together
         needed, firsts = np.unique(chunk_of[by_chunk], return_index=True)
-        in_chunk = np.split(by_chunk, firsts[1:])  # indices in `ids` of the documents in each chunk
+        in_chunk = np.split(by_chunk, firsts[1:])  # `by_chunk`, one array for each needed chunk
         for number, part, data in zip(needed.tolist(), in_chunk, self._chunks.contents(needed.tolist()), strict=True):
             header = self.headers[number]
             if len(data) != header.end:

@@ -36,9 +36,9 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of the content of every message. None for a chat with tools, or with messages that have other keys, too.
+        """Span of the content of every message. None if the template changes or leaves out a content.
 
-        Also None if the template changes or leaves out a content.
+        Also None for a chat that has tools, or messages with keys besides `role` and `content`.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
@@ -108,12 +108,13 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     """Return the span of one turn; None if the template leaves the turn out.
 
     The chat is rendered with a mark as the content of the turn. The span begins where the text before the mark ends, and it
-    ends where the text after the mark begins. But a mark may change the template's text around it:
+    ends where the text after the mark begins. But the template may write another text around a mark than around the content.
+    Then that text is not in the chat, and the start or the end is found in another way:
 
-    - If the chat does not begin with the text before the mark, the messages before the turn are rendered, followed by the
-      beginning of a turn such as "<|im_start|>assistant". The span begins where this text ends.
-    - If the chat does not end in the text after the mark, the messages up to the turn are rendered. The span ends where this
-      text ends, but before the token that ends the turn.
+    - Start: the messages before the turn are rendered, followed by the beginning of a turn such as "<|im_start|>assistant".
+      The span begins where this text ends.
+    - End: the messages up to and including the turn are rendered. The span ends where this text ends, but before the token
+      that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -134,6 +135,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
             stop = template.trim_end(text, start, len(up_to_turn))
     if start is not None and stop is not None and start <= stop:
         return start, stop
+    # without this message the text is the same, so the template wrote nothing for it
     if not message.get("content") and template.attempt([*before, *after], tools) == text:
         return None
     raise RecordError(
@@ -143,9 +145,10 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return messages to render instead of `message`: with marked content and, if it has thoughts, also with marked thoughts.
+    """Return one or two messages, each to be tried in place of `message`.
 
-    Content has the mark 0, thoughts have the mark 1.
+    In the first, the mark 0 replaces the content, and there are no thoughts. The second, for a message with thoughts, has the
+    mark 0 as its content and the mark 1 as its thoughts.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
@@ -169,5 +172,6 @@ def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[
     content = by_mark["0"]
     first = content
     if thought := by_mark.get("1"):
+        # the assistant wrote the <think> before its thoughts, too
         first = _THINK_BEFORE.search(rendered[: thought.start()]) or thought
     return rendered[: first.start()], rendered[content.end() :]

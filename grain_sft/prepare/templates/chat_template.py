@@ -100,6 +100,7 @@ class ChatTemplate:
                 "messages: the chat template changes a text that it has marked with {% generation %}, so the place of that "
                 "text is unknown. Mark the text where it is written."
             )
+        # the parts alternate: unmarked, marked, ..., unmarked. So each marked part begins where an unmarked one stops
         stops = list(itertools.accumulate(map(len, parts)))
         return list(zip(stops[:-1:2], stops[1::2], strict=True))
 
@@ -117,8 +118,9 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant.
 
-        These are EOS and the token after the last turn. An earlier turn may be followed by another token. If this token also
-        follows the user's turns, such as `<|im_end|>`, it ends turns. Otherwise it begins the next turn, such as `[INST]`.
+        These are EOS and the token after the chat's last turn. The token after an earlier turn of the assistant either ends
+        that turn, such as `<|im_end|>`, or begins the user's next turn, such as `[INST]`. It counts as an end if the same token
+        follows a turn of the user.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
