@@ -138,9 +138,8 @@ class LineChecker:
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._position.events.load(hosts), {"hosts"})
         self._needed = RESUME
-        if (
-            self._position.max_resume_step < 0
-        ):  # the first load of a run that begins at step 0 is not followed by a resume
+        if self._position.max_resume_step < 0:
+            # the first load of a run that begins at step 0 is not followed by a resume
             self._needed = None
             self._position.continue_at(0)
 
