@@ -113,11 +113,12 @@ def _help_texts(doc: str) -> dict[str, str]:
 
 
 def _config_type(hint: Any) -> Any:
-    """Return the type of an argument's values in a config: a tuple is a list there, and an object of a class is `Any`."""
+    """Return the type of an argument's values in a config: a list for a tuple, `Any` for a class."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return Annotated[(_config_type(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
+        # a union of text and a class takes only text in a config, as if it lacked the class
         members = [member for member in map(_config_type, arguments) if member is not Any]
         only_none = all(member is type(None) for member in members)
         return Any if only_none else Union[tuple(members)]  # noqa: UP007
@@ -259,6 +260,7 @@ def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
         value = kind(text)
         check_value(value, bounded, repr(text))
     except ValueError as error:  # ConfigError is one
+        # messages of `check_value` end in "; expected ..."; errors of `kind(text)` have no such end
         words = str(error).partition("; ")[2] or "expected a number."
         raise argparse.ArgumentTypeError(f"{text!r}: {words}") from error
     return value

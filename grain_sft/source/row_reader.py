@@ -60,8 +60,9 @@ class RowReader:
         self._loss_reader = reader_of(self._losses, self._loss_bytes) if self._losses else None
 
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
-        """Return `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`. With `only_weights`, leave out a loss mask,
-        but not loss weights.
+        """Return `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`.
+
+        With `only_weights`, the loss of a corpus without weights, a mask, is not read, and is None.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -74,6 +75,7 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
+        # `fill_rows` is faster for one block, but reads nothing and returns False where `read_groups` has to be used
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:

@@ -15,7 +15,7 @@ class DropLastPosition(grain.transforms.Map):
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # a part of a row is read with one more column, because the last is cut off
+    column_reach = (0, 1)  # `map` also cuts the last column of a part of a row, so a part is read with one more
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

@@ -61,7 +61,7 @@ class Megatron(Format):
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         words = words_of(found)
-        if len(words) > 1:  # a blend, whose prefixes have not been remapped yet
+        if len(words) > 1:  # a blend in one string: `path_remap` has not been applied to its prefixes
             words = [options.remap(word) for word in words]
         return self.read_list(words, options, listing)
 
@@ -169,6 +169,7 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     num_tokens = int(sizes[first:stop].sum(dtype=np.int64))
     total = int(sizes.sum(dtype=np.int64))
     width = header.dtype.itemsize
+    # the shard's data begin at the first token of the subset
     stamp = describe(tokens, tokens_before * width)
     if stamp.size != total * width:
         raise CorpusError(
@@ -221,8 +222,8 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    A list in another order, such as ["A", "0.3"], is a blend if one of its numbers is not the name of a file. `_blend` refuses
-    such a list.
+    A list with a number in a wrong place, such as ["A", "0.3"], also counts as a blend, so that `_blend` refuses it, unless
+    each of its numbers is the name of a file: then it is a list of prefixes.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

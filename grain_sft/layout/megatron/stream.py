@@ -39,6 +39,7 @@ class Cut:
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
+        # the smaller of the exact quotient and megatron-core's, whose rounding may also add a sample that has no tokens
         exact = -(-max(0, num_tokens - self.extra) // self.length)
         return min(exact, int(np.ceil(np.float32(num_tokens - self.extra) / np.float32(self.length))))
 
@@ -58,7 +59,9 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The documents of one data set in the order of its stream, and the order of its samples. Indices on disk have these names.
+    """The documents of one data set in the order of its stream, and the order of its samples.
+
+    Saved indices name their arrays like these attributes.
 
     Attributes:
       order: int32 [entries], number of the document at each entry of the stream.
@@ -121,8 +124,8 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    A sample may begin at the border of two entries. If entry 4 has 10 tokens, the border of entries 4 and 5 is stored as token
-    10 of entry 4 if samples have no extra token, else as token 0 of entry 5.
+    A sample may begin at the border of two entries. If samples have no extra token, the border is stored as the end of the
+    first entry (token 10 of an entry of 10 tokens), else as token 0 of the second.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

@@ -19,7 +19,7 @@ class Scanner:
     Args:
       path: Path or URL.
       size: Bytes of the file.
-      least: Least number of bytes of content in a part, as passed to `add`. The last part may have fewer.
+      least: A part ends when the `content` passed to `add` sums to this many bytes. The last part may have fewer.
       read: Function that is called before each read.
 
     Attributes:

@@ -110,9 +110,9 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
     next_scan = least  # `data` is scanned when it has this many bytes
     for piece in pieces:
         data += piece
-        if piece and len(data) < next_scan:  # an empty piece means the end of the file
+        if piece and len(data) < next_scan:  # `decompressed` ends with an empty piece
             continue
-        records = end = 0
+        records = end = 0  # after the loop, `end` is the last record end in `data`
         for end in _record_ends(data):  # noqa: B007
             records += 1
         if data[end : end + 1] == b"]":

@@ -34,7 +34,7 @@ def write(plan: Plan, task: Task) -> None:
     paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
     if files.exists(paths[0]):
         return  # an earlier run finished the split
-    with whole_files(paths) as (index, tokens, labels):
+    with whole_files(paths) as (index, tokens, labels):  # the first of `paths` appears last
         np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype("<u2").tobytes())

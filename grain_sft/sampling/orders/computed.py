@@ -17,14 +17,15 @@ _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 
 
 def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return the permutation of `grain.experimental.index_shuffle`, whose key is a hash of seed and epoch.
+    """Return a permutation keyed by a hash of seed and epoch: `grain.experimental.index_shuffle`'s from 2^16 rows on, else
+    numpy's.
 
     Advantages: constant memory, and constant time per index, at any number of rows.
     Disadvantages: the key has 32 bits, so there are 2^32 permutations of a number of rows. It takes 6 microseconds an index
     for few indices, and 0.3 to 0.7 microseconds for thousands. It is not cryptographic.
 
     The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. The
-    library is slow below 2^16 rows, so there an epoch is numpy's permutation, kept in memory.
+    library is slow below 2^16 rows, so there an epoch's permutation is numpy's and is kept in memory.
     """
 
     if num_rows < _FEW_ROWS:
@@ -68,8 +69,8 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return an order that draws rows with replacement: each draw depends on the seed and its own number alone.
 
     Draw g = epoch * num_rows + index is value g of Philox 4x64 modulo `num_rows`. The key of Philox is a hash of the seed. The
-    modulo favours some rows by less than num_rows / 2^64. The draws are not those of the episode-indexed loader. That loader
-    takes them one after the other from a RandomState, so its runs cannot start in the middle.
+    modulo favours some rows by less than num_rows / 2^64. The draws are not those of the episode-indexed loader (see order
+    `episode`), which takes them one after the other from a RandomState, so that its runs cannot start in the middle.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")
