@@ -30,7 +30,7 @@ class CorpusData:
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
       sources_file: File that `sources` reads; None for a corpus without one.
-      source_names: Names of the inputs, indexed by their numbers in `sources`.
+      source_names: Names of the files or data sets that the documents were made from. `sources` has indices into it.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
       signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
@@ -129,7 +129,7 @@ class CorpusData:
             if shard.boundaries is not None:
                 file = shard.boundaries
                 digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
-                if file.sequences is not None:
+                if file.sequences is not None:  # the shard is a range of a Megatron file, from byte `data_offset` on
                     first, stop = file.sequences
                     digest.update(f"\0sequences\0{first}\0{stop}\0{shard.data_offset}".encode())
         if self.signed:

@@ -154,6 +154,7 @@ def _write(
         if not files.exists(paths[0]):  # the file of documents appears when the other files of the shard are complete
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
+    # `corpus.sources` checks that its file has one entry for each document; `layout.sources` alone may not
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -178,7 +179,8 @@ def _write_shard(
             first = pieces.segment_begins  # index of each segment's first piece
             row, segment, start = pieces.row[first], pieces.segment_columns[0][first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
-            # elements lack `target_segment_ids`: the segment ids, with 0 where no loss is taken
+            # The source's elements lack `target_segment_ids`. ShiftTargets computes them: at each token, the segment id if the
+            # next token is in the same segment and takes loss, else 0.
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():

@@ -189,7 +189,10 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of an open file and their dependencies. Any exception means that the file is damaged."""
+    """Return the arrays of an open file and their dependencies.
+
+    An OSError means that the file can't be read, any other exception that it is damaged.
+    """
     start = os.pread(fd, _HEADER_START, 0)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")
@@ -223,12 +226,13 @@ def open_cached(
 ) -> dict[str, npt.NDArray[Any]] | None:
     """Return the arrays of a file of the cache. Return None if it is missing, unreadable or damaged, or fails a check.
 
-    An unreadable file stays where it is: the next read may succeed. The caller makes the arrays and replaces the file.
+    This function deletes no file, not even a damaged one. The caller makes the arrays and writes a new file over it.
     """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
         arrays, stored_depends = open_file(target)
+        # the stored value has been through JSON, which makes lists of tuples
         if stored_depends != json.loads(json.dumps(depends)):
             raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:

@@ -179,7 +179,8 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            # `count` documents are in the scanned shards alone, a share of all shards, so the two shares are multiplied
+            # `corpus` may already be a sample of the shards. The new sample is taken from all shards, so its share is
+            # MOST_PACKED / count times the share of the first sample.
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -232,7 +233,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     if steps is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
         num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)  # below 0 if the last step has padding rows
         num_tokens = num_rows * layout.sequence_length
-        if layout.row_lengths:
+        if layout.row_lengths:  # rows of several lengths: every step has the tokens of `global_batch_size` longest rows
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
         if num_rows > 0:  # rows of the layout that no step reads
             what = "that fill no step of their epoch; a shuffled order leaves out others in each epoch"

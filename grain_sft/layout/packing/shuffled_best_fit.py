@@ -1,8 +1,8 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
 
 Advantage: documents that share a row in one epoch are in different rows in the next. Disadvantages: every epoch needs a plan,
-and rows have more padding than rows of all documents packed at once. The additional padding is 1-2% for hundreds of rows,
-0.1-0.9% for thousands, and under 0.1% with chunks of 65,536 documents.
+and rows have more padding than rows of all documents packed at once. The additional padding is 1-2% if an epoch has
+hundreds of rows, and 0.1-0.9% if it has thousands. It is under 0.1% if chunks have 65,536 documents, the maximum.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 # Best fit depends only on lengths: with one chunk of all documents, up to 90% of the rows are the same in two epochs. With 16
-# chunks of at least 32 rows, 1-4% are.
+# chunks of at least 32 rows, 1-4% are. So even documents for fewer than 64 rows are split into two chunks.
 _CHUNKS = 16
 _LEAST_ROWS = 32
 

@@ -116,6 +116,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
         for end in _record_ends(data):  # noqa: B007
             records += 1
         if data[end : end + 1] == b"]":
+            # "[]" has no record, but blank data after a comma is one: an empty element of the array
             if total or data[:end].strip(_SPACE):
                 yield _part(data, end, offset, records)
             _check_end(path, itertools.chain([bytes(data[end + 1 :])], pieces), offset + end + 1)

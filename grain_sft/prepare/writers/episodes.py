@@ -67,6 +67,7 @@ def write_shard(
         the index of each document's first token, is computed here.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
+    # `whole_files` finishes the first path last, so a shard that has its index is complete
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
     if files.exists(paths[0]):
         return  # a shard that an earlier run has finished
@@ -116,4 +117,5 @@ def finish(plan: Plan) -> None:
     plan.write_json("dataset_metadata.json", metadata)
 
 
+# the format can hold any documents, so there is nothing to check
 FORMAT = Format(splits.by_random_state, lambda plan: None, tasks, write, finish, max_seed=(1 << 32) - 1)

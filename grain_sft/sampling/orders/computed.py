@@ -76,13 +76,14 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     key = int.from_bytes(digest, "little")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
-        """Return the row of each draw, from one block of draws that has all of them."""
+        """Return the row of each draw. For this, all draws from the lowest to the highest of `indices` are generated."""
         if not len(indices):
             return indices
         first_draw = epoch * num_rows + int(indices.min())
         last_draw = epoch * num_rows + int(indices.max())
         counter = first_draw // _VALUES_PER_COUNT
-        first_value = counter * _VALUES_PER_COUNT  # Philox starts at a counter, up to 3 values before the first draw
+        # Philox starts at a counter, up to 3 values before the first draw. `values[0]` is draw `first_value`.
+        first_value = counter * _VALUES_PER_COUNT
         values = np.random.Philox(key=key, counter=counter).random_raw(last_draw - first_value + 1)
         return (values[indices + (epoch * num_rows - first_value)] % np.uint64(num_rows)).astype(np.int64)
 

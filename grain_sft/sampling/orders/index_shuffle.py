@@ -38,6 +38,7 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     if has_every_row(num_rows):
         return _library_rows(indices, last, bits, key, rounds)
     chosen = key % num_rows
+    # the last index itself may be the chosen one: `% last` then gives another, whose row the last line replaces
     rows = _library_rows(np.where(indices == last, chosen % last, indices), last, bits, key, rounds)
     return np.where(indices == chosen, last, rows)
 
@@ -56,7 +57,10 @@ def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) ->
 
 
 def _block_bits(last: int) -> int:
-    """Return the number of bits of a block, as the library computes it: one bit too few if `last` is a power of two."""
+    """Return the number of bits of a block, as the library computes it: one bit too few if `last` is 4^k, k >= 8.
+
+    For any power of two, `bits` is one too few. If it is odd, or below 16, rounding it up makes the block large enough.
+    """
     bits = (last - 1).bit_length()
     return max(bits + bits % 2, _LEAST_BITS)
 
