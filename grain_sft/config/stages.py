@@ -60,6 +60,7 @@ def _replaces(own: object, inherited: object) -> bool:
     """Return whether a stage inherits no key of the config's `corpus`, because its own `corpus` names other files."""
     if not isinstance(own, Mapping) or not isinstance(inherited, Mapping):
         return False
+    # two mixtures are merged source by source, so a stage may change one weight
     return "path" in own or ("mixture" in own and "mixture" not in inherited)
 
 
@@ -71,7 +72,7 @@ def _layouts_with_max_length(config: Mapping[str, Any]) -> Iterator[dict[str, An
 
 
 def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
-    """Yield the section `layout` of each source of a mixture that has one, and of the sources of mixtures in it."""
+    """Yield the sections `layout` of the sources of a mixture, and of their sources where they are mixtures."""
     mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
     for source in mixture.values() if isinstance(mixture, Mapping) else ():
         if isinstance(source, Mapping) and isinstance(source.get("layout"), dict):

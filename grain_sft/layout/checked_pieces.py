@@ -12,7 +12,7 @@ from grain_sft.types import Ints
 
 
 def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
-    """Return `columns`, which `layout` returned as the pieces of `rows`, as int64.
+    """Return the pieces of `rows`, int64, made of the `columns` that `layout` returned.
 
     Raises:
       LayoutError: A reader could not fill the rows from these columns.
@@ -49,6 +49,7 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))
     after_end = pieces.start + pieces.length > num_tokens[np.where(has_shard, shard, 0)]
+    # a piece continues the segment before it or begins the next; the segments of a row count from 1
     return {
         "is of another row, or out of order": (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0),
         "has no tokens": pieces.length < 1,

@@ -27,7 +27,7 @@ BLOCK_SOURCES = 1 << 16  # documents
 GATHER_BLOCKS = 128  # blocks read together from remote chunks: up to 1 GiB at 8 bytes a token
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents, int32 or int64. All valid records are numbered in the order of the inputs, dropped ones included."""
+"""Numbers of documents, int32 or int64. They count in the order of the inputs: dropped documents too, rejected records not."""
 
 
 class Block(NamedTuple):

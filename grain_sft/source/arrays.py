@@ -35,8 +35,8 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows, which have exactly the tokens that are not padding. None if the reader did not compute the
-        pieces, or if they have a token that is padding in these arrays.
+      pieces: Pieces of the rows. Every token outside them is padding, and none in them is. None if the reader did not compute
+        the pieces, or if documents in them were replaced by padding afterwards (`withdrawn.py`).
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -72,8 +72,10 @@ class Arrays:
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
-        """Return views of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer. One buffer is faster
-        than `count` buffers. The first array begins half a page after a page, the second at a page, and so on.
+        """Return what `views` made of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer.
+
+        One buffer is faster than `count` buffers. The first array begins half a page after a page, the second at a page, and
+        so on.
 
         Args:
           views: Function that returns the views of a new buffer. It is called once for each buffer, so all calls with equal
@@ -87,6 +89,7 @@ class Arrays:
     def _free(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return a buffer that no array refers to: one kept under `key`, or a new one from `make`."""
         for buffer in self._buffers.get(key, ()):
+            # an array in the memory refers to it, and a view of the array refers to the array or the memory
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = make()

@@ -50,6 +50,7 @@ class RowReader:
         shards, self._length = corpus.shards, corpus.rows.sequence_length
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._fields = self._row.names or ()
+        # rows that store the ends of segments are filled by counting; if all take loss, they lack `target_segment_ids` too
         self._counting = Counting(self._length) if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -62,7 +63,7 @@ class RowReader:
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
         """Return `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`.
 
-        With `only_weights`, the loss of a corpus without weights, a mask, is not read, and is None.
+        With `only_weights`, read stored loss weights, but no stored loss mask: `target_segment_ids` already expresses it.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -75,7 +76,7 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        # `fill_rows` is faster for one block, but reads nothing and returns False where `read_groups` has to be used
+        # one block needs no groups; `fill_rows` reads nothing and returns False where another way is faster, or the only one
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:
@@ -115,6 +116,7 @@ class RowReader:
         """Return the blocks of the batch in `stack`."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
+        # rows that store the ends of segments have fewer bytes a token, as few as half, so a block may have more rows
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]

@@ -18,7 +18,7 @@ class MaskEod(grain.transforms.Map):
       as_target: Whether to take the loss off predictions of the EOD instead, as MaxText's `grain_file_type=mmap` does.
     """
 
-    column_reach = (1, 0)
+    column_reach = (1, 0)  # a token's loss depends on the token before it, and on none after it
 
     def __init__(self, eod_token_id: int, *, as_target: bool = False) -> None:
         self.eod_token_id = as_integer("MaskEod: eod_token_id", eod_token_id, 0, TransformError)

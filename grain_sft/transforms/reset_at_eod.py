@@ -25,7 +25,8 @@ class ResetAtEod(grain.transforms.Map):
 
     Attributes:
       divides_segments: Whether segments end at EOD tokens.
-      positions_apart: Whether positions do not follow the segments.
+      positions_apart: Whether only segments or only positions begin anew, so that positions are not counted from the
+        beginning of each segment.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class ResetAtEod(grain.transforms.Map):
         begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
-        if self.min_segment_length > 1:
+        if self.min_segment_length > 1:  # 1 joins none, not even segments of one token: see Args
+            # a segment of up to `min_segment_length` tokens is joined with the next, whose beginning is taken away
             for row in begins.reshape(-1, begins.shape[-1]):
                 last_begin = 0
                 for begin in np.flatnonzero(row)[1:].tolist():
