@@ -48,6 +48,12 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
 
 
+def dtype_code(dtype: object) -> str:
+    """Return the text of a little-endian dtype without its byte order: "u4" for "<u4". The big-endian ">u4" stays as it is."""
+    text = str(dtype)
+    return text[1:] if text.startswith(("<", "=", "|")) else text
+
+
 def locate_values(
     path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str] = ()
 ) -> tuple[Dtype, int, int]:
@@ -63,7 +69,7 @@ def locate_values(
             )
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)
-    code = str(header_dtype).lstrip("<=|")  # "u4" for "<u4"; the big-endian ">u4" is not allowed
+    code = dtype_code(header_dtype)
     allowed = (*codes, raw_dtype.str[1:])
     if code not in allowed:
         names = dict.fromkeys(np.dtype(code).name for code in allowed)

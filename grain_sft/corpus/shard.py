@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.array_file import scan_array
+from grain_sft.corpus.array_file import dtype_code, scan_array
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError, shortened
@@ -47,8 +47,7 @@ class Shard(FileStamp):
 
 def token_dtype(name: object, where: str) -> Dtype:
     """Return the numpy dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
-    text = name.__name__ if isinstance(name, type) else str(name)  # `np.uint32` is a type
-    dtype = _DTYPES.get(text.lstrip("<=|"))  # "<u4" is little-endian "u4"
+    dtype = _DTYPES.get(dtype_code(name.__name__ if isinstance(name, type) else name))  # `np.uint32` is a type
     if dtype is None:
         raise CorpusError(
             f"{where}: dtype is {shortened(repr(name))}; tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. Convert "

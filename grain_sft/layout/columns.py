@@ -3,7 +3,7 @@
 import numpy as np
 
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout
+from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
@@ -76,23 +76,22 @@ class ColumnsLayout(Layout):
         """Estimate of the mean number of segments in these columns, as if segments ended equally often in every column."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
-    def _row_segments(self, row: int) -> tuple[list[int], list[int], int, int]:
+    def _row_segments(self, row: int) -> RowSegments:
         """Return `Layout.row_segments` of these columns. With it, a read of 32,768 of 131,072 columns of 8 rows takes
         0.5 ms; with `pieces` 0.7 ms."""
         assert self._layout.row_segments is not None
-        first_segment = first_position = 0
-        starts, lengths = list[int](), list[int]()
+        starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW
         column = 0  # column of the whole row at which the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row)[:2], strict=True)):
             position = max(0, self.first_column - column)
             num_tokens = min(length, self._stop - column) - position
             if num_tokens > 0:
                 if not starts:
-                    first_segment, first_position = number, position
+                    begin = number, position
                 starts.append(start + position)
                 lengths.append(num_tokens)
             column += length
-        return starts, lengths, first_segment, first_position
+        return starts, lengths, begin
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         """Return the whole rows that have a token of `documents`, even if these columns have none."""

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 RECEIPT_VERSION = 2
 """Version of the content and method of receipt hashes; part of every hash."""
 
-RowSegments = tuple[list[int], list[int]] | tuple[list[int], list[int], int, int]
+RowSegments = tuple[list[int], list[int], tuple[int, int]]
+"""Segments of a row, as `row_segments` returns them."""
+
+BEGIN_OF_ROW = (0, 0)
+"""Third item of the `RowSegments` of a whole row. Only rows of a `ColumnsLayout` may begin within a segment or after some."""
 
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
@@ -41,9 +45,9 @@ class FromPieces(Traits):
     through the corpus, and its length. Sources use it instead of `pieces` if rows have few long segments. None if the layout
     has only `pieces`.
 
-    Rows of a `ColumnsLayout` begin within a whole row. So its function returns two more items: how many segments of the whole
-    row end before column 0, and the position of column 0 in its segment. They are 1 and 12 if column 0 is position 12 of
-    segment 2."""
+    The third item states where the row begins: how many segments of the whole row end before column 0, and the position of
+    column 0 in its segment. In columns of a row it is (1, 12) if column 0 is position 12 of segment 2. In a whole row it is
+    `BEGIN_OF_ROW`."""
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus, DocumentFinder
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout
+from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, join_parts
@@ -212,13 +212,13 @@ class PackedLayout(Layout):
         epoch = self._begins[1:].searchsorted(rows, side="right")
         return epoch, rows - self._begins[epoch]
 
-    def row_segments(self, row: int) -> tuple[list[int], list[int]]:
+    def row_segments(self, row: int) -> RowSegments:
         plan = self.plans[0]
         if len(self.plans) > 1:
             epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
         segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
-        return plan.start[segments].tolist(), plan.length[segments].tolist()
+        return plan.start[segments].tolist(), plan.length[segments].tolist(), BEGIN_OF_ROW
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1 or not len(rows):

@@ -5,7 +5,7 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout
+from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets
 from grain_sft.types import Ints
 
@@ -53,8 +53,8 @@ class PaddedLayout(Layout):
     def __len__(self) -> int:
         return len(self._document)
 
-    def row_segments(self, row: int) -> tuple[list[int], list[int]]:
-        return [self._start.item(row)], [self._length.item(row)]
+    def row_segments(self, row: int) -> RowSegments:
+        return [self._start.item(row)], [self._length.item(row)], BEGIN_OF_ROW
 
     def pieces(self, rows: Ints) -> Pieces:
         column, segment = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64)

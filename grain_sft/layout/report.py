@@ -143,17 +143,17 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
         yield figures
 
 
-def plan_files(layout: PackedLayout) -> list[dict[str, str]]:
-    """Return the fingerprint and the path of the plan of each epoch."""
+def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
+    """Return the fingerprint and the path of the plan of each epoch, in the cache `folder`; None means the layout's own."""
     plans = []
     for epoch in range(layout.epochs):
         dependencies = depends_of(layout.finder, dataclasses.replace(layout.packing, epoch=epoch))
-        path = str(artifact.place("plans", dependencies, layout.plan_folder))
+        path = str(artifact.place("plans", dependencies, folder or layout.plan_folder))
         plans.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
     return plans
 
 
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Former name of `plan_files`. The layout's own folder replaces `folder`."""
+    """Former name of `plan_files`."""
     warnings.warn("plan_places is now plan_files.", DeprecationWarning, stacklevel=2)
-    return plan_files(layout)
+    return plan_files(layout, folder)

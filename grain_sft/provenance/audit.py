@@ -200,7 +200,8 @@ class _LogFile:
 
     def warn_of_other_writer(self, fd: int) -> None:
         """Log a warning if the file has entries that another process or pipeline has added to those of this log."""
-        others = os.pread(fd, 200, self.end) if self.end else b""
+        with self._errors():
+            others = os.pread(fd, 200, self.end) if self.end else b""
         if others:
             first = others.split(b"\n")[0].decode(errors="replace")
             found = (

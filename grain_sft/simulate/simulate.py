@@ -131,10 +131,7 @@ def simulate(
         "cache": _cache(model),
         "restart": _restart(pipeline, model, restart_hosts or hosts, steps.stop, real),
         "curves": _curves(totals.per_step, steps),
-        "start": None if real is None else _start(totals, real, hosts),
-        "measured": [] if real is None else [*real.measured],
-        "predicted": [] if real is None else [*real.predicted],
-        "errors": None if real is None else real.errors,
+        **_of_real_processes(totals, real, hosts),
     }
     return figures | {"answers": answers(figures)}
 
@@ -233,16 +230,20 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
     return {"batches": conditions.prefetch, "requests": asked["requests"], "bucket_s": bucket_s}
 
 
-def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, Any]:
-    """Return the time and the requests until all hosts have the first batch, and the memory of the largest process."""
+def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
+    """Return the measurements, the model's predictions of them, and `start`: the time and the requests until all hosts have the
+    first batch, and the memory of the largest process."""
+    if real is None:
+        return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
-    return {
+    start = {
         "seconds": _opened(real, hosts) + totals.per_step["waited"][0],
         "opening_requests": opening["requests"],
         "opening_received": opening["received"],
         "requests_of_all": opening["requests"] * hosts + totals.per_step["requests"][0],
         "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
+    return {"start": start, "measured": [*real.measured], "predicted": [*real.predicted], "errors": real.errors}
 
 
 def _opened(real: Measured, hosts: int) -> float:

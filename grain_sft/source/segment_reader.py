@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import Layout
+from grain_sft.layout import BEGIN_OF_ROW, Layout
 from grain_sft.source.arrays import Arrays, Int32s, ReadRows, Stack
-from grain_sft.storage import Run, ShardReader
+from grain_sft.storage import RowPieces, ShardReader
 
 ARRAYS = 5
 """Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
@@ -65,17 +65,17 @@ class SegmentRow:
         self._target_segments_data = target_segments.data
         self._counting, self._length = counting, len(targets)
 
-    def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[()] | tuple[int, int] = ()) -> None:
+    def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[int, int] = BEGIN_OF_ROW) -> None:
         """Fill positions and segment ids. The columns from the last end on are padding.
 
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          row_begin: Number of segments before the row's first one, and position of the row's first token. These are the last
-            two values of `Layout.row_segments`. Empty means 0 and 0, as in whole rows.
+          row_begin: Number of segments before the row's first one, and position of the row's first token, as in
+            `Layout.row_segments`.
         """
         segments, positions_data = self._segments, self._positions_data
-        segment, position = row_begin or (0, 0)
+        segment, position = row_begin
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
         if len(numbers) < segment + len(ends):
             numbers = self._counting.extend(segment + len(ends))
@@ -129,18 +129,18 @@ class SegmentReader:
         of_rows, (inputs, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._rows
         )
-        runs, ends_of, begins = [], [], []
+        pieces_of, ends_of, begins = [], [], []
         for number, row in zip(rows.tolist(), of_rows, strict=True):
-            row_segments = self._row_segments(number)
-            starts, ends = row_segments[0], list(accumulate(row_segments[1]))
+            starts, lengths, begin = self._row_segments(number)
+            ends = list(accumulate(lengths))
             ends_of.append(ends)
-            begins.append(row_segments[2:])
-            runs.append(
+            begins.append(begin)
+            pieces_of.append(
                 ([0] * len(ends), starts, ends, row.memory)
                 if self._one_shard
                 else self._in_shards(starts, ends, row.memory)
             )
-        filled = zip(self._reader.fill(runs), of_rows, ends_of, begins)  # noqa: B905
+        filled = zip(self._reader.fill(pieces_of), of_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding = ends[-1] if ends else 0
             if padding < self._length:
@@ -154,8 +154,8 @@ class SegmentReader:
                 row.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
-    def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> Run:
-        """Return the segments of a row as a run. A segment that continues in the next shard is cut where its shard ends.
+    def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> RowPieces:
+        """Return the segments of a row as pieces. A segment that continues in the next shard is cut where its shard ends.
 
         Args:
           starts: First token of each segment, counted through the corpus.

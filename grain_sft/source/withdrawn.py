@@ -85,7 +85,7 @@ class Withdrawals:
         counts = np.zeros(len(pieces.row), np.int64)
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
-                of_source = documents.layout.pieces(own)
+                of_source = pieces if documents.layout is self._layout else documents.layout.pieces(own)
                 piece, _, count, since = documents.parts(of_source)
                 count = np.where(since <= steps[indices[of_source.row[piece]]], count, 0)
                 by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)

@@ -23,11 +23,11 @@ from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote_options import SHARD_CACHE_VARIABLE, CacheOptions, RemoteOptions
 from grain_sft.storage.remote_shards import identify
-from grain_sft.storage.shard_reader import Buffers, Run, ShardReader
+from grain_sft.storage.shard_reader import Buffers, RowPieces, ShardReader
 
 __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers",
-    "CacheOptions", "Count", "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "Run",
+    "CacheOptions", "Count", "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "RowPieces",
     "ShardReader", "activity", "artifact", "atomic_write", "cache_blocks", "describe", "digest_of", "exclusive", "files",
     "hashing", "identify", "inside", "inside_also", "open_regular", "open_remote", "outside", "read_head", "read_regular",
     "read_whole", "remote_files", "replaced", "shard_cache", "size_change", "without_interrupts", "write_bytes",

@@ -30,11 +30,11 @@ Buffers = tuple[memoryview, ...]
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
 """Pieces of files, as (file number of each, first value of each, buffers of each, total number of bytes)."""
 
-Run = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
-"""Pieces that fill one memory without gaps, as (file number of each, first value of each, end of each in the memory, memory).
+RowPieces = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
+"""Pieces of a row, without gaps between them: (file number of each, first value of each, end of each in the memory, memory).
 
-The ends count values, and so do the items of the memory. A run ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with values
-50 to 52 of file 0, and memory[3:5] with its values 7 and 8.
+The ends count values, and so do the items of the memory. ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with values 50 to
+52 of file 0, and memory[3:5] with its values 7 and 8.
 """
 
 
@@ -148,21 +148,21 @@ class ShardReader:
         self.gather(numbers, starts.tolist(), range(0, count * size, size), [size] * count, values.reshape(-1).data)
         return values
 
-    def fill(self, runs: Sequence[Run]) -> Iterator[None]:
-        """Fill the memory of each run in turn, and yield after each, so that the caller uses it while it is in the processor's
-        cache. The files are checked after the last run."""
+    def fill(self, rows: Sequence[RowPieces]) -> Iterator[None]:
+        """Fill the memory of each row in turn, and yield after each, so that the caller uses it while it is in the processor's
+        cache. The files are checked after the last row."""
         if not self.plain or len(self._shards) > 1:
-            yield from self.read_groups([self._pieces(run) for run in runs])
+            yield from self.read_groups([self._pieces(row) for row in rows])
             return
         # one file needs no lists of buffers, which make batches of padded rows 20 to 27 % slower
         file = self._open[0]
         fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
-        first_values = runs[0][1] if runs else ()
+        first_values = rows[0][1] if rows else ()
         first_offset = data_offset + (first_values[0] if first_values else 0) * itemsize
-        activity.doing[get_ident()] = activity.READING, len(runs), file.shard, first_offset
+        activity.doing[get_ident()] = activity.READING, len(rows), file.shard, first_offset
         total = 0
-        for run in runs:
-            _, starts, ends, memory = run
+        for row in rows:
+            _, starts, ends, memory = row
             place = num_read = 0
             try:
                 for start, end in zip(starts, ends):  # noqa: B905
@@ -171,15 +171,15 @@ class ShardReader:
             except OSError:
                 num_read = -1
             if num_read != place * itemsize:
-                self._read(self._pieces(run))
+                self._read(self._pieces(row))
             total += ends[-1] * itemsize if ends else 0
             yield
         file.check_unchanged()
         activity.count("local_bytes", total)
 
-    def _pieces(self, run: Run) -> Pieces:
-        """Return a run as pieces with a buffer each."""
-        shards, starts, ends, memory = run
+    def _pieces(self, row: RowPieces) -> Pieces:
+        """Return the pieces of a row with a buffer each."""
+        shards, starts, ends, memory = row
         buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
         return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
 

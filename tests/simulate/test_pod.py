@@ -12,8 +12,8 @@ from sft_files import write_primer
 
 from grain_sft import Host
 from grain_sft.bench.plans import LENGTH, TRACED, made_up_lengths, make_corpus
+from grain_sft.simulate import Conditions, simulate
 
-pytestmark = pytest.mark.heavy
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM = """
 import json, resource, sys, time
@@ -83,6 +83,22 @@ def assert_each_once(pipeline, rows):
         begin += len(layout)
 
 
+def assert_counted(figures, rows):
+    counts, found = np.bincount(rows), figures["coverage"]
+    assert found["rows_read"] == found["slots"] == len(rows)
+    assert (found["distinct"], found["most_often"]) == (np.count_nonzero(counts), counts.max())
+
+
+def test_rows_of_shipped_configs_are_counted_by_brute_force(tmp_path):
+    made = configs(tmp_path, 4000, 300, 8)
+    for name, steps in (("pretrain_8192_olmo_order", 300), ("olmo3_32b_think_sft", 40), ("primer_mixture", 90)):
+        pipeline = load(made[name])
+        figures, rows = simulate(pipeline, 8, range(steps), Conditions(), as_bucket=True), read_rows(pipeline, steps)
+        assert_counted(figures, rows)
+        assert_divided(pipeline, steps, rows, 8, range(8))
+        assert_each_once(pipeline, rows)
+
+
 SHIPPED = ("pretrain_8192", "pretrain_8192_olmo_order", "olmo3_32b_think_sft", "primer_mixture", "sft_with_pretraining")
 COUNTED = SHIPPED[1:4]
 HOSTS, STEPS = 2048, 10_000
@@ -93,6 +109,7 @@ def pod(tmp_path_factory):
     return configs(tmp_path_factory.mktemp("pod"), 25_000_000, 2_253_916, HOSTS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SHIPPED)
 def test_2048_hosts_and_10000_steps_take_a_minute_and_2_gb(pod, name):
     result = subprocess.run([sys.executable, "-c", PROGRAM, pod[name], str(HOSTS), str(STEPS)], capture_output=True)
@@ -103,8 +120,6 @@ def test_2048_hosts_and_10000_steps_take_a_minute_and_2_gb(pod, name):
     if name in COUNTED:
         pipeline = load(pod[name])
         rows = read_rows(pipeline, STEPS)
-        counts = np.bincount(rows)
-        expected = {"rows_read": len(rows), "slots": len(rows), "distinct": np.count_nonzero(counts)}
-        assert figures["coverage"] == expected | {"most_often": counts.max()}
+        assert_counted(figures, rows)
         assert_divided(pipeline, STEPS, rows, HOSTS, range(0, HOSTS, 64))
         assert_each_once(pipeline, rows)

@@ -13,7 +13,7 @@ from grain_sft.integrations.maxtext import iterators
 from grain_sft.integrations.maxtext.options import Options, split
 
 
-class _Run:
+class _TrainerRun:
     """Run of a MaxText trainer: the functions that replace MaxText's own, and the batches that they made.
 
     Args:
@@ -76,7 +76,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
       MissingExtraError: MaxText is not installed.
       GrainSftError: The config contradicts MaxText's, or reading the data failed during the run.
     """
-    trainer, run = options.of_trainer, _Run(options)
+    trainer, run = options.of_trainer, _TrainerRun(options)
     try:
         from maxtext.input_pipeline import input_pipeline_interface as interface
 
