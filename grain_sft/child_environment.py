@@ -15,7 +15,7 @@ _MOST_SECONDS = 3600
 def child_environment() -> dict[str, str]:
     """Return this process's environment, with `sys.path` as PYTHONPATH, so that a child process imports the same modules.
 
-    The empty path, which notebooks and `python -c` have in `sys.path`, stands for the working directory.
+    The empty path, which notebooks and `python -c` have in `sys.path`, means the working directory.
     """
     return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 

@@ -27,7 +27,7 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
     if isinstance(sampler, Mapping) and "schedule" in sampler:
         why = "its steps could count from the start of the run or of a stage"
         raise ConfigError(
-            f"{where}: sampler.schedule beside stages: {why}. Move it into a stage, or make each change a stage."
+            f"{where}: sampler.schedule with stages: {why}. Move it into a stage, or make each change a stage."
         )
 
 

@@ -67,6 +67,7 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     widths: dict[str, int] = {}
 
     def write(columns: Columns) -> None:
+        """Write aligned lines, and before the first ones the names of the columns."""
         is_first_call = not widths
         aligned_columns = []
         for name, column in columns.items():
@@ -89,6 +90,7 @@ def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     writer = csv.writer(file, lineterminator="\n")
 
     def write(columns: Columns) -> None:
+        """Write lines, and before the first ones the names of the columns."""
         if not head:
             head.extend(columns)
             writer.writerow(head)

@@ -175,7 +175,7 @@ def sidecar(shard: str, name: str) -> str | None:
     folder = shard
     for _ in range(3):
         folder = parent(folder)
-        if is_remote(folder) != is_remote(shard):  # the parent of gs://bucket is no URL
+        if is_remote(folder) != is_remote(shard):  # the parent of gs://bucket is not a URL
             break
         path = join(folder, name)
         if exists(path):

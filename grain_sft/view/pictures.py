@@ -31,7 +31,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "grain_sft",
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "text.parse_math": False,  # labels are names of files, in which $ begins no formula
+    "text.parse_math": False,  # labels are names of files, and their $ does not begin a formula
     "axes.edgecolor": _QUIET,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),

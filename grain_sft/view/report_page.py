@@ -175,6 +175,7 @@ def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequen
     """
 
     def row(tag: str, line: Sequence[object]) -> str:
+        """Return a row of the table, with cells of `tag`: th or td."""
         cells = []
         for column, value in enumerate(line):
             num_spanned = len(head) - column if column == len(line) - 1 else 1

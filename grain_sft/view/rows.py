@@ -188,7 +188,7 @@ def _arrays(row: Element) -> dict[str, Any]:
     if not is_shifted:
         loss, weights = row["loss_mask"], row.get("loss_weights")
     else:
-        # the target of input 4 is token 5 of the row, so its loss is shown at token 5; token 0 is no target
+        # the target of input 4 is token 5 of the row, so its loss is shown at token 5; token 0 is not a target
         loss, weights = np.append(False, row["targets_segmentation"] != 0), row.get("targets_weights")
         if loss[-1]:
             tokens = np.append(tokens, np.int64(row["targets"][-1]))

@@ -192,7 +192,7 @@ ERRORS = [
     ({"stages": [{"step": 1}]}, ConfigError, "stages[0]: unknown key 'step'. The nearest known: 'steps'"),
     ({"stages": [{"steps": 1, "layout": {"kind": "window"}}]}, ConfigError, "stages[0]: layout.kind"),
     ({"stages": [{"steps": 1}, {"layout": {"sequence_length": 24}}]}, GrainSftError, "length=16 does not divide"),
-    ({"sampler": SAMPLER | SCHEDULE, "stages": [{"steps": 4}]}, ConfigError, "sampler.schedule beside stages"),
+    ({"sampler": SAMPLER | SCHEDULE, "stages": [{"steps": 4}]}, ConfigError, "sampler.schedule with stages"),
     ({"sampler": SAMPLER | {"epochs": 1}, "stages": [{"steps": 10**6}]}, PipelineError, "stage 1 has 1000000 steps"),
     ({"stages": [{"steps": 0}]}, ConfigError, "stages[0].steps"),
 ]

@@ -49,9 +49,9 @@ class OpenChat(Format):
     metadata_files = r".*\.first_weights\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a Parquet file, else the Parquet file that it stands for.
+        """Return `path` if it is a Parquet file, else the Parquet file that it names.
 
-        A folder DIR stands for its training split, DIR/val for the split "eval" of DIR, and PREFIX for PREFIX.train.parquet.
+        A folder DIR names its training split, DIR/val the split "eval" of DIR, and PREFIX the file PREFIX.train.parquet.
         """
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):

@@ -1,4 +1,4 @@
-"""Control tokens that a chat template writes itself, told apart from those that the chat's texts spell.
+"""Control tokens that a chat template writes itself, distinguished from those that the chat's texts spell.
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
 control tokens are searched for in the template's own texts only. If `RenderedChat.contents` has the places of the contents,

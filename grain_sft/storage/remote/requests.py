@@ -72,6 +72,7 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
+        """Return the result of a job, or its exception; raise only if the time for it is up."""
         description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
@@ -95,6 +96,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
     """Return the file system's description of a file."""
 
     async def attempt() -> Mapping[str, Any]:
+        """Ask once."""
         try:
             if client.async_impl:
                 return dict(await client._info(path))
@@ -118,6 +120,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:
+        """Ask once, and check the length and the version of what was sent."""
         data, sent_version = await _request_once(wanted, client)
         if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))
