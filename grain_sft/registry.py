@@ -1,5 +1,6 @@
 """Registry: an open table of alternatives, such as orders or layouts, by name."""
 
+import contextlib
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -92,15 +93,8 @@ class Registry(Generic[Entry]):
         """
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else f"{constructor.__module__}:{constructor.__qualname__}"
-        try:
+        with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):
             instance = constructor(*arguments, **options)
-        except (GrainSftError, OSError, MemoryError):
-            raise
-        except Exception as error:  # whatever the constructor raises
-            reason = f"{type(error).__name__}: {error}"
-            raise self._error(
-                f"{self._noun} {name!r} can't be made: {reason}. Fix its options, or its code."
-            ) from error
         self._check_base(name, type(instance))
         return instance
 
@@ -120,6 +114,17 @@ class Registry(Generic[Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+@contextlib.contextmanager
+def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
+    """Turn an exception that the code of an entry raises in the context into `error`, with the message "`what`: ... `fix`"."""
+    try:
+        yield
+    except (GrainSftError, OSError, MemoryError):
+        raise
+    except Exception as raised:  # whatever the code raises
+        raise error(f"{what}: {type(raised).__name__}: {raised}. {fix}") from raised
 
 
 def table_of(kind: Any) -> Registry[Any] | None:

@@ -15,7 +15,8 @@ from sft_files import documents
 import grain_sft
 from grain_sft import Host, NpyDataSource, PackedLayout
 from grain_sft.cli.main import main
-from grain_sft.errors import LayoutError
+from grain_sft.errors import LayoutError, SamplerError
+from grain_sft.sampling import ORDERS
 
 PLUGIN = Path(__file__).parent / "plugin"
 LENGTH = 32
@@ -280,3 +281,11 @@ def test_a_function_is_not_a_format_to_write(tmp_path, capsys):
     convert = ["convert", str(tmp_path), "--dtype", "uint16", "--eos-token-id", "2", "-o", str(tmp_path / "out")]
     assert main([*convert, "--format", name]) == 1
     assert f"format {name!r} is a function; expected Format. Fix the name." in capsys.readouterr().err
+
+
+def test_a_function_of_other_arguments_is_neither_an_order_nor_an_algorithm(tmp_path):
+    order = ORDERS["builtins:getattr"].make(8, seed=1, cache_dir=None)
+    with pytest.raises(SamplerError, match=r"getattr.*, epoch 0: TypeError: .* Expected a function of \(seed, epoch, "):
+        order(0, np.arange(8))
+    with pytest.raises(LayoutError, match=r"algorithm builtins:getattr: TypeError: .* Expected a function of lengths"):
+        PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="builtins:getattr", cache_dir=tmp_path)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.errors import LayoutError
+from grain_sft.registry import entry_errors
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -160,8 +161,12 @@ class PackingAlgorithm:
         return None if self.is_ours or file is None else Path(file)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
-        rows = self.pack(lengths, options)
-        return rows if self.is_ours else PackedRows.checked(rows, lengths, options)
+        if self.is_ours:
+            return self.pack(lengths, options)
+        expected = "Expected a function of lengths and PackingOptions. Fix its code, or name another."
+        with entry_errors(LayoutError, f"algorithm {options.algorithm}", expected):
+            rows = self.pack(lengths, options)
+        return PackedRows.checked(rows, lengths, options)
 
 
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:

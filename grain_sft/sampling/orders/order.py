@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from grain_sft.errors import SamplerError
+from grain_sft.registry import entry_errors
 from grain_sft.types import Ints
 
 CacheDir = str | os.PathLike[str] | None
@@ -74,7 +75,9 @@ class Order:
             """Return the `RowsAt` of checked permutations."""
 
             def rows_of(epoch: int) -> Ints:
-                rows = np.asarray(permutation(seed, epoch, num_rows))
+                expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
+                with entry_errors(SamplerError, f"order {permutation!r}, epoch {epoch}", expected):
+                    rows = np.asarray(permutation(seed, epoch, num_rows))
                 if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
                     raise SamplerError(
                         f"order {permutation!r}, epoch {epoch}: expected each of {num_rows} rows once; found an array of shape "
