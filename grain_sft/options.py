@@ -256,11 +256,13 @@ def _as_typed(default: Any) -> str:
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
     """Return the value of an argument of the command line: of type `kind`, within the bounds of the type `bounded`."""
+    found = shortened(repr(text))
     try:
         value = kind(text)
-        check_value(value, bounded, repr(text))
-    except ValueError as error:  # ConfigError is one
-        # messages of `check_value` end in "; expected ..."; errors of `kind(text)` have no such end
-        words = str(error).partition("; ")[2] or "expected a number."
-        raise argparse.ArgumentTypeError(f"{text!r}: {words}") from error
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{found}: expected a number.") from None
+    try:
+        check_value(value, bounded, found)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{found}: expected {str(error).rpartition('; expected ')[2]}") from error
     return value

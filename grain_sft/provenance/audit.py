@@ -130,13 +130,19 @@ class AuditLog(Observer):
         """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
         with contextlib.ExitStack() as locks:  # another writer waits until the entries of this step are written
             opened = [locks.enter_context(file.locked()) for file in self._files]
-            if step != self._unwritten_step:
+            sizes = [os.fstat(fd).st_size for fd in opened]
+            changed = [size != file.end for file, size in zip(self._files, sizes, strict=True)]
+            is_retry = step == self._unwritten_step
+            # Entries that wait since a failed call don't fit after those of another writer: their file gets new ones.
+            lacks = [not is_retry or (file.waits and new) for file, new in zip(self._files, changed, strict=True)]
+            if any(lacks):
                 for file, fd in zip(self._files, opened, strict=True):
                     file.warn_of_other_writer(fd)
-                events, since, entries = self._entries(pipeline, step, [os.fstat(fd).st_size for fd in opened])
+                events, since, entries = self._entries(pipeline, step, sizes)
                 time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
                 added = [(time, fields) for fields in entries]
-                waiting = [file.with_waiting(added) for file in self._files]
+                columns = zip(self._files, lacks, changed, strict=True)
+                waiting = [file.with_waiting(added, anew=new) if lack else file for file, lack, new in columns]
                 self._files, self._events, self._since, self._unwritten_step = waiting, events, since, step
             for file, fd in zip(self._files, opened, strict=True):
                 file.append(fd)
@@ -181,10 +187,15 @@ class _LogFile:
         """Size of the file after the last entry that this log wrote."""
         return self._state[0]
 
-    def with_waiting(self, added: Sequence[tuple[str, Fields]]) -> Self:
-        """Return this file with more entries to write."""
+    @property
+    def waits(self) -> bool:
+        """Whether there are entries to write."""
+        return bool(self._state[1])
+
+    def with_waiting(self, added: Sequence[tuple[str, Fields]], *, anew: bool) -> Self:
+        """Return this file with more entries to write; with `anew`, in place of those that wait."""
         end, waiting = self._state
-        return type(self)(self.path, end, [*waiting, *added])
+        return type(self)(self.path, end, added if anew else [*waiting, *added])
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:

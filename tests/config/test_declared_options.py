@@ -13,7 +13,7 @@ from batches import sections
 
 from grain_sft import load
 from grain_sft.errors import ConfigError, SamplerError
-from grain_sft.options import REQUIRED, add_arguments, check, options_of, struct_of
+from grain_sft.options import REQUIRED, add_arguments, check, options_of, parsed, struct_of
 from grain_sft.registry import Registry
 
 TABLE = Registry("fruit", SamplerError, {"apple": 1, "pear": 2})
@@ -108,6 +108,13 @@ def test_a_right_section_is_taken_and_the_command_line_has_the_same_options():
     for wrong in (["--name", "x", "--count", "0"], ["--name", "x", "--count", "y"], []):
         with pytest.raises(SystemExit):
             parser.parse_args(wrong)
+
+
+@pytest.mark.parametrize("text", ["a; b", "x; expected y"])
+def test_an_argument_that_is_not_a_number_is_quoted_whole(text):
+    with pytest.raises(argparse.ArgumentTypeError) as error:
+        parsed(int, int, text)
+    assert str(error.value) == f"{text!r}: expected a number."
 
 
 class FromOutside:

@@ -219,6 +219,20 @@ def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_o
     assert (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
 
 
+def test_a_write_that_is_retried_after_the_entries_of_another_run_begins_with_a_load(make, tmp_path, monkeypatch):
+    iterator, write = make().iter(threads=0), os.write
+    for _ in range(6):
+        next(iterator)
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    with pytest.raises(StorageError, match=r"audit.log: the audit log can't be written"):
+        next(iterator)
+    monkeypatch.setattr(os, "write", write)
+    take(make(), 0, 3, threads=0)
+    assert len(list(iterator)) == 15
+    checked = confirmed(tmp_path / "audit", make(audit=None))
+    assert (checked.loads, checked.resumes) == (3, 2)
+
+
 def test_a_folder_that_can_not_be_synced_is_no_error(make, tmp_path, monkeypatch):
     def fsync(fd, really=os.fsync):
         if stat.S_ISDIR(os.fstat(fd).st_mode):
