@@ -134,14 +134,23 @@ def host_of(text: str) -> Host:
     raise argparse.ArgumentTypeError(f"{text!r}: expected h/H, host h (from 0) of H.")
 
 
-def open_config(options: argparse.Namespace) -> Pipeline:
-    """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows."""
+def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
+    """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows.
+
+    Raises:
+      StorageError: One of `outputs` would replace the config or a file of its corpora. None means no output.
+    """
     from grain_sft.config import load
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
+    from grain_sft.storage import files
 
     with elapsed("Opening"):
-        return load(options.config, host=getattr(options, "host", None) or Host(0, 1))
+        pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
+    for output in filter(None, outputs):
+        of_corpora = [file.path for stage in pipeline.stages for file in stage.source.layout.corpus.files()]
+        files.check_inputs_stay(output, [options.config, *of_corpora])
+    return pipeline
 
 
 def steps_of(pipeline: Pipeline, text: str) -> range:
@@ -171,9 +180,9 @@ def add_stage(add: Callable[..., object]) -> None:
     add("--stage", type=at_least(1), default=1, help="of a config with stages: which, from 1 (default: 1)")
 
 
-def open_stage(options: argparse.Namespace) -> Pipeline:
+def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
     """Return the stage `--stage` of the pipeline of `open_config`."""
-    stages: Sequence[Pipeline] = open_config(options).stages
+    stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: the config has {len(stages)}. Give 1 to {len(stages)}.")
     return stages[int(options.stage) - 1]

@@ -86,7 +86,7 @@ def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
         steps_ms=options.step_ms or config_bench.STEPS_MS,
         **values_of(options, ("repeats", "max_workers", "tokens_per_second")),
     )
-    pipeline = open_stage(options)
+    pipeline = open_stage(options, outputs=[options.output])
     with elapsed("Measuring"):
         figures = config_bench.measure(pipeline, plan)
     print(*advice.lines(figures, os.path.basename(options.config)), sep="\n")

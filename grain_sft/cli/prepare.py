@@ -250,7 +250,7 @@ def train_tokenizer(parser: Parser) -> None:
 
 
 def _train_tokenizer(options: argparse.Namespace) -> int:
-    check_output(options.output, inputs=options.inputs)
+    check_output(options.output, inputs=(file for path in options.inputs for file in preparing.expand(path)))
     special = options.special_tokens
     with elapsed("Reading the texts") as rename:
 

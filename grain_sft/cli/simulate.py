@@ -47,7 +47,7 @@ def _simulate(options: argparse.Namespace) -> int:
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     from grain_sft.simulate import Conditions, lines, measure_processes, simulate
 
-    pipeline, measured = open_config(options), None
+    pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
     pipeline = pipeline.at(steps.start)
     if len(steps) and steps.stop > pipeline.end_step:

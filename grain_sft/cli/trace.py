@@ -55,8 +55,8 @@ def _trace(options: argparse.Namespace) -> int:
         given = [f"--{name.replace('_', '-')}" for name in unused if getattr(options, name)]
         if given and getattr(options, question) is not None:
             options.parser.error(f"--{question} does not use {', '.join(given)}. Leave it out.")
-    check_output(options.output)
-    pipeline = open_config(options)
+    check_output(options.output, inputs=[options.config])
+    pipeline = open_config(options, outputs=[options.output])
     kind = options.format or provenance.SUFFIXES.get(os.path.splitext(options.output or "")[1], "table")
     tables: Iterable[dict[str, Any]]
     if options.checkpoints is not None:

@@ -33,7 +33,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
     if options.html:
         check_output(options.html, inputs=[options.config])
-    pipeline = open_config(options)
+    pipeline = open_config(options, outputs=[options.html])
     texts = view.texts_of(pipeline.at(options.step).source.layout.corpus, options.tokenizer)
     if options.html:
         rows = None if options.row is None else [options.row]
@@ -71,13 +71,14 @@ def _report(options: argparse.Namespace) -> int:
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
-    for path in (options.output, f"{base}.json"):
+    outputs = [options.output, f"{base}.json"]
+    for path in outputs:
         check_output(path, inputs=[options.config])
     if options.output == f"{base}.json":
         raise ConfigError(
             f"--output {options.output}: is the page, and would replace the figures. Name it {base}.html."
         )
-    pipeline = open_stage(options)
+    pipeline = open_stage(options, outputs=outputs)
     texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     with elapsed("Sampling steps"):
         found = view.make_report(pipeline, texts, name=os.path.basename(options.config), steps=options.steps)

@@ -59,6 +59,7 @@ def test_train_tokenizer_shows_progress(tmp_path):
         "from grain_sft.cli.main import main\n"
         "sys.exit(main(['train-tokenizer', 'x', '-o', sys.argv[1], '--vocab-size', '300', '--special-tokens']))"
     )
+    (tmp_path / "x").touch()
     command = [sys.executable, "-c", program, str(tmp_path / "m.model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path)
     assert "Reading the texts: " in done.stderr
