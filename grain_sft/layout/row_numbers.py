@@ -9,6 +9,8 @@ import numpy.typing as npt
 from grain_sft.errors import RowIndexError
 from grain_sft.types import Ints
 
+_INT64 = np.dtype(np.int64)
+
 FILL_ROW = -1
 """Row number of a row that holds only padding and takes no loss. Such rows fill the last batch of an evaluation."""
 
@@ -27,7 +29,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
       RowIndexError: An index is not an integer, or not a row of `layout`.
     """
     try:
-        of_int64 = type(indices) is np.ndarray and indices.dtype == np.int64 and indices.ndim == 1
+        of_int64 = type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1
         listed = indices.tolist() if of_int64 else [operator.index(row) for row in indices]  # type: ignore[union-attr]
     except TypeError as error:
         raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error

@@ -68,7 +68,7 @@ class Arrays:
         """Return an uninitialised array that begins at a page or, if `half` is 1, half a page after one."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize
-            buffer = self._free((shape, dtype, half), lambda: _Buffer(size, half))
+            buffer = self._free((shape, dtype, half), _Buffer, size, half)
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
@@ -83,16 +83,16 @@ class Arrays:
             the memory until a garbage collection.
         """
         with self._lock.lock:
-            stack = self._free((count, shape), lambda: Stack(count, shape, views))
+            stack = self._free((count, shape), Stack, count, shape, views)
             return stack.views, [*map(stack.array, stack.numbers)]
 
-    def _free(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return a buffer that no array refers to: one kept under `key`, or a new one from `make`."""
+    def _free(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
+        """Return a buffer that no array refers to: one kept under `key`, or a new `kind(*args)`."""
         for buffer in self._buffers.get(key, ()):
             # an array in the memory refers to it, and a view of the array refers to the array or the memory
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
-        buffer = make()
+        buffer = kind(*args)
         buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come in between
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys

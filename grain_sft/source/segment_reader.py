@@ -75,16 +75,19 @@ class SegmentRow:
             `Layout.row_segments`.
         """
         segments, positions_data = self._segments, self._positions_data
-        segment, position = row_begin
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
-        if len(numbers) < segment + len(ends):
-            numbers = self._counting.extend(segment + len(ends))
-        for end, number in zip(ends, numbers[segment:] if segment else numbers):  # noqa: B905
+        if len(numbers) < len(ends):
+            numbers = self._counting.extend(len(ends))
+        for end, number in zip(ends, numbers):  # noqa: B905
             segments[begin:end] = number
-            positions_data[begin:end] = counting[position : position + end - begin]
-            begin, position = end, 0
+            positions_data[begin:end] = counting[: end - begin]
+            begin = end
         if begin < self._length:
             segments[begin:] = self._positions[begin:] = ZERO
+        if row_begin != BEGIN_OF_ROW and ends:
+            segments_before, first_position = row_begin
+            segments[:begin] += segments_before
+            self._positions[: ends[0]] += first_position
         if take_loss:
             target_segments = self._target_segments_data
             target_segments[:] = self._segments_data
@@ -114,7 +117,7 @@ class SegmentReader:
         self._borders = [0, *accumulate(shard.num_tokens for shard in layout.corpus.shards)]
         self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
-        self._counting = Counting(layout.first_column + self._length)
+        self._counting = Counting(self._length)
 
     def read(
         self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool

@@ -89,22 +89,24 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
         index = kinds.index(ShiftTargets)
         if set(kinds[:index]) <= {NgramFilter}:
             shift: Any = transforms[index]
-            return functools.partial(shift.read, source, filters=transforms[:index]), transforms[index + 1 :]
+            options = {"filters": transforms[:index]} if index else {}
+            return functools.partial(shift.read, source, **options), transforms[index + 1 :]
     return source.read, transforms
 
 
 def _batch(read: ReadRows) -> Element:
     """Return the trainer's batch of rows with targets."""
+    inputs, targets, positions, segment_ids, target_segment_ids, loss, _ = read
     batch = {
-        "inputs": read.inputs,
-        "targets": read.targets,
-        "inputs_position": read.positions,
-        "targets_position": read.positions,
-        "inputs_segmentation": read.segment_ids,
-        "targets_segmentation": read.target_segment_ids,
+        "inputs": inputs,
+        "targets": targets,
+        "inputs_position": positions,
+        "targets_position": positions,
+        "inputs_segmentation": segment_ids,
+        "targets_segmentation": target_segment_ids,
     }
-    if read.loss is not None and read.loss.dtype != np.bool_:
-        weights = batch["targets_weights"] = np.zeros(read.inputs.shape, np.float32)
-        weights[..., :-1] = read.loss[..., 1:]
-        weights[read.target_segment_ids == 0] = 0
+    if loss is not None and loss.dtype != np.bool_:
+        weights = batch["targets_weights"] = np.zeros(inputs.shape, np.float32)
+        weights[..., :-1] = loss[..., 1:]
+        weights[target_segment_ids == 0] = 0
     return batch
