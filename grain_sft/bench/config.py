@@ -1,7 +1,7 @@
 """Speed of a config's pipeline on this machine: of each stage of a step, and of `Pipeline.iter` under several settings.
 
 The stages are measured on a few steps again and again, so their data is in memory. `iter` is measured on new steps, as in a
-run: a corpus on a slow disk or in a bucket has the figures of its first epoch.
+run: the time to read them from a slow disk or from a bucket counts.
 """
 
 import contextlib
@@ -209,7 +209,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            # not measured: threads and processes may have made these batches before the clock starts
+            # Not measured, because they may be ready already: while `next` waited for the first batch, each thread may have
+            # finished one batch and begun another, and each process may have filled its buffer.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)

@@ -114,7 +114,7 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     in_documents = int(corpus.documents.length.sum())
     _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**counts), f", in {len(corpus.shards):,} files")
-    if outside := corpus.num_tokens - in_documents:
+    if outside := corpus.num_tokens - in_documents:  # below 0 if documents overlap
         overlap = f"documents overlap by {-outside:,} tokens or more"
         _line("", f"{outside:,} tokens are in no document" if outside > 0 else overlap)
     _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
@@ -122,7 +122,7 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
-    """Print and return the figures of a layout whose plans were made, or read from the cache, in `seconds`."""
+    """Print and return the figures of a layout. To make its plans, or to read them from the cache, took `seconds`."""
     from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}

@@ -15,10 +15,10 @@ _CHUNK_BYTES = hashing.BLOCK
 
 
 def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
-    """Return the first token and the length of each document, the highest token, and the hash of each shard's tokens.
+    """Return the token offset and the length of each document, the highest token, and the hash of each shard's tokens.
 
-    First tokens and lengths are int64 [documents]; first tokens are counted through all shards. With `bos_token_id`, an EOS
-    ends a document only if that token follows it, or if it is the last token of its shard.
+    Token offsets and lengths are int64 [documents]; offsets count through all shards. With `bos_token_id`, an EOS ends a
+    document only if that token follows it, or if it is the last token of its shard.
     """
     highest = 0
     stops = [np.empty(0, np.int64)]

@@ -128,10 +128,10 @@ def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
 def parse(
     path: str, data: bytes, num_tokens: int, sequences: tuple[int, int] | None, *, by_sequence: bool
 ) -> tuple[Ints, Ints]:
-    """Return first token and length of each document, or of each sequence, in a range of sequences.
+    """Return the token offset and the length of each document, or of each sequence, in a range of sequences.
 
-    Both are int64 [documents] or [sequences]. Tokens are counted from the first token of the range. A document loses
-    its sequences outside of the range.
+    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. If a document crosses a border
+    of the range, only its sequences in the range count.
 
     Args:
       path: Path of the index, for messages.
@@ -168,7 +168,7 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return the first sequence of each document in a range and the one after its last, within the range.
+    """Return the first sequence of each document in a range, and the sequence after its last, clipped to the range.
 
     Args:
       begin: First sequence of each document of the index.
@@ -188,7 +188,7 @@ def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: in
 
 
 def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: Ints) -> None:
-    """Refuse pointers of sequences that do not follow each other in the `.bin`."""
+    """Refuse `pointers` unless each sequence begins in the `.bin` where the sequence before it ends."""
     if (pointers != expected).any():
         i = int(np.flatnonzero(pointers != expected)[0])
         raise CorpusError(

@@ -1,4 +1,4 @@
-"""Open local files of a corpus, checked against their stamps when they are opened and after each read."""
+"""The local files of a corpus that are open. Each is compared with its stamp when it is opened and after each read."""
 
 import contextlib
 import mmap
@@ -70,7 +70,7 @@ class LocalFile:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         except (OSError, ValueError):  # ValueError: the file has been cut to 0 bytes
             return
-        with contextlib.suppress(OSError):  # without it each page that is read brings megabytes of readahead
+        with contextlib.suppress(OSError):  # without MADV_RANDOM, each page that is read brings megabytes of readahead
             self._map.madvise(mmap.MADV_RANDOM)
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
@@ -182,7 +182,8 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files are still those that were indexed. Closed files were checked when they were closed."""
+        """Check, after reads, that files are still those that were indexed. A file that is no longer open is skipped:
+        `_make_room` checked it before it dropped it."""
         for number in numbers:
             file = self.get(number)
             if file is not None:

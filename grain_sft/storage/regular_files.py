@@ -1,6 +1,6 @@
-"""Read access to regular local files only, and only inside one folder where the caller sets one.
+"""Read access to local files. Within `inside`, files outside of a folder are refused.
 
-Other kinds are refused because opening a FIFO can block, and reading a device may never end.
+Files that are not regular are always refused: opening a FIFO can block, and reading a device may never end.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        if os.path.exists(path):  # a socket, for example, can't be opened: report its kind instead
+        if os.path.exists(path):  # such as a socket: the error of `os.open` does not state the kind
             _check_is_regular(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise

@@ -24,7 +24,7 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
 
 
 def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """Return `tokens` as int32, without a copy if they are 32 bits wide; raise a `TransformError` if one does not fit."""
+    """Return `tokens` as int32, without a copy if they are 32 bits wide. Raise a `TransformError` if a token does not fit."""
     if tokens.dtype.itemsize >= 4 and tokens.size and int(tokens.max()) > INT32_MAX:
         place = np.argwhere(tokens > INT32_MAX)[0].tolist()
         raise TransformError(
@@ -57,7 +57,7 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
     before = after = 0
     for transform in transforms:
         reach = getattr(transform, "column_reach", None)
-        # Numbers that a class above the definer of `map` states describe another `map`.
+        # If a class overrides `map` but inherits `column_reach`, the numbers are those of the inherited `map`.
         if reach is None or not issubclass(_definer(transform, "column_reach"), _definer(transform, "map")):
             return None
         before, after = before + reach[0], after + reach[1]
@@ -75,7 +75,7 @@ def trait(transform: object, name: str) -> bool:
     Args:
       name: One of
         "shifts_targets": the transform turns the source's dict into a trainer's batch;
-        "splits_rows": it returns arrays of another length than the sequence length, the same in every batch;
+        "splits_rows": it returns rows whose length is not the sequence length, and is the same in every batch;
         "trims_columns": it changes only the length of rows;
         "cuts_columns": it cuts the same columns off every batch;
         "divides_segments": it divides segments of the batch into shorter ones;

@@ -50,7 +50,7 @@ class Trainer:
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
         """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
 
-        Nothing is patched for pre-training: it makes its data iterators, which check the config, before it loads weights.
+        Pre-training needs no patch. It makes its data iterators before it loads weights, and they check the config.
         """
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
