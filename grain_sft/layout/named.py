@@ -21,7 +21,7 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file of names, which is read only if no input is called `name`.
+    """Path of a file of names. If an input is called `name`, the input is meant, and the file is not read.
 
     Attributes:
       name: What the user wrote, such as "chats.jsonl", before it became a path.
@@ -54,7 +54,7 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:
-    """Return the numbers of documents of a run, int64 [n], ascending. `named` and errors are those of `documents_named_in`."""
+    """Return the numbers of documents of a run, int64 [n], ascending. For `named` and errors see `documents_named_in`."""
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
     def find(name: str) -> Ints | None:
@@ -63,6 +63,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
+    # with several layouts, a number that none of them has is lost on the way to the layouts' own numbers and back
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -153,7 +154,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 numbers.append(number)
                 continue
             name = item.name if isinstance(item, ListFile) else item
-            # `find` would take "" for the name of the only source or input.
+            # An empty name is an error, but `find("")` may return the documents of the only source or input.
             documents = find(name) if name else None
             if documents is not None:
                 if not len(documents):

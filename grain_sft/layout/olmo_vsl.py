@@ -78,8 +78,8 @@ class OlmoVslLayout(Layout):
                 f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
         if has_sidecars:
-            # A document that crosses a shard border is two documents of `to_cut`, and one of `documents`. So a number in
-            # `to_cut` is higher by the number of borders before it that a document crosses.
+            # A document that crosses a shard border is two documents of `to_cut`, and one of `documents`. So numbers in
+            # `to_cut` are too high: after 3 crossed borders, by 3. The difference of `shard_ends` is that number of borders.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             shard = to_cut.shard_ends.searchsorted(self._document, side="right")
             self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]
@@ -128,7 +128,7 @@ class OlmoVslLayout(Layout):
 
 
 def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:
-    """Return the document, and the first token counted through the corpus, of each chunk of `length` tokens.
+    """Return the document and the token offset in the corpus of each chunk of `length` tokens.
 
     With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. So it
     has a chunk of 4 because its length has the bit 4, and the chunk begins at the sum of the higher bits, 24.

@@ -13,8 +13,8 @@ from grain_sft.types import Ints
 class WindowLayout(Layout):
     """Non-overlapping windows of `sequence_length` tokens of each shard in turn; a shard's remainder is dropped.
 
-    Rows are numbered through all shards in order: shard s holds `num_tokens // sequence_length` of them. Windows cut
-    through documents, and every row is one segment.
+    Rows are numbered through all shards in order. A shard has `num_tokens // sequence_length` rows, or fewer with
+    `max_target_sequence_length`. Windows cut through documents, and every row is one segment.
 
     Args:
       max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is
@@ -40,7 +40,8 @@ class WindowLayout(Layout):
                 "length that does."
             )
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size  # rows of each shard
+        # rows of each shard: only whole windows of the longest length are divided into rows
+        self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size
         self._ends: Ints = np.cumsum(self._counts)
         self._starts = self._ends - self._counts
         if not self._counts.any():

@@ -31,7 +31,8 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-_CHECKS = 8  # per stall time or summary interval, whichever is shorter: with a stall time of 4 s, a check each 0.5 s
+# Checks in a stall time: with 4 s, one each 0.5 s. The summary interval counts instead if it is shorter.
+_CHECKS = 8
 _LONGEST_PAUSE = 1.0  # seconds between two checks
 
 Wait = tuple[int, float]
@@ -51,7 +52,7 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """Record of the waits of an iterator or a worker process, and of when each wait is logged next.
+    """The current waits of an iterator or a worker process, and for each the seconds after which it is logged next.
 
     Args:
       stall: Seconds after which a wait is a stall; 0 means never.
@@ -108,7 +109,8 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        stats = iterator.stats  # read first: it counts the batches that came, and may add to `activity.recent`
+        # `stats` is read before `recent`, because the property counts batches, which may add to `activity.recent`.
+        stats = iterator.stats
         recent = list(activity.recent)
         if recent:
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")

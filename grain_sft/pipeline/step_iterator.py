@@ -23,13 +23,13 @@ T = TypeVar("T")
 class StepIterator(grain.DatasetIterator[T]):
     """Iterator over the batches of consecutive steps. Several threads may take from it; each step goes to one of them.
 
-    An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. The step that was not
-    delivered is then the next one, also in the state. So a batch stays in `_position` until the moment of the return, and is
+    An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. `next_step` and the
+    state are then still the step that was not delivered. So a batch stays in `_position` until the moment of the return, and is
     put back there if something is raised after that. The next `next` tries a step that failed again.
 
-    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` once `_make` does nothing
-    but return a batch that was made ahead. Then `next` takes a ready batch without calling `_make`. After a pause of 5 ms, in
-    which the processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` when `_make` only returns
+    batches that were made ahead. Then `next` takes a ready batch without calling `_make`. After a pause of 5 ms, in which the
+    processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
 
     Attributes:
       pipeline: Pipeline of the batches.
@@ -76,6 +76,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 step = self._offer()
                 following, waiting = self._position
                 batch, _, _ = made = waiting[step]
+                # `waiting` has several batches only if several threads put theirs back.
                 rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
                 taken = step
                 self._position = following, rest
@@ -99,6 +100,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
             waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
+            # Free the batch. `advance` drops its slot and wakes threads, so before `ahead.due` only the value is dropped.
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
             elif self._ahead is not None:
@@ -136,9 +138,10 @@ class StepIterator(grain.DatasetIterator[T]):
             raise
 
     def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
-        """Call the observers if the wait for `step`, which ended with a batch or `error`, was noted as a stall."""
+        """Call the observers if one of them marked the wait for `step` as a stall. It ended with a batch or with `error`."""
         stalled, self._stats.stalled = self._stats.stalled, None
-        if stalled == (step, since):  # not equal if the observer stored an earlier wait just as it ended
+        # An observer may mark a wait just after it ended. Such a mark stays until the next wait, and is not of that wait.
+        if stalled == (step, since):
             for observer in self._observers:
                 observer.stall_ended(step, perf_counter() - since, error)
 
@@ -195,7 +198,7 @@ class StepIterator(grain.DatasetIterator[T]):
 
 
 def checked_step(pipeline: Run, step: object) -> int:
-    """Return a step at which a run may continue, the one after the last included.
+    """Return `step` as an int if a run may continue there: at a step of the pipeline, or after its last.
 
     Raises:
       RowIndexError: the pipeline does not have the step.

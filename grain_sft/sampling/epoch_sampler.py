@@ -18,8 +18,8 @@ from grain_sft.types import Ints
 class EpochSampler(StreamSampler):
     """Base of the samplers with one stream of rows.
 
-    A block is a part of each epoch's order that is read as one sequence. Without `host_blocks`, the block is the whole order.
-    With `host_blocks`, each host has a block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
+    Each epoch's order is read in blocks. Without `host_blocks`, one block is the whole order. With `host_blocks`, each host
+    reads a block of its own: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
     """
 
     def _set_stream(
@@ -50,7 +50,8 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. It can exceed `epochs * steps_per_epoch` if steps may straddle epochs."""
+        """Number of steps; None means no end. If steps straddle epochs, it can exceed `epochs * steps_per_epoch`, because
+        `steps_per_epoch` is rounded down."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -66,7 +67,7 @@ class EpochSampler(StreamSampler):
         return rows
 
     def _read_block(self, epoch: Ints, index: Ints, block_start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return the epoch, the index in that epoch's order, and the row of some indices of a block: int64 [n] each.
+        """Map indices in a block to their epochs, their indices in the epochs' orders, and their rows: int64 [n] each.
 
         If epochs don't run on, an index past the end of its epoch has the row `FILL_ROW`.
 
@@ -105,6 +106,7 @@ class EpochSampler(StreamSampler):
         epochs, begins = self._epochs.begins(steps)
         block = host if self.host_blocks else np.zeros_like(host)
         slots_per_block = self.batch_sizes.of_steps(steps).size // self._num_blocks
+        # the batch has the slots of block 0 first, then those of block 1
         index = begins[which] + slot - block * slots_per_block[which]
         columns = self._read_block(epochs[which], index, block * self._block_rows)
         return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *columns)

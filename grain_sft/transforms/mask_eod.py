@@ -9,9 +9,9 @@ from grain_sft.transforms.element import require_keys
 
 
 class MaskEod(grain.transforms.Map):
-    """Transform that takes the loss off predictions whose input is an EOD token. Takes and returns the source's dict.
+    """Transform that takes the loss off each token after an EOD token. Takes and returns the source's dict.
 
-    Megatron's `eod_mask_loss`: the first token of the next document is not predicted from the EOD before it.
+    As with Megatron's `eod_mask_loss`, the first token of the next document is not predicted from the EOD before it.
 
     Args:
       eod_token_id: Token that ends a document.

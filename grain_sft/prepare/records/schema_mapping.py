@@ -32,7 +32,7 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return `values` with keys renamed by `names`, {new: old}. A renamed key replaces an existing key of its new name."""
+    """Return `values` with keys renamed by `names`, {new: old}. If `values` already has a key `new`, its value is dropped."""
     renamed = {name: values[source] for name, source in names.items() if source in values}
     others = {key: value for key, value in values.items() if key not in names.values() and key not in renamed}
     return others | renamed
@@ -56,6 +56,7 @@ def _option_for_turns(record: Record) -> str:
             continue
         if not all(isinstance(turn, dict) and str(turn.get(role)) in _KNOWN_ROLES for turn in value):
             continue
+        # of the two schemas, only sharegpt has the roles "human" and "gpt"
         if (role, content) == ("role", "content") and not any(turn[role] in ("human", "gpt") for turn in value):
             return f"chat:messages={key}"
         return _option("sharegpt", (("conversations", key), ("from", role), ("value", content)))
@@ -81,7 +82,7 @@ def _option_for_texts(record: Record) -> str:
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
     """Return `schema` with a mapping for each of `names`, pairs (schema key, key in the file): "text:text=body".
 
-    A pair with an empty or an equal key in the file needs no mapping, and is left out.
+    A pair whose key in the file is empty, or equals the schema key, is left out.
     """
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 

@@ -1,9 +1,9 @@
 """Control tokens that a chat template writes itself, distinguished from those that the chat's texts spell.
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
-control tokens are searched for in the template's own texts only. If `RenderedChat.contents` has the places of the contents,
-these are the texts around the contents. Otherwise, the chat is rendered in disguise, and they are the texts that are not
-replaced.
+control tokens are searched for in the template's own texts only. If `RenderedChat.contents` is set, the template's own texts
+are those around the contents. Otherwise, the chat is rendered again with other characters in its texts (`Disguise`), and what
+is not replaced is the template's own.
 """
 
 import bisect
@@ -37,7 +37,7 @@ class Expected(NamedTuple):
 
     Attributes:
       controls: Control tokens in the order of the chat.
-      placed: Whether their `start` and `stop` are right. If the template changes texts, only their ids are.
+      placed: Whether `start` and `stop` of the controls are right. If not, only their ids are: the template changes texts.
     """
 
     controls: list[Control]
@@ -72,7 +72,8 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find it in disguised texts, and may render a turn without its thoughts. So
-    # the chat is rendered once more, with such words unchanged. Its places count if its control tokens have the same ids.
+    # the chat is rendered once more, with such words unchanged. If the control tokens have the same ids as before, their places
+    # are right.
     rendered = disguise.render(keep_compared=True)
     if rendered is None or not disguise.restores_chat(rendered):
         return expected
@@ -95,7 +96,7 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
     controls = []
     for number, start, stop in _find_once(find, _STAND_IN.join(literals)):
         literal = bisect.bisect_right(starts_in_joined, start) - 1
-        shift = starts[literal] - starts_in_joined[literal]
+        shift = starts[literal] - starts_in_joined[literal]  # from the joined literals to the chat
         controls.append(Control(number, start + shift, stop + shift))
     return controls
 
