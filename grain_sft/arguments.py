@@ -36,7 +36,7 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError])
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` unless `value` is a `kind`, a type or union that the message describes as `expected`."""
+    """Raise a `WrongTypeError` unless `value` is of the type or union `kind`. The message calls this type `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 
@@ -55,7 +55,7 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
 
 
 def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a method decorator that accepts the keyword-only arguments `names` by position, with a deprecation warning."""
+    """Return a decorator of methods that accepts keyword-only `names` by position, too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         """Return `method`, which also accepts `names` by position."""

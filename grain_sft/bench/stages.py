@@ -19,12 +19,12 @@ PIECES = "  of it, the pieces of rows"
 WHOLE = "a whole step"
 
 _TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")  # keys of the tokens of a batch
-_SAMPLE_BYTES = 1 << 27  # limit of the batches that are kept as a sample
-_SAMPLE_BATCHES = 16  # limit of their number
+_SAMPLE_BYTES = 1 << 27  # most bytes of all batches of a sample
+_SAMPLE_BATCHES = 16  # most batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return the batches of the first steps, at most `steps`: as many as are read in `seconds` and fit into memory."""
+    """Return the batches of the first steps: at least one, and at most `steps`, as time (`seconds`) and memory permit."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
@@ -34,9 +34,9 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Return functions by name: first `LIMIT`, a plain copy, then the stages of a step in order, and last the whole step.
+    """Return functions by name: `LIMIT`, which copies a batch, then the stages of a step in order, and the whole step.
 
-    Each call of a function runs its stage for the next of `batches`. The input of a stage is in memory.
+    Each call of a function runs its stage for the next step of `batches`. The inputs of all stages are computed beforehand.
 
     A whole step may take less time than its stages together, because `ShiftTargets` as the first transform reads the rows
     itself, in fewer passes.
@@ -66,7 +66,7 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
     """Return facts about batches that have the same keys.
 
     Returns:
-      rows, bytes, arrays: Numbers of the first batch. An array under two keys counts once, and a scalar not at all.
+      rows, bytes, arrays: Counts for the first batch. An array under two keys counts once. Scalars don't count.
       tokens: Mean number of tokens of a batch, with padding.
       padding_share: Share of padding in the tokens; None for batches without segments.
     """
@@ -85,6 +85,6 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
 
 
 def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
-    """Return a function that calls `function` with the next of `values`, from the first again after the last."""
+    """Return a function that calls `function` with the next of `values` at each call, in a cycle."""
     cycle = itertools.cycle(values)
     return lambda: function(next(cycle))

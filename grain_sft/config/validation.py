@@ -13,7 +13,7 @@ from grain_sft.storage import RemoteOptions
 
 
 def validate(config: Mapping[str, Any], where: str) -> None:
-    """Check the keys and values of a config and of what it inherits. Raise a ConfigError for the first wrong one."""
+    """Check the keys and values of a config, or of each of its stages. Raise a ConfigError for the first wrong one."""
     check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
     check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
     check_amendments(config.get("amendments", ()), where)
@@ -39,7 +39,7 @@ def validate(config: Mapping[str, Any], where: str) -> None:
 
 def check_layout(layout: object, where: str) -> None:
     """Check a section `layout`. Its kind decides which keys it takes."""
-    if not isinstance(layout, Mapping) or "kind" not in layout:
+    if not isinstance(layout, Mapping) or "kind" not in layout:  # `check` raises the error
         check(layout, sections.all_layout_options(), where)
     assert isinstance(layout, Mapping)
     kind = layout["kind"]
@@ -57,7 +57,7 @@ def check_layout(layout: object, where: str) -> None:
 
 
 def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
-    """Refuse a mixture's key `on_exhausted` for one corpus, and keys of one corpus for a mixture (`mixed`)."""
+    """Refuse `on_exhausted` for one corpus, and `epochs` and `last_batch: run_on` for a mixture (`mixed`)."""
     if not mixed and "on_exhausted" in sampler:
         raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
     if mixed and sampler.get("epochs") is not None:
@@ -97,7 +97,7 @@ def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: s
 
 
 def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
-    """Check a source of a mixture. `layout` is the section of the config, which the source's own `layout` changes."""
+    """Check a source of a mixture. Its own `layout` changes keys of the config's section `layout`, which is passed here."""
     is_mixture = source.get("mixture") is not None
     if is_mixture:
         misplaced, message = ["layout", "sampler", "max_epochs"], "is for the sources of a mixture. Give it to those"
@@ -112,7 +112,7 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
     if not is_mixture:
         own = source.get("layout", {})
         if own.get("kind", layout["kind"]) != layout["kind"]:
-            layout = {"sequence_length": layout["sequence_length"]}
+            layout = {"sequence_length": layout["sequence_length"]}  # other options belong to the config's kind
         check_layout({**layout, **own}, f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)

@@ -152,9 +152,9 @@ def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`. Its files must be in `folder`, now and whenever they are opened.
+    """Return the corpus at `where`, and refuse files outside of `folder`, now and whenever they are opened.
 
-    A `folder` of None allows any.
+    If `folder` is None, files may be in any folder.
     """
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
@@ -163,7 +163,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
     single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
     with inside(local_folder, single_path or ""):
         corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
-    # A format that unpacks files into the cache sets the cache as their `root`.
+    # A file that has a `root` was unpacked into the cache by its format, and the cache is its `root`.
     options.check_paths([file.path for file in corpus.files() if file.root is None])
     if local_folder is None:
         return corpus
@@ -171,7 +171,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus of a list of paths, read by the first format that detects it, else by format "files"."""
+    """Return the corpus of a list of paths. With `auto`, the first format that detects the list reads it, else "files"."""
     listing = DirectoryListing()
     remapped = [options.remap(files.normalize(path)) for path in paths]
     detected = (form for form in formats() if form.detect_list(remapped, listing))
@@ -180,11 +180,11 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at one path, read by the first format that detects it."""
+    """Return the corpus at one path, read by `format`. With `auto`, the first format that detects the path reads it."""
     listing = DirectoryListing()
     remapped = options.remap(path)
-    # `path_remap` is for the paths that a mix or an index lists. It applies to the path of the mix itself only if no file has
-    # that path. A remote path is not looked up: it counts as a mix or an index if its suffix is one of `LIST_SUFFIXES`.
+    # `path_remap` is for the paths that a mix or an index lists. The path of the mix or index itself is remapped only if no
+    # file has that path. A remote path is not looked up: it counts as existing if its suffix is one of `LIST_SUFFIXES`.
     may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
     list_path = path if may_be_list else remapped
     for form in formats() if format == AUTO else [FORMATS.make(format)]:
@@ -227,7 +227,7 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:
-    """Refuse another tokenizer than the one that the corpus was made with.
+    """Refuse a tokenizer other than the one that made the corpus.
 
     If `given` is a path and the corpus records the hash of its tokenizer, hashes are compared. Otherwise, names are compared.
     A corpus that records neither a hash nor a name accepts any tokenizer.
@@ -238,7 +238,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
 
     Raises:
       CorpusError: `given` is another tokenizer, or can't be compared.
-      CorpusFileError: No tokenizer exists at the path `given`.
+      CorpusFileError: The path `given` exists, but no tokenizer can be read there.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
     if name is None and sha256 is None:
@@ -262,12 +262,12 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return the name and the hash of a tokenizer, where they are not None, as text."""
+    """Return a tokenizer's name and hash as text for a message, without those that are None."""
     facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
     return ", ".join(filter(None, facts))
 
 
 def _is_same_name(one: str, other: str) -> bool:
-    """Return whether two names or paths may be of one tokenizer: "OLMo-2" is the same as "allenai/OLMo-2"."""
+    """Return whether one name or path ends with the other, such as "allenai/OLMo-2" with "OLMo-2"."""
     short, long = sorted((name.rstrip("/").removeprefix("./").split("/") for name in (one, other)), key=len)
     return long[-len(short) :] == short

@@ -1,4 +1,4 @@
-"""Layout: which spans of which documents make row i?"""
+"""Layouts: which spans of which documents make each row."""
 
 from collections.abc import Callable
 
@@ -54,7 +54,7 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
     },
     base=Layout,
 )
-"""Layouts by their kind in a config. The arguments of the constructor after `corpus` are the options of the layout."""
+"""Layouts by their kind in a config. The constructor's arguments after `corpus` are the options of the layout."""
 
 __all__ = [
     "ALGORITHMS", "BEGIN_OF_ROW", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE",

@@ -46,8 +46,8 @@ class MaterializedLayout(Layout):
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)
         end_document = starts.searchsorted(first_token + self.sequence_length)
-        row, within = expand_counts(end_document - first_document)
-        document = first_document[row] + within
+        row, segment = expand_counts(end_document - first_document)
+        document = first_document[row] + segment
         start, length = starts[document], lengths[document]
         column = start - first_token[row]
         if (beyond := column + length > self.sequence_length).any():
@@ -56,7 +56,7 @@ class MaterializedLayout(Layout):
                 f"{path}: segment {document[beyond][0]} of the written rows ends after its row. A file documents_NNNN.idx is "
                 "damaged: write the rows again."
             )
-        return self._offsets.pieces(row, column, start, length, within + 1, document)
+        return self._offsets.pieces(row, column, start, length, segment + 1, document)
 
     def left_out(self) -> list[LeftOut]:
         return []

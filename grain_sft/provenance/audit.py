@@ -40,7 +40,7 @@ def _json_line(time: str, fields: Fields) -> str:
 
 
 FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
-"""By the suffix of a file: function that returns an entry as a line of this file, without the newline."""
+"""Functions by suffix of the file. Each returns an entry as a line without the newline."""
 
 
 def read_line(line: bytes) -> dict[str, str]:
@@ -73,8 +73,8 @@ class AuditLog(Observer):
     """Audit log of the batches that the trainer gets.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. Or a file does not end with this log's last entry: it was moved away during
-        the run, or another process or pipeline has added entries.
+      dataset_load: A process reads its first batch. It is also written if a file does not end with this log's last entry,
+        because the file was moved away during the run, or another process or pipeline has added entries.
       resume: A batch does not follow the batch before it in the log.
       epoch_start, epoch_complete: A batch has the first, or the last, row of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only host 0 writes. A batch that was read ahead,
@@ -128,7 +128,7 @@ class AuditLog(Observer):
 
     def _write(self, pipeline: Run, step: int, delivery: Delivery) -> None:
         """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
-        with contextlib.ExitStack() as locks:  # another writer waits until the entries of this step are written
+        with contextlib.ExitStack() as locks:  # other writers wait until the entries are written
             opened = [locks.enter_context(file.locked()) for file in self._files]
             sizes = [os.fstat(fd).st_size for fd in opened]
             changed = [size != file.end for file, size in zip(self._files, sizes, strict=True)]
@@ -152,7 +152,10 @@ class AuditLog(Observer):
         self._unwritten_step, self._next, self._next_entry_step, self._recorded = -1, step + 1, entry_step, delivery
 
     def _entries(self, pipeline: Run, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
-        """Return the values of `_events` and `_since` from `step` on, and the entries of `step` for files of these sizes."""
+        """Return new values of `_events` and `_since`, and the entries of `step`.
+
+        `sizes` are the present sizes of the files. If one differs from the file's `end`, `dataset_load` is the first entry.
+        """
         loads = self._events is None or sizes != [file.end for file in self._files]
         run_is_new = self._events is None and not any(sizes) and step == 0
         events = self._events or Events(pipeline)
@@ -210,7 +213,7 @@ class _LogFile:
             yield fd
 
     def warn_of_other_writer(self, fd: int) -> None:
-        """Log a warning if the file has entries that another process or pipeline has added to those of this log."""
+        """Log a warning if another process or pipeline has added entries after those of this log."""
         with self._errors():
             others = os.pread(fd, 200, self.end) if self.end else b""
         if others:
@@ -241,7 +244,7 @@ class _LogFile:
                     files.sync_folder(Path(self.path).parent)
                 self._state = size + len(data), ()
             except BaseException:  # also Ctrl-C
-                if self._state[1]:
+                if self._state[1]:  # not if Ctrl-C came after the assignment: the entries are written
                     with contextlib.suppress(OSError):
                         os.ftruncate(fd, size)
                 raise

@@ -20,7 +20,7 @@ from grain_sft.types import Ints
 _FEWEST_COPIED = 24  # pieces; fewer are read: reads of 8 pieces of 180 tokens take 0.6 of the time of a copy
 _LARGEST_COPIED = 1 << 13  # bytes; pieces that are longer on average are read
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # after a copy that often waited for the disk, this number of gathers read
+_READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, without trying a copy, after a copy that often waited for the disk
 _COPIES_PER_RELEASE = 1 << 12  # copies between two releases of the maps' pages
 
 IntsOrList = Sequence[int] | Ints
@@ -72,7 +72,7 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        # (tokens, tokens and gap) of a materialized row; all files of a corpus have the same
+        # (number of values of a row, distance from one row to the next), which is the same for all files of a corpus
         self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
@@ -101,7 +101,9 @@ class ShardReader:
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
         """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on. None means the first shard.
 
-        Return False, and read nothing, if the files are remote, or rows have gaps, or a copy is faster: `gather` the rows then.
+        Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if a copy is likely to be
+        faster. The caller then calls `gather`.
+
         Windows take 9 % less time than with `gather` (`bench --only windows`). Stored rows take 4 % less than with
         `read_groups` (`bench --only packed`).
 
@@ -154,7 +156,7 @@ class ShardReader:
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
-        # one file needs no lists of buffers, which make batches of padded rows 20 to 27 % slower
+        # one file needs no lists of buffers for the loop below; such lists make batches of padded rows 20 to 27 % slower
         file = self._open[0]
         fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
         first_values = rows[0][1] if rows else ()
@@ -197,7 +199,7 @@ class ShardReader:
             activity.count("local_bytes", total)
             return
         # gather all groups at once, so that a bucket is asked once
-        sizes = [sum(out.nbytes for out in buffers) for _, _, buffers_of, _ in groups for buffers in buffers_of]
+        sizes = [sum(buffer.nbytes for buffer in piece) for _, _, pieces, _ in groups for piece in pieces]
         ends = list(itertools.accumulate(sizes, initial=0))
         places, total = ends[:-1], ends[-1]
         data = memoryview(bytearray(total))
@@ -205,8 +207,8 @@ class ShardReader:
         all_starts = [start for _, starts, _, _ in groups for start in starts]
         self.gather(all_shards, all_starts, places, sizes, data)
         place = 0
-        for _, _, buffers_of, _ in groups:
-            for buffer in itertools.chain.from_iterable(buffers_of):
+        for _, _, pieces, _ in groups:
+            for buffer in itertools.chain.from_iterable(pieces):
                 buffer.cast("B")[:] = data[place : place + buffer.nbytes]
                 place += buffer.nbytes
             yield
@@ -238,7 +240,7 @@ class ShardReader:
         left_in_file = lengths - (offsets + sizes)
         # `a | b` is negative if a or b is: one reduction checks all four arrays
         if np.minimum.reduce(left_in_file | offsets | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
-            return False  # wrong pieces: a read raises the error
+            return False  # for a piece outside of its file, the read raises the error
         activity.doing[get_ident()] = activity.COPYING, len(sizes), mapped[0].shard, len(mapped) - 1
         waits_before = _disk_waits()
         is_complete = copy_pieces(offsets + addresses, places, ends, out)

@@ -1,4 +1,4 @@
-"""Transforms: grain `Map`s from the source's dict to a trainer's batch, for rows [L] and batches [rows, L] alike."""
+"""Transforms: Grain `Map`s that turn the source's dict into a trainer's batch. Each accepts rows [L] and batches [rows, L]."""
 
 import grain
 

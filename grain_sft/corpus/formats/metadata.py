@@ -1,4 +1,4 @@
-"""Metadata of a corpus: the tokenizer and ids that JSON files in its folders state. Find and read these files."""
+"""Metadata of a corpus: the tokenizer and the ids that the JSON files in its folders state."""
 
 import dataclasses
 import json
@@ -23,11 +23,11 @@ SPLIT = "corpus.json"
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
-"""Key of metadata of format "olmo". False means that the corpus has no label masks, because all tokens take loss."""
+"""Key in the metadata of format "olmo". The value False means that all tokens take loss, so the corpus has no label masks."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
-_FILES = (".npy", ".bin", ".json", ".parquet")  # paths in a bucket with these suffixes are not listed
+_FILES = (".npy", ".bin", ".json", ".parquet")  # a path in a bucket with such a suffix is not a folder to list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CorpusMetadata:
 
     @property
     def of_split(self) -> bool:
-        """Whether these facts come from the split's own corpus.json."""
+        """Whether the metadata come from the split's own corpus.json, not from the prepare.json of the corpus."""
         return files.name_of(self.path) == SPLIT if self.path else False
 
 
@@ -109,7 +109,7 @@ class DirectoryListing:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names in a folder; [] if it can't be listed, except that a timeout is an error."""
+    """Return the names in a folder; [] if it can't be listed. A timeout is raised."""
     if files.is_remote(folder):
         if any(part.endswith(_FILES) for part in folder.split("/")):
             return []
@@ -134,7 +134,7 @@ class Json:
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
-        """Return the object in the file `path`. A file without one is a CorpusError whose message ends in `advice`."""
+        """Return the object in the file `path`. If the file has none, raise a CorpusError whose message ends in `advice`."""
         text = files.read_text(path)
         try:
             data = json.loads(text)
@@ -145,7 +145,7 @@ class Json:
         return cls(path, data)
 
     def get(self, key: str, kind: Any = Any) -> Any:
-        """Return the value of `key`. A value that is not a `kind`, such as `str` or `list[int]`, is a CorpusError."""
+        """Return the value of `key`, of type `kind`, such as `str` or `list[int]`. Raise a CorpusError for another type."""
         value = self.data.get(key)
         try:
             if value is not None:
@@ -188,8 +188,8 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    It is in the folder of the shard, or above it: the folder DIR of DIR/train/shard_00000/tokens.bin. The search stops at a
-    folder whose name is not that of a split or a shard, because the folder above is not part of the corpus.
+    It is in the folder of the shard or in one above it, such as DIR/prepare.json for DIR/train/shard_00000/tokens.bin. The
+    search ends at a folder whose name is not that of a split or a shard: the folder above it is not part of the corpus.
     """
     folder = files.parent(shard)
     while True:
@@ -242,9 +242,9 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if neither the metadata of a split nor the caller state an EOS id, and the tokenizer is unknown, too.
+    """Warn if both the EOS id and the tokenizer of a split are unknown. `eos_token_id` is the caller's, or None.
 
-    `lacks` names the metadata files that would state the EOS id and the tokenizer. A copy of the corpus may lack these files.
+    `lacks` names the metadata files that would state them. A copy of the corpus may lack these files.
     """
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
@@ -258,7 +258,7 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
     """Return `metadata`, with unknown EOS and padding ids from the JSON files of `folder`/tokenizer. No tokenizer is loaded.
 
-    Files that don't parse are ignored. A timeout is an error, because hosts would have different ids.
+    If one of the files can't be read, all are ignored. A timeout is raised, because hosts would have different ids.
     """
     tokenizer_folder = listing.find(folder, "tokenizer")
     if not tokenizer_folder:

@@ -1,13 +1,13 @@
 """Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
-Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64; `taken` is the number of earlier
-samples from that data set. If several data sets are equal, the first is chosen. In megatron-core this is a loop over samples,
-and no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
+Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. A data set's `taken` is the number
+of its earlier samples. If several data sets are equal, the first is chosen. In megatron-core this is a loop over samples, and
+no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
 over the samples of one block. The module runs thousands of chains at once:
 
 1. A chain starts without the values of `taken` at its first sample. It guesses values in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
-   too high by 1, the data set is chosen later than it should, and `taken` is right again.
+   too high by 1, the data set is chosen once less, and `taken` is right again.
 3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. A chain for which they differ
    runs again from the values of chain i - 1, until all agree. So the result is the loop's result, whatever the guesses were.
 
@@ -56,7 +56,7 @@ class Blend(NamedTuple):
         number: Ints = self.taken[block, dataset]
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
-        for in_block in np.split(by_block, borders):  # a batch of rows in order has one or two blocks
+        for in_block in np.split(by_block, borders):  # one or two passes for a batch of consecutive rows
             first = int(block[in_block[0]]) * BLOCK
             chosen = self.chosen[first : first + BLOCK]
             order = chosen.argsort(kind="stable")
@@ -110,7 +110,7 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
         taken = _guess(weights, step[group] - early)
         _run(weights, step[group] - early, taken, early)
         at_begin[:, group] = taken
-        at_begin[:, 0] = 0  # the first chain needs no guess
+        at_begin[:, 0] = 0  # the first chain of all begins with no samples taken
         run(group)
     while len(wrong := 1 + np.flatnonzero((at_end[:, :-1] != at_begin[:, 1:]).any(axis=0))):
         at_begin[:, wrong] = at_end[:, wrong - 1]
@@ -147,7 +147,7 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     weights, flat_taken = weights[:, None], taken.reshape(-1)
     past_last = np.arange(chains) + taken.size  # `past_last - chains * code` is the flat index of a data set in `taken`
     error = np.empty(taken.shape)
-    for number, code in enumerate(chosen):
+    for number, code in enumerate(chosen):  # `code` is a row of `chosen`, which `np.max` fills
         np.multiply(weights, np.maximum(step + number, 1), out=error)
         error -= taken
         np.max((error == error.max(axis=0)) * codes, axis=0, out=code)

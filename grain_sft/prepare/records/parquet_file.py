@@ -28,24 +28,24 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file.
 
-    The rows of a part are in several ranges of bytes, one for each column. Yet a part has one range of bytes to hash: part 2 of
-    5 has the second fifth of the file, so that all parts together hash the whole file.
+    The bytes that a part hashes are not those of its rows, which are in several ranges of bytes, one for each column. Part 2 of
+    5 hashes the second fifth of the file, so that the parts together hash the whole file.
     """
     version = _version(path)
     metadata = _open(path).metadata
-    rows: list[int] = []  # of each part
+    part_rows: list[int] = []  # number of rows of each part
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         num_parts = max(1, min(group.num_rows, -(-group.total_byte_size // PART_BYTES)))
         row_borders = [group.num_rows * part // num_parts for part in range(num_parts + 1)]
-        rows += [stop - start for start, stop in itertools.pairwise(row_borders)]
-    if sum(rows) != metadata.num_rows:
+        part_rows += [stop - start for start, stop in itertools.pairwise(row_borders)]
+    if sum(part_rows) != metadata.num_rows:
         raise CorpusFileError(
-            f"{path}: {metadata.num_rows} rows in the footer, but {sum(rows)} in row groups. "
+            f"{path}: {metadata.num_rows} rows in the footer, but {sum(part_rows)} in row groups. "
             "It is damaged: write the file again."
         )
-    offsets = [size * part // max(1, len(rows)) for part in range(len(rows) + 1)]
-    return tuple(map(Part, offsets, offsets[1:], rows)), version
+    offsets = [size * part // max(1, len(part_rows)) for part in range(len(part_rows) + 1)]
+    return tuple(map(Part, offsets, offsets[1:], part_rows)), version
 
 
 _reading = threading.local()
@@ -55,11 +55,11 @@ the rows from that index on."""
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    key, first = (entry.path, entry.note), unit.first - 1
+    key, first = (entry.path, entry.note), unit.first - 1  # `unit.first` counts from 1
     stop = first + unit.records
     _check_version(entry)
     open_file, next_row, rows_left = getattr(_reading, "rows", None) or ((), 0, iter(()))
-    _reading.rows = None  # after an error, begin again
+    _reading.rows = None  # so that the next unit begins again if this one fails or is not read to its end
     with errors_named(f"{entry.path}: rows {unit.first} to {stop} can't be read"):
         if (open_file, next_row) != (key, first):
             rows_left = _rows_from(entry.path, first)
@@ -71,7 +71,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file from index `first` on."""
     file = _open(path)
-    skip = first  # rows
+    skip = first  # rows before the next one to yield
     for group in range(file.metadata.num_row_groups):
         num_rows = file.metadata.row_group(group).num_rows
         if skip >= num_rows:

@@ -41,7 +41,7 @@ def render(
 ) -> list[Result]:
     """Return the document of each conversation, or the RecordError that explains why it has none.
 
-    A document with an id that the tokenizer lacks is replaced by a RecordError.
+    A document that has an id outside of the tokenizer's vocabulary becomes a RecordError.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
@@ -56,7 +56,7 @@ def render(
 
 
 def _with_valid_ids(result: Result, template: str, vocab_size: int) -> Result:
-    """Return a result of the named template. Raise a RecordError if it has an id that is not in [0, `vocab_size`)."""
+    """Return `result`. Raise a RecordError that names `template` if it has an id that is not in [0, `vocab_size`)."""
     if not isinstance(result, RecordError) and len(wrong := _wrong_ids(result.tokens, vocab_size)):
         raise RecordError(
             f"template {template} made the token id {wrong[0]}; expected an id from 0 to {vocab_size - 1}, because the "

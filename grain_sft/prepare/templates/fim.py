@@ -29,7 +29,7 @@ _SPELLINGS = (
 Draws = Sequence[int]
 """Four random numbers in [0, 2**64).
 
-The first decides whether a text is changed, the second whether its suffix comes first. The others are the places of two cuts.
+The first decides whether a text is changed, and the second whether its suffix comes first. The others place the two cuts.
 """
 
 
@@ -44,7 +44,7 @@ class FillInTheMiddle:
       options: Options of the template. Those whose names begin with "fim", and the seed, are read.
 
     Raises:
-      PrepareError: The tokenizer lacks a token. Or fim_split_sample is given without fim_fragment_rate, or the reverse.
+      PrepareError: The tokenizer lacks a token, or only one of fim_split_sample and fim_fragment_rate is given.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
@@ -62,14 +62,14 @@ class FillInTheMiddle:
             self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the pieces of a text, by draws that depend on the text and the seed alone."""
+        """Return the pieces of a text. Its draws depend on the text and the seed alone."""
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
-        """Return the pieces of a text, with `draws` for the text and then for each of its fragments.
+        """Return the pieces of a text. `draws` has the draws of the text, and then those of each fragment that is not left out.
 
-        Fragments are the parts between split tokens: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
-        changed text loses each empty fragment, except the last, and the split token after it: this text becomes "a<S>b<S>".
+        Fragments are the parts between split tokens: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, an
+        empty fragment of a changed text is left out with the split token after it, unless it is the last: "a<S>b<S>" remains.
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
@@ -98,7 +98,7 @@ class FillInTheMiddle:
         prefix, middle, suffix = ((part, 1.0) for part in (text[:first], text[first:second], text[second:]))
         prefix_token, middle_token, suffix_token = (([number], 1.0) for number in self.ids)
         if suffix_first < self._options.fim_spm_rate * 2**64:
-            # SPM: suffix, prefix, middle. As in Megatron-LM, the prefix token is first, but the prefix follows the middle token
+            # SPM: suffix, prefix, middle. As in Megatron-LM, the prefix token is first, and the prefix follows the middle token
             return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]
         return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]  # PSM: prefix, suffix, middle
 

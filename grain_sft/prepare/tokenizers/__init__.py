@@ -1,4 +1,4 @@
-"""SentencePiece, Hugging Face and tiktoken tokenizers. `load_tokenizer` recognises which one a file is by its content."""
+"""SentencePiece, Hugging Face and tiktoken tokenizers. `load_tokenizer` recognizes the kind of a file by its content."""
 
 import glob
 import os
@@ -49,7 +49,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     the files of Hugging Face, or one SentencePiece model or tiktoken file and optionally a `chat_template.jinja`.
 
     Raises:
-      CorpusFileError: The file does not exist, or can't be read.
+      CorpusFileError: The path does not exist or can't be read, or the directory has no tokenizer, or several.
       CorpusError: The file is not a tokenizer.
       MissingExtraError: The tokenizer needs the extra `hf` or `tiktoken`.
     """
@@ -81,7 +81,7 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
 
     Args:
       where: Path of the file.
-      templates: Chat template of its directory, by file name; empty if there is none, or the user gave the file itself.
+      templates: Chat template of its directory, by file name. Empty if there is none, or the user gave the file itself.
     """
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
@@ -91,7 +91,7 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
         if files.name_of(where) == "tokenizer.json" and has_sidecar:
             return HuggingFaceTokenizer(_read_folder(folder), where)
         return HuggingFaceTokenizer({"tokenizer.json": content}, where)
-    if _RANK_LINE.match(content + b"\n"):
+    if _RANK_LINE.match(content + b"\n"):  # the only line of a file may have no newline
         sidecar = f"{where}.json"
         settings = {tiktoken_file.SIDECAR: files.read_bytes(sidecar)} if files.exists(sidecar) else {}
         return TiktokenTokenizer({tiktoken_file.FILE: content, **settings, **templates}, where)

@@ -16,7 +16,7 @@ NAME = "text_document"
 """Name of the two files. Megatron's `preprocess_data` gives them this name for records with the key `text`."""
 
 _UINT16_VOCABULARY = 65_500  # megatron-core's `DType.optimal_dtype` stores smaller vocabularies as uint16
-_MAX_LENGTH = (1 << 31) - 1  # tokens of a sequence: its length is int32
+_MAX_LENGTH = (1 << 31) - 1  # most tokens of a sequence, because the index stores its length as int32
 
 
 def check(plan: Plan) -> None:

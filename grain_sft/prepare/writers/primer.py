@@ -2,7 +2,7 @@
 
 For split train the files are `train_input_ids.bin` (little-endian uint16), `train_labels.bin` (little-endian int32, -100 where
 no loss is taken) and `train_idx.npy` (int64, the start of each document). `train/shard_00000.bin`, `…_labels.bin` and
-`…_idx.npy` are links to them. Split val has the same, and `meta.json` describes both.
+`…_idx.npy` are links to them. Split val has files of the same kinds, and `meta.json` describes both splits.
 """
 
 from pathlib import Path
@@ -30,10 +30,10 @@ def check(plan: Plan) -> None:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write the files of a whole split; the index appears last."""
+    """Write the files of a whole split. The index appears last, so a split with an index is complete."""
     paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
     if files.exists(paths[0]):
-        return  # an earlier run finished the split
+        return  # complete since an earlier run
     with whole_files(paths) as (index, tokens, labels):  # the first of `paths` appears last
         np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
@@ -77,7 +77,7 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*`, names that niels_gpt also opens, to the split's files. Buckets have no links."""
+    """Link `SPLIT/shard_00000*` to the split's files: niels_gpt also opens these names. Buckets have no links."""
     if files.is_remote(plan.folder):
         return
     folder = Path(plan.path(split))

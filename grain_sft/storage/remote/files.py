@@ -13,7 +13,7 @@ from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedE
 PART_BYTES = 8 << 20  # a longer range is several requests
 
 _DOWNLOAD_BYTES = 64 << 20  # bytes of a download held in memory at once
-_READ_AHEAD = 1 << 20  # bytes that an open file requests beyond the end of each read, for the next reads
+_READ_AHEAD = 1 << 20  # bytes that an open file requests beyond the end of a read
 
 
 class RemoteFile(NamedTuple):
@@ -35,7 +35,9 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return each range's bytes, fewer at the end of its file, or its exception. Requests are concurrent.
+    """Return the bytes of each range, or the exception of the first of its requests that failed. Requests are concurrent.
+
+    A range that extends beyond the end of its file has fewer bytes.
 
     Raises:
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
@@ -65,7 +67,7 @@ def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list
 
 
 def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
-    """Return `body` if it is all of the range. Otherwise raise its exception, or an error that the file was cut."""
+    """Return `body` if it has all bytes of the range. Otherwise raise an error that gives the reason."""
     path, start, stop, version = wanted
     if isinstance(body, bytes) and len(body) == stop - start:
         return body
@@ -137,8 +139,9 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
     Args:
       path: URL of the file.
       start: First byte.
-      stop: Last byte + 1. A file that ends before `stop` is returned to its end. None means the end of the file.
-      version: Version to read. None means any version; a file that is replaced during the read is then read again.
+      stop: Last byte + 1. If the file ends before `stop`, fewer bytes are returned. None means the end of the file.
+      version: Version to read. None means the present one. If the file is replaced during a read without `stop`, it is read
+        again, three times in all.
     """
     tries_left = 3
     while True:

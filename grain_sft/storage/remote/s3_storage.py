@@ -1,4 +1,4 @@
-"""s3fs file system whose reads of a range are bounded, and fail if the object was replaced. This module imports s3fs."""
+"""s3fs file system that reads ranges of objects, and refuses an object that was replaced. Importing this module needs s3fs."""
 
 from s3fs.core import S3FileSystem
 
@@ -33,7 +33,7 @@ class S3Storage(S3FileSystem):
             count, headers.size = checked_sizes((wanted.start, wanted.stop), content_range, content_length)
             headers.version = f"ETag {response['ETag']}" if response.get("ETag") else None
             parts = []
-            left = min(count, wanted.stop - wanted.start) + 1  # one more byte shows the caller a body that is too long
+            left = min(count, wanted.stop - wanted.start) + 1  # one byte more, so that the caller notices a long body
             while left > 0 and (part := await body.read(min(_BYTES_PER_READ, left))):
                 parts.append(part)
                 left -= len(part)
