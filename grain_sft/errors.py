@@ -9,7 +9,7 @@ class GrainSftError(Exception):
 
 
 class CorpusError(GrainSftError, ValueError):
-    """Token files, a mix or an index with invalid content."""
+    """Token files, a mix file or an index with invalid content."""
 
 
 class WrongTypeError(GrainSftError, TypeError):
@@ -17,7 +17,7 @@ class WrongTypeError(GrainSftError, TypeError):
 
 
 class CorpusFileError(GrainSftError, OSError):
-    """A token file, mix or index that is missing, unreadable, or not the one that was indexed."""
+    """A token file, mix file or index that is missing, unreadable, or not the one that was indexed."""
 
 
 class RemoteTimeoutError(CorpusFileError):
@@ -45,7 +45,7 @@ class ConfigError(GrainSftError, ValueError):
 
 
 class RowIndexError(GrainSftError, IndexError):
-    """A row, record or step beyond the end."""
+    """A number of a row, record or step that is out of range."""
 
 
 class StorageError(GrainSftError, OSError):

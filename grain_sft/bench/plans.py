@@ -1,7 +1,7 @@
-"""Benchmarks of plans, compared with OLMo-core's packer, and of the command `trace`, on a corpus like OLMo-3 Think SFT's.
+"""Benchmarks of plans and of the command `trace`. Plans are compared with OLMo-core's packer.
 
-The corpus has documents of log-normal lengths, whose boundaries are in files as open-instruct writes them. Token files and
-masks are sparse files that take no space on the disk, so the speed of the disk does not matter.
+The corpus resembles OLMo-3 Think SFT's: its documents have log-normal lengths, and it has boundary files in open-instruct's
+format. Token files and masks are sparse files that take no space on the disk, so the speed of the disk does not matter.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from grain_sft.types import Ints
 
 DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens: table 17 of its paper
 MEDIAN = 5_400  # tokens of the median document for plans
-TRACED = 6_877  # tokens of the median document for traces; documents cut to rows have a mean of 10,007, as in the run
+TRACED = 6_877  # tokens of the median document for traces; cut to `LENGTH`, documents have about OLMo-3's mean, 10,007
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
 STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus
@@ -133,7 +133,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
         for name, width in (("token_ids", 4), ("labels_mask", 1)):
             with open(data / f"{name}_part_{number:04d}.npy", "wb") as file:
                 file.truncate((stop - begin) * width)
-        first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # documents in this file
+        first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # first and last document in this file
         borders = np.minimum(np.concatenate([[begin], ends[first : last + 1]]), stop) - begin
         lines = "".join(f"{start},{end}\n" for start, end in itertools.pairwise(borders.tolist()))
         (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1, mtime=0))

@@ -1,4 +1,4 @@
-"""Array files: files of a one-dimensional array, with a .npy header or raw. Raw files may be named .npy, as AI2's are.
+"""Array files: files of a one-dimensional array, with a .npy header or without one (raw). AI2's raw files are named .npy.
 
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -21,7 +21,7 @@ _PARSER_LOCK = ForkSafeLock()
 
 
 class ArrayFile(NamedTuple):
-    """A file, the dtype and number of its values, and their first and last 4 KiB."""
+    """A file, the dtype and number of its values, and the values' first and last 4 KiB."""
 
     stamp: FileStamp
     dtype: Dtype
@@ -38,8 +38,8 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
     Args:
       path: Path or URL of the file.
       raw_dtype: Dtype of the values if the file is raw.
-      codes: Dtypes that a header may state besides `raw_dtype`, such as "f4" for little-endian float32. A header with any other
-        is a CorpusError.
+      codes: Dtypes that a header may state besides `raw_dtype`, such as "f4" for little-endian float32. Any other dtype in a
+        header raises a CorpusError.
     """
     size, head, version = read_head(path)
     dtype, count, offset = locate_values(path, head, size, raw_dtype, codes)
@@ -109,7 +109,7 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
         with _PARSER_LOCK.lock:
             header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
-        header["fortran_order"]  # required, but meaningless for one dimension
+        header["fortran_order"]  # numpy requires this key; both orders are the same in one dimension
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
     return descr, shape, offset

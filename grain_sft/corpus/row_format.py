@@ -51,9 +51,9 @@ class RowFormat:
         """Return the structured dtype of one row whose tokens have the dtype `tokens`.
 
         Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
-        [sequence_length]. Rows that store the ends of segments have `ends` in place of `positions` and `segment_ids`: int64
-        [1 + most_segments], the number of segments, then the index after the last token of each. They have no
-        `target_segment_ids` where all tokens take loss.
+        [sequence_length]. Rows that store the ends of segments have `ends`, int64 [1 + most_segments], in place of `positions`
+        and `segment_ids`. `ends[0]` is the number of segments; the index after the last token of each follows. These rows have
+        no `target_segment_ids` where all tokens take loss.
         """
         length = self.sequence_length
         fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}
@@ -76,7 +76,7 @@ class RowFormat:
 
 
 def are_long(sequence_length: int, mean_segments: float) -> bool:
-    """Return whether it is faster to copy segments one by one than to process whole rows as arrays."""
+    """Return whether segments are so long that it is faster to copy them one by one than to process whole rows as arrays."""
     return sequence_length >= LONG_SEGMENT * mean_segments
 
 

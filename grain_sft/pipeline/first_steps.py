@@ -31,7 +31,7 @@ class FirstSteps:
         """Check the batch of `step`. Call this only while `left` is not 0."""
         if not pipeline.at(step).transforms and self.left == NUM_CHECKED:
             keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
-            advice = "For inputs and targets give it [ShiftTargets()]."
+            advice = "Give the pipeline [ShiftTargets()] for inputs and targets."
             logging.warning("This pipeline has no transforms: its batches have the keys %s. %s", keys, advice)
         if takes_loss(batch) is not False:
             self.left = 0
@@ -40,7 +40,7 @@ class FirstSteps:
             if not self.left or step in self._steps:  # an iterator that begins again delivers a step twice
                 return
             self._steps.append(step)
-            steps_to_check = min(self.left, pipeline.end_step - step)  # `step` included
+            steps_to_check = min(self.left, pipeline.end_step - step)  # a short run has fewer
             self.left = max(0, steps_to_check - 1)
             if self.left:
                 return
@@ -71,7 +71,7 @@ def takes_loss(batch: Any) -> bool | None:
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
     """Return the reason why no target of `steps` takes loss, as a sentence. This reads some of their rows again."""
     try:
-        pipeline = pipeline.at(max(steps))
+        pipeline = pipeline.at(max(steps))  # one stage, so steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
@@ -85,7 +85,10 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
 
 
 def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return the reason why `rows` take no loss before the transforms; "" if they take loss. `element` has their arrays."""
+    """Return the reason why `rows` take no loss before the transforms; "" if they take loss.
+
+    `element` is the source's element of `rows`.
+    """
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""

@@ -1,4 +1,4 @@
-"""Parts of a full check that read all tokens, in blocks: of documents, of loss files, and of rows that were written out."""
+"""Checks that read all tokens of a corpus in blocks: checks of documents, of loss files, and of materialized rows."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -44,27 +44,27 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
       check: Function that is called for each block, with the number of its first token and its tokens.
     """
     start, length = corpus.documents
-    order = corpus.documents.by_start()
+    order = corpus.documents.by_start()  # without empty documents
     starts, stop = start[order], start + length
     first, last, trainable = (np.zeros(len(start), np.int64) for _ in range(3))
     hashes = np.zeros(len(start), np.uint64)
-    unfinished: dict[int, Any] = {}  # by document that continues in the next block: its hash so far
+    unfinished: dict[int, Any] = {}  # hash so far of each document that continues in the next block, by document number
     for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
         check(begin, tokens)
-        beginning = order[slice(*starts.searchsorted((begin, end)).tolist())]
-        in_block = np.append(np.array(list(unfinished), np.int64), beginning)
+        starting = order[slice(*starts.searchsorted((begin, end)).tolist())]
+        in_block = np.append(np.array(list(unfinished), np.int64), starting)
         # Each document of `in_block` has the tokens `block_start` to `block_stop - 1` of the block.
         block_start = np.maximum(start[in_block] - begin, 0)
         block_stop = np.minimum(stop[in_block] - begin, end - begin)
-        begins, ends = start[in_block] >= begin, stop[in_block] <= end
-        first[in_block[begins]] = tokens[block_start[begins]]
-        last[in_block[ends]] = tokens[block_stop[ends] - 1]
+        starts_here, stops_here = start[in_block] >= begin, stop[in_block] <= end
+        first[in_block[starts_here]] = tokens[block_start[starts_here]]
+        last[in_block[stops_here]] = tokens[block_stop[stops_here] - 1]
         totals = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
         trainable[in_block] += totals[block_stop] - totals[block_start]
         data = tokens.data.cast("B")
-        columns = (in_block, block_start * tokens.itemsize, block_stop * tokens.itemsize, ends)
+        columns = (in_block, block_start * tokens.itemsize, block_stop * tokens.itemsize, stops_here)
         for number, first_byte, end_byte, is_finished in zip(*(column.tolist() for column in columns), strict=True):
             digest = unfinished.pop(number, None) or hashlib.blake2b(digest_size=8)
             digest.update(data[first_byte:end_byte])
@@ -102,7 +102,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
     seconds = repeats[~is_repeat[repeats - 1]]  # indices in `order` of each group's second document
     first = None
     if len(seconds):
-        second = seconds[order[seconds - 1].argmin()]
+        second = seconds[order[seconds - 1].argmin()]  # `order[seconds - 1]` is the first document of each group
         first = int(order[second - 1]), int(order[second])
     return Duplicates(len(repeats), len(seconds), int(length[order[repeats]].sum()), first)
 
@@ -125,7 +125,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
 def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
     """Yield blocks of a shard's loss: the number of the first token, the values, and the tokens.
 
-    The tokens are an empty array unless the values are labels, which are checked against them.
+    The array of tokens is empty unless the values are labels, which are checked against the tokens.
     """
     assert shard.loss is not None
     kind = shard.loss.values

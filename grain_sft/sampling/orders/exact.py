@@ -41,7 +41,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
         """See `Order.make`."""
-        seed_of(seed, 0)  # so that a seed that the generator does not take is an error now, and not in the first batch
+        seed_of(seed, 0)  # an invalid seed raises here, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
@@ -64,8 +64,8 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
     """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder.
 
-    A child process makes the file, under a lock, so that no training process needs the memory. It takes a minute for
-    724,000,000 rows. Each process that opens the file checks its hash, which takes 3.5 s of processor time for these rows.
+    A child process makes the file, so that no training process needs the memory; a lock admits one at a time. It takes a minute
+    for 724,000,000 rows. Each process that opens the file checks its hash, which takes 3.5 s of processor time for these rows.
 
     Args:
       depends: What identifies the file: order, rows, seed and epoch.
@@ -94,7 +94,7 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
 
 
 def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
-    """Write the file `target` in a child process. The arguments are as in `load_permutation`."""
+    """Write the file `target` in a child process. The other arguments are as in `load_permutation`."""
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
@@ -119,7 +119,7 @@ def _sum(seed: int, epoch: int) -> int:
 
 def _episode_seed(seed: int, epoch: int) -> int:
     if seed + epoch >= _SEEDS:
-        expected = f"order 'episode' seeds numpy's RandomState with their sum, which takes 0 to {_SEEDS - 1}"
+        expected = f"order 'episode' seeds numpy's RandomState with seed + epoch; it takes 0 to {_SEEDS - 1}"
         raise SamplerError(f"seed={seed}, epoch {epoch}: {expected}. Take a smaller seed.")
     return seed + epoch
 
