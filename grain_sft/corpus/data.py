@@ -1,4 +1,4 @@
-"""CorpusData: the files of a corpus, and facts that follow from them without reading a file."""
+"""CorpusData: the files of a corpus, and what follows from their sizes, dtype and ids."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CorpusData:
       tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
-      sources_file: File that `sources` reads; None for a corpus without one.
-      source_names: Names of the files or data sets that the documents were made from. `sources` has indices into it.
+      sources_file: File that `Corpus.sources` reads; None for a corpus without one.
+      source_names: Names of the files or data sets that the documents were made from. `Corpus.sources` has indices into it.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
       signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
@@ -117,8 +117,9 @@ class CorpusData:
     def fingerprint(self) -> str:
         """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
 
-        Access reads no file. A copy in another folder or in a bucket has the same fingerprint, because paths are not part of
-        it. A change in the middle of a file does not change the fingerprint; it changes `content_hash`.
+        It includes `signed`, `weights` and `rows` where they are set. Access reads no file. A copy in another folder or in a
+        bucket has the same fingerprint, because paths are not part of it. A change in the middle of a file does not change the
+        fingerprint; it changes `Corpus.content_hash`.
         """
         head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
         digest = hashlib.sha256(head.encode())

@@ -91,7 +91,7 @@ class Pipeline:
             self.audit = OBSERVERS["audit"](audit)
             self.observers += (self.audit,)
         self.first_steps = FirstSteps()
-        self._parts: dict[tuple[int, int], Pipeline] = {}  # by the first column and the one after the last
+        self._parts: dict[tuple[int, int], Pipeline] = {}  # pipeline by the range of columns that it reads
 
     @property
     def stages(self) -> tuple[Pipeline, ...]:
@@ -158,7 +158,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """See `StagedPipeline.with_first_stages`. A run without stages was not made by adding stages, so it is the only one."""
+        """See `StagedPipeline.with_first_stages`. A run without stages has no other such run than itself."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
@@ -185,7 +185,7 @@ class Pipeline:
                 activity.doing[get_ident()] = activity.TRANSFORMING, transform
                 element = transform.map(element)
                 check_mapped(element, len(rows), transform, step)
-        except StopIteration as error:  # an iterator over the batches would take it for the end of the run
+        except StopIteration as error:  # in an iterator, a StopIteration would end the run
             raise PipelineError(f"step {step}: a transform raised StopIteration. Give next() a default.") from error
         return element
 
@@ -200,7 +200,7 @@ class Pipeline:
         return self.sampler.end_step
 
     def __len__(self) -> int:
-        """Return the number of steps. A run that never ends raises a TypeError, so progress bars count without a total."""
+        """Return the number of steps. A run that never ends raises a TypeError, which progress bars take for "no total"."""
         if self.num_steps is None:
             raise WrongTypeError("this pipeline never ends, so it has no length. Read num_steps, or set epochs.")
         return self.num_steps
@@ -275,7 +275,7 @@ class Pipeline:
     @functools.cached_property
     def receipt(self) -> Receipt:
         """Receipt of the global batches. The first access hashes the rows of the layout, and reads tokens only if EOS tokens
-        end the documents. Documents that can't be found are a CorpusFileError or a CorpusError."""
+        end the documents. It raises a CorpusFileError or a CorpusError if it can't find the documents."""
         parts = parts_of(self.source, self.planned_sampler, self.transforms)
         return Receipt(parts | amendment_parts(self.amendments))
 

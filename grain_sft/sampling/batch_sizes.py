@@ -12,7 +12,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling.groups import groups
 from grain_sft.types import Ints
 
-MOST_ROWS = 1 << 62  # most rows that a schedule or a mixture counts, so that their numbers fit int64
+MOST_ROWS = 1 << 62  # most rows of a schedule or a mixture, so that numbers of rows fit int64
 
 
 class StepRows(NamedTuple):
@@ -36,7 +36,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. In `ComputedSizes`, it is a list of all sizes that a step may have.
+      sizes: Size from each of `steps` on. A `ComputedSizes` lists all sizes that a step may have.
       schedule: The pairs (step, size) of the argument.
 
     Raises:
@@ -54,7 +54,7 @@ class BatchSizes:
             raise SamplerError(
                 f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62. Take smaller sizes."
             )
-        self._columns = np.array([self.steps, self.sizes, self._before], np.int64)
+        self._columns = np.array([self.steps, self.sizes, self._before], np.int64)  # one column for each of `steps`
         self.schedule = tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 
     def at(self, step: int) -> int:
@@ -127,7 +127,7 @@ class JoinedSizes(ComputedSizes):
 
     Args:
       parts: Triples (first step, sizes, shift). From the first step on, step k has the size of step k + shift of `sizes`.
-        Steps before the first part have no rows.
+        Steps before the first part count no rows; `at` returns the first part's size for them.
     """
 
     def __init__(self, parts: Iterable[tuple[int, BatchSizes, int]]) -> None:
@@ -138,7 +138,7 @@ class JoinedSizes(ComputedSizes):
             self._parts.append(_Part(first_step, first_row, sizes, shift, row_shift))
         self._first_steps = [part.first_step for part in self._parts]
         self._first_rows = [part.first_row for part in self._parts]
-        changes: dict[int, int] = {}  # size by step at which the size changes, in steps of the run
+        changes: dict[int, int] = {}  # size from each step of the run on: first steps of parts, and changes in them
         for part, end in zip(self._parts, [*self._first_steps[1:], sys.maxsize], strict=True):
             changes[part.first_step] = part.sizes.at(part.first_step + part.step_shift)
             for own_step, size in part.sizes.schedule:
@@ -160,7 +160,7 @@ class JoinedSizes(ComputedSizes):
         numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
         for number, selected in groups(numbers):
             part = self._parts[number]
-            own = part.sizes.of_steps(np.maximum(steps[selected], part.first_step) + part.step_shift)
+            own = part.sizes.of_steps(np.maximum(steps[selected], part.first_step) + part.step_shift)  # in the part's rows
             rows.before[selected] = own.before - part.row_shift
             rows.size[selected] = own.size
         return rows

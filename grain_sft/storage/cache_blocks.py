@@ -1,7 +1,7 @@
 """Files of the shard cache. Each has one block: consecutive bytes of one remote file.
 
 A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB, and the block's bytes.
-An unfinished file has the suffix .part, and the process that fetches it holds its lock. Files are not synced to disk: after a
+An unfinished file has the suffix .part, and the process that fetches the block locks it. Files are not synced to disk: after a
 power cut, the checksums reveal what was not written.
 """
 
@@ -48,7 +48,7 @@ def file_size(size: int) -> int:
 
 
 def _num_checked(size: int) -> int:
-    """Return the number of stretches of `_CHECKED_BYTES` in `size` bytes; the last one may be shorter."""
+    """Return the number of checksums of `size` bytes, one for each `_CHECKED_BYTES` and one for the rest."""
     return -(-size // _CHECKED_BYTES)
 
 
@@ -149,7 +149,7 @@ class Space:
     """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
 
     A lock file holds the number of bytes in use. The size of a file is added before its bytes are written, and subtracted after
-    its removal. A process that is killed in between leaves the number too high, never too low. A process corrects the number
+    its removal, so a process that is killed in between leaves the number too high, never too low. A process corrects the number
     by listing the files, on its first use of the cache and whenever it needs room.
     """
 
@@ -159,10 +159,10 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long. If the cache has no room, cut the file to 0 bytes and return False."""
+        """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut it to 0 bytes and return False."""
         with self._locked() as lock:
             left_by_killed = os.fstat(fd).st_size  # bytes of a process that was killed while it fetched the block
-            used = self._used(lock) - left_by_killed
+            used = self._used(lock) - left_by_killed  # `_used` counts them
             os.ftruncate(fd, 0)
             if used + size > self._max:
                 used = self._make_room(size)

@@ -1,7 +1,7 @@
 """Indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk.
 
 A data set has three .npy files: `document_index`, `sample_index` and `shuffle_index`. megatron-core names them
-`HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`. A blend has two: `dataset_index` and
+`HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`. A blend has two files, `dataset_index` and
 `dataset_sample_index`. The hash does not cover two options that change the arrays (`add_extra_token_to_sequence` and
 `drop_last_partial_validation_sequence`), so the arrays are checked against all documents before they are used.
 """
@@ -67,7 +67,7 @@ def read_stream(
       before: Number of the first document in the index. It is 90 if the index counts 90 documents that the run does not read.
       num_samples: Number of samples that the run needs; None for one epoch.
       cut: How the stream is cut into samples.
-      seed: Seed that the index's description must state, if the index has one.
+      seed: Seed that the index's description must state. An index without a description may have any seed.
 
     Raises:
       LayoutError: No index belongs to this data set, all that belong to it are damaged, or several differ.
@@ -120,7 +120,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # `blend` stays closer
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # counts of `blend` are closer
             wrong.append(
                 f"{start}{_BLEND[0]}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}."
             )
@@ -142,7 +142,7 @@ def _starts(folder: str, ending: str) -> list[str]:
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield each of `starts` whose files have arrays of `shapes`, and these arrays. The keys of `shapes` are endings."""
+    """Yield each of `starts` whose files have arrays of `shapes`, with these arrays. The keys of `shapes` are endings."""
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
         if [array.shape for array in arrays] == list(shapes.values()):
@@ -150,7 +150,7 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only sound index; None without sound and damaged indices.
+    """Return the only sound index; None if no index is sound or damaged.
 
     Args:
       sound: Sound indices, by the paths of their files without endings. No two have equal arrays.
@@ -218,7 +218,7 @@ def _load(path: str) -> Integers:
 
 
 def _unsound(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
-    """Return "" for a sound index; else which of its files has a fault, and the fault: "document_index.npy: does not ..."."""
+    """Return the fault of an index, after its file's name: "document_index.npy: does not ..."; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)

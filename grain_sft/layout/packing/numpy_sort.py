@@ -65,8 +65,9 @@ def disabled_for(sort: str) -> str:
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array as on the CPU that `ties` names. Return a None for each array if `np.argsort` in this
-    process gives the same order.
+    """Return the argsort of each array as on the CPU that `ties` names.
+
+    Each argsort is None if `np.argsort` in this process gives the same order.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.
@@ -75,7 +76,7 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
     if sort is None or sort == numpy_sort():
         return [None] * len(arrays)
     ends = np.cumsum([len(array) for array in arrays])
-    begins = 1 + len(arrays) + np.append(0, ends[:-1])
+    begins = 1 + len(arrays) + np.append(0, ends[:-1])  # indices in `values`, which begins with 1 + len(arrays) numbers
     environment = child_environment() | {"NPY_DISABLE_CPU_FEATURES": disabled_for(sort)}
     environment.pop("NPY_ENABLE_CPU_FEATURES", None)
     command = [sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM]
