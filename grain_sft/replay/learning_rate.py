@@ -11,7 +11,7 @@ from grain_sft.errors import CorpusError
 BASE = 3e-4
 """Llama's learning rate."""
 BASE_TOKENS = 4_000_000
-"""Batch size, in tokens, that `BASE` is for."""
+"""Number of tokens in a batch for which `BASE` is the learning rate."""
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
 """Divisors of the learning rate by a part of the model's name. The first key that the name contains applies."""

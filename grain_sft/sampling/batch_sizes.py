@@ -160,8 +160,8 @@ class JoinedSizes(ComputedSizes):
         numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
         for number, selected in groups(numbers):
             part = self._parts[number]
-            own = part.sizes.of_steps(np.maximum(steps[selected], part.first_step) + part.step_shift)  # in the part's rows
-            rows.before[selected] = own.before - part.row_shift
+            own = part.sizes.of_steps(np.maximum(steps[selected], part.first_step) + part.step_shift)
+            rows.before[selected] = own.before - part.row_shift  # from rows of `part.sizes` to rows of the run
             rows.size[selected] = own.size
         return rows
 

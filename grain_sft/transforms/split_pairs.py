@@ -13,9 +13,9 @@ from grain_sft.transforms.element import INT32_MAX, as_int32, require_keys
 class SplitPairs(grain.transforms.Map):
     """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
 
-    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. `prompt_mask`,
-    `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So a
-    text that contains the padding token is masked there, too, and a warning is logged once.
+    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. R is half of the row
+    without the prompt. `prompt_mask`, `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in
+    MaxText's `DPODataFormatting`. So a padding token in a text is masked, too, and a warning is logged once.
 
     Args:
       prompt_length: P, the layout's `prompt_length`.
@@ -53,7 +53,7 @@ class SplitPairs(grain.transforms.Map):
                 "the rows of a layout of kind pairs with this prompt_length."
             )
         batch: Element = {}
-        first = np.zeros_like(lengths[0])  # column of the first token of the segment
+        first = np.zeros_like(lengths[0])  # column in the row of the first token of the prompt, then of each response
         for (name, size), length in zip(sizes.items(), lengths, strict=True):
             position = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (position >= 0) & (position < length)

@@ -44,7 +44,7 @@ def inspect_page(
     for number in sorted(numbers):
         count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
         chosen = range(min(count, most_rows)) if rows is None else rows
-        if number != step:  # a row that `step` lacks is an error of `view_rows`; the other steps may lack it
+        if number != step:  # neighbours may lack a row; for `step`, `view_rows` raises
             chosen = [row for row in chosen if row < count]
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
@@ -82,7 +82,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         raw_texts = [texts.text(token) for token in view.tokens[first:stop].tolist()]
         for begin, end, whole in split_characters(raw_texts):
             split.append([first + begin, first + end, visible(whole)])
-    # indices of tokens whose position is not the previous one + 1; `prepend` makes index 0 one of them
+    # indices of tokens whose position does not follow the previous token's; `prepend` includes index 0
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:

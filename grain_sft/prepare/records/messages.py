@@ -1,4 +1,4 @@
-"""`Conversation` and `Message`, which records of all schemas are parsed into, and the parsing of messages.
+"""Parsing of messages, and `Conversation` and `Message`: the parsed form of the records of all schemas.
 
 Errors name the key that is wrong, such as `messages[2].role`.
 """
@@ -69,7 +69,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
-    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys than these two."""
+    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse any other key with a value."""
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
@@ -104,7 +104,7 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message. A content that is not text is added to `extra`, and the text is ""."""
+    """Return the text of a message; "" if a call or a result has none. Null or JSON as its content goes to `extra`."""
     content = entry.get("content")
     if role == "assistant_toolcall":
         if not isinstance(extra.get("name"), str):
@@ -165,9 +165,9 @@ def optional_text(record: Record, key: str) -> str | None:
 
 
 def weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message: a number from 0 to 1e30, true as 1, false as 0; None if it has none.
+    """Return the weight of a message, from 0 to 1e30; None if the message has none. Weight true is 1, false is 0.
 
-    A message without a weight, but with a mask under a key such as "train", is refused: that mask would be ignored.
+    A message without a weight, but with a boolean under a key such as "train", is refused: that mask would be ignored.
     """
     weight = entry.get("weight")
     if weight is None:
@@ -178,7 +178,7 @@ def weight_of(entry: Record, where: str) -> float | None:
             )
         return None
     if not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
-        raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 up.")
+        raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 to {_MAX_WEIGHT:g}.")
     return float(weight)
 
 
