@@ -44,8 +44,8 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     document = np.full(len(row), -1) if pieces.document is None else pieces.document
     stop = pieces.column + pieces.length
     begins_row = np.diff(row, prepend=-1) != 0
-    # a piece continues the segment of the piece before it or begins the next one; the segments of a row count from 1
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
+    # a piece continues the segment of the piece before it or begins the next one; the segments of a row count from 1
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))

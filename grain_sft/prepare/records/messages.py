@@ -178,7 +178,7 @@ def weight_of(entry: Record, where: str) -> float | None:
             )
         return None
     if not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
-        raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 to {_MAX_WEIGHT:g}.")
+        raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 to 1e30.")
     return float(weight)
 
 
