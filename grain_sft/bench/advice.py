@@ -31,18 +31,18 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A setting, and the shortest measured step, in ms, that does not wait for its batch; None if every step waits."""
+    """A setting, and `step_ms`: the shortest measured step with which the setting keeps up, None if there is none."""
 
     setting: Setting
     step_ms: float | None
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting with the fewest threads and processes that keeps up with the shortest possible step.
+    """Return the setting that keeps up with the shortest step; of several, the one with the fewest threads or processes.
 
-    A setting has at least one thread, so that the trainer does not wait for a slow read. Settings with worker processes
-    are considered only if no number of threads keeps up with any measured step. If nothing keeps up, the fastest setting is
-    chosen.
+    A setting without threads and worker processes is never chosen, because the trainer would wait for each slow read. A
+    setting with worker processes is chosen only if no number of threads keeps up with any measured step. If nothing keeps
+    up, the fastest setting is chosen.
 
     Args:
       delivered: Figures of the measured settings, fewest resources first.
@@ -54,8 +54,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # enough batches must be ready for all steps that pass while one thread makes the slowest batch: 4 batches for
-                # a slowest batch of 35 ms and steps of 10 ms. Each thread also holds one batch that is not ready
+                # while one thread makes the slowest batch, the steps that pass need ready batches: 4, for a batch of 35 ms
+                # and steps of 10 ms. Besides, each thread holds one batch that is not ready
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))

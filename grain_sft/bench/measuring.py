@@ -17,11 +17,11 @@ Next = Callable[[], Any]
 
 LIMIT = "limit: numpy, contiguous rows"
 SEED = 34521
-TURNS = 8  # turns into which a measurement is divided, so that other work of the machine slows all loaders the same
+TURNS = 8  # turns of each loader in a measurement; see `seconds_in_turn`
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of the figures of `rate`."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # maximum size of the memory that `limit` copies from
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # `limit` copies from memory of at most this size, or of one batch
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -33,10 +33,11 @@ def memory():
 
 
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
-    """Return a function that copies rows from memory into arrays like those of the batch: the fastest that a loader could be.
+    """Return a function that copies rows from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Each call copies the rows one by one, from other memory than the last call. An array under two keys counts once, and a
-    scalar not at all. The memory of the copies is reused, because allocating it would dominate the time.
+    Each call copies the rows one by one. Consecutive calls copy from different memory, if `_MAX_ROWS` and `_MAX_BYTES`
+    allow two batches. An array under two keys counts once, and a scalar not at all. The memory of the copies is reused,
+    because allocating it would dominate the time.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])

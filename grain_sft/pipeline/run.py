@@ -62,7 +62,7 @@ class ObservedIterator(Protocol):
     @property
     def stats(self) -> Any: ...
     def worker_pids(self) -> list[int] | None:
-        """Return the ids of the worker processes; None without worker processes. The first one makes the next batch."""
+        """Return the ids of the worker processes, that of the next batch first; None without worker processes."""
 
 
 Arrival = tuple[Any, int, int, int, float, float]
@@ -106,7 +106,8 @@ class Observer:
         """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
+        """The trainer gets a batch now. If an exception interrupts `next`, the following `next` calls this again with the same
+        `delivery`."""
 
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         """A long wait of `next` for `step` ended after `seconds`: with the batch, or with `error`.
@@ -116,7 +117,7 @@ class Observer:
         """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """Take the counts of many batches at once. Only the observers of the process are called.
+        """Take the counts of many batches at once. Called on the observers of the process, not on those of a pipeline.
 
         Args:
           make_seconds: Seconds that each batch took to make, for the batches that this process made.
@@ -124,4 +125,4 @@ class Observer:
         """
 
     def iterator_closed(self, iterator: ObservedIterator) -> None:
-        """An iterator was closed. This is not called for an iterator that is collected."""
+        """An iterator was closed. This is not called for an iterator that is garbage-collected instead."""

@@ -22,19 +22,20 @@ _BLOCK = 1 << 22  # tokens searched at a time
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The first and the last token of a text depend on the words around the text. So the search finds the documents that have the
-    inner tokens, those between the first and the last. Then it decodes these documents and compares them with the text. A text
-    of one or two tokens has no inner tokens, so the search decodes every document.
+    The first and the last token of a text depend on the words around the text; the tokens between them, the inner tokens,
+    usually do not. So the search decodes only the documents that contain the inner tokens, and looks for the text in each. A
+    text of one or two tokens has no inner tokens, so the search decodes every document.
 
     The search misses a document if its words around the text change the inner tokens too. Then give a shorter text.
 
     Raises:
       CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
       CorpusFileError: Files can't be read.
+      RecordError: The tokenizer can't encode the text.
     """
     if not text:
         raise CorpusError("text: expected some words, found an empty text, which every document contains. Give some.")
-    # Many tokenizers encode a word after a space otherwise than a word at the beginning of a line.
+    # Many tokenizers have two tokens for a word: one after a space, one at the beginning of a line.
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     candidates = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
     matches = [number for number in candidates.tolist() if text in _decode(corpus, tokenizer, number)]
@@ -93,7 +94,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
-        # A block includes the tokens of a needle that begins in it and ends in the next block.
+        # The last needle that begins in this block may end in the next one, so its other tokens are read too.
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
             num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))
@@ -105,6 +106,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     contained = np.zeros(len(start), np.bool_)
     for needle, blocks in matches.items():
         begins = np.concatenate([np.zeros(0, np.int64), *blocks])  # ascending
+        # a document contains a needle that begins neither before it nor too late to fit
         num_before_document = begins.searchsorted(start)
         num_up_to_last_begin = begins.searchsorted(start + length - len(needle), side="right")
         contained |= num_before_document < num_up_to_last_begin

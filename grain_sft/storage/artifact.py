@@ -53,10 +53,11 @@ def load_or_make(
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
       folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. With a URL, arrays are
-        downloaded into the user's cache. If the bucket lacks them, they are made and uploaded.
+        downloaded into the user's cache. If the bucket lacks them too, they are made and uploaded. Arrays that the user's
+        cache has already are not uploaded.
       check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
-    target = place(kind, depends, folder)
+    target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
     cache = files.cache_url() if folder is None else os.fspath(folder)
     url = files.join(cache, kind, target.name) if cache is not None and files.is_remote(cache) else None
     arrays = open_cached(target, depends, check)
@@ -110,7 +111,7 @@ def fingerprint(depends: Mapping[str, Any]) -> str:
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
-    """Return the path on this machine of the arrays that depend on `depends`.
+    """Return the local path of an artifact, which is named after the hash of `depends`.
 
     Args:
       kind: Subfolder of the cache.
@@ -169,7 +170,7 @@ def _padding(size: int) -> int:
 
 
 def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of a file, mapped read-only, and what they depend on. Their checksum is compared.
+    """Return the arrays of a file, mapped read-only, and the file's `depends`. Check the checksum first.
 
     Raises:
       StorageError: The file is missing, damaged, or of another kind.
@@ -232,7 +233,7 @@ def open_cached(
         return None
     try:
         arrays, stored_depends = open_file(target)
-        # the stored value has been through JSON, which makes lists of tuples
+        # the stored value went through JSON, which turns tuples into lists
         if stored_depends != json.loads(json.dumps(depends)):
             raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:

@@ -40,8 +40,9 @@ class NgramFilter(grain.transforms.Map):
         `max_count` padding tokens takes no loss. By default, only the documents of a row decide.
 
     Search: with p = 2 and `max_count` = 32, a row that fails has a run of 2 * 31 = 62 consecutive columns i with
-    `tokens[i] == tokens[i - 2]`. So only every 62nd column is compared. If its tokens are equal, up to 8 columns on its right
-    and on its left are compared, since one side has half of the run. If one side is equal, the whole run is measured.
+    `tokens[i] == tokens[i - 2]`. So the search compares only every 62nd column. Where such a column is equal, half of the run
+    lies on its right or on its left, so the search compares up to 8 columns on each side. If all columns of a side are equal,
+    it measures the whole run.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -77,7 +78,7 @@ class NgramFilter(grain.transforms.Map):
         return {**element, "loss_mask": loss_mask}
 
     def filter_rows(self, read: ReadRows) -> ReadRows:
-        """Return `read` with `target_segment_ids` all 0 in rows that fail. `map`, then `ShiftTargets` have the same result."""
+        """Return `read` with `target_segment_ids` all 0 in rows that fail. `map` before `ShiftTargets` has the same result."""
         padded = read.pieces is None or read.pieces.segment is not None
         failing = self._failing(read.inputs, read.segment_ids if padded else None)
         if not failing.any():
@@ -110,7 +111,7 @@ class NgramFilter(grain.transforms.Map):
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         row, sample = np.divmod(np.flatnonzero(equal), len(later))  # in a third of the time of `np.nonzero`
         if segments is not None:
-            inside = segments[row, later[sample]] != 0  # only the later token: `_has_run` checks both
+            inside = segments[row, later[sample]] != 0  # of the later token alone: `_has_run` checks both
             row, sample = row[inside], sample[inside]
         failing = np.zeros(len(rows), np.bool_)
         if not len(row):
@@ -133,8 +134,11 @@ class NgramFilter(grain.transforms.Map):
 
 @functools.lru_cache(maxsize=16)
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
-    """Return the pairs to compare in rows of `length` tokens: the columns i, the columns i - p, and the periods p. For each
-    period p, the columns are `p * (repeats - 1)` apart, so every run of this length contains one of them."""
+    """Return the pairs to compare in rows of `length` tokens: the columns i, the columns i - p, and the periods p.
+
+    For each period p, the columns are `p * (repeats - 1)` apart. A row that fails has a run of that length, so the run
+    contains one of them.
+    """
     periods = range(min_period, min(max_period, length // 3) + 1)  # a row that fails has three repeats
     columns = [np.arange(p * repeats - 1, length, p * (repeats - 1)) for p in periods]
     later = np.concatenate([*columns, np.zeros(0, np.intp)]).astype(np.intp)
@@ -150,6 +154,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
       row, at, period: Row, column and period of each equal pair.
       repeats: Number of repeats that fails a row.
     """
+    # of the other columns of a shortest run, half lie on one side of the pair
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round compares only the next neighbour. This rules out most pairs, and saves 40% of the time for tokens that
     # follow Zipf's law.

@@ -26,7 +26,7 @@ _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for 
 Printable characters of Latin-1 represent their own bytes. U+0100, U+0101, … represent the other bytes, in order.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
-_GUARD = "\0"  # before and after the name of a renamed token. No text has it, because records with NUL are refused.
+_GUARD = "\0"  # see `renamed`. No text has this character, because records with NUL are refused.
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -118,8 +118,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def strict(self) -> Any:
-        """Like `exact`, but it raises an error for a character without a token, which `exact` may leave out of the ids."""
+        """Like `exact`, but a character without a token is an error. `exact` may drop such a character."""
         content = self._bare_content()
+        # `refuse` changes `content`, and returns whether it did
         return self._load(content) if huggingface_gaps.refuse(content, _BYTES) else self.exact
 
     @functools.cached_property
@@ -133,7 +134,7 @@ class HuggingFaceTokenizer(Tokenizer):
             if tokenizer.token_to_id(renamed(text)) != number:
                 raise CorpusError(
                     f"{self._where}: text that spells the special token {text!r} can't be kept apart from it in this "
-                    "tokenizer. Have its special tokens declared in tokenizer.json's added_tokens."
+                    "tokenizer. Declare its special tokens in tokenizer.json's added_tokens."
                 )
         return tokenizer
 
@@ -169,7 +170,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer.token_text`. Spellings of bytes, and of spaces by Metaspace, are decoded."""
+        """See `Tokenizer.token_text`. Decodes the spellings of bytes ("Ġ", "<0x0A>"), and Metaspace's "▁" to a space."""
         loaded = self.transformers_tokenizer
         text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
         if text is None or number in loaded.added_tokens_decoder:
@@ -184,7 +185,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _steps(self) -> str:
-        """JSON of the steps that turn texts into the spellings of tokens, and back."""
+        """JSON of the decoder and the pre-tokenizer. `token_text` searches it for the names of their steps."""
         content = self._content()
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
 
