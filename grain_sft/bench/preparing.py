@@ -63,8 +63,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    The speed is in CPU time, next to that of the tokenizer's own batch call. The memory is measured for a tenth of the
-    documents and for all of them, to show that it does not grow.
+    The table compares the speed with that of the tokenizer's own batch call, in CPU time, for all documents. It has the memory
+    for a tenth of the documents and for all of them, to show that the memory does not grow.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())
@@ -79,6 +79,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
                 _write(path, text, count, chats=kind == "chats")
             files = (str(path), models[model])
             rows[title] = run_program(_COMMON + _MEMORY, *files, str(folder / title), template)
+        # the speed, in the row of all documents alone
         rows[title] |= run_program(_COMMON + _SPEED, *files, str(folder / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}

@@ -34,9 +34,10 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
 def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    A layout with the option `max_target_sequence_length` cuts windows of this length into rows. The rows of a window stay
-    together in every order. Without the option, a window is one row. Then stages with rows of 2048 and 8192 tokens would read
-    the corpus in different orders. If such stages do not state the option, both get the longer length, 8192.
+    Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both order windows of 8192 tokens,
+    which the first stage cuts into four rows that stay together. The layout's option `max_target_sequence_length` is the length
+    of these windows, by default that of a row. If stages differ in length, those that do not state the option get the greatest
+    length of any stage.
     """
     base = {name: section for name, section in config.items() if name != "stages"}
     stages: Sequence[Mapping[str, Any]] = config["stages"]
@@ -65,14 +66,14 @@ def _replaces(own: object, inherited: object) -> bool:
 
 
 def _layouts_with_max_length(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield those sections `layout` of a config and of its sources whose kind has the option `_MAX_LENGTH`."""
+    """Yield the sections `layout` of a config and of its sources, if their kind of layout has the option `_MAX_LENGTH`."""
     layout, corpus = config.get("layout"), config.get("corpus")
     if isinstance(layout, dict) and "sequence_length" in layout:
         yield from filter(_has_max_length, (layout, *_layouts_of_sources(corpus)))
 
 
 def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
-    """Yield the sections `layout` of the sources of a mixture, and of their sources where they are mixtures."""
+    """Yield the sections `layout` of the sources of a mixture. A source may be a mixture itself."""
     mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
     for source in mixture.values() if isinstance(mixture, Mapping) else ():
         if isinstance(source, Mapping) and isinstance(source.get("layout"), dict):

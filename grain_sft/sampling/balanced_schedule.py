@@ -5,10 +5,10 @@ the first t rows. Its deficit is its share of the rows so far minus the rows tha
 rows of a source count from 0, and share(t) is the share of a source in the first t rows.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. With n sources, its slack is
-1 / (2 (n - 1)) rows. Row k of a source is due at the first row r of the mixture with share(r + 1) - k >= slack. It is in time
-up to the last row r with share(r) - k <= 1 - slack. At each row of the mixture, the rule takes, of the rows that are due, the
-one that is in time up to the earliest row. With weights 2 and 1, row 0 of the first source is due at row 0, row 0 of the second
-source at row 1, and row 1 of the first source at row 2: the sources are 0, 1, 0, and then repeat.
+1 / (2 (n - 1)) rows. Row k of a source is due at the first row r of the mixture with share(r + 1) - k >= slack. Its last row in
+time is the last row r with share(r) - k <= 1 - slack. At each row of the mixture, the rule takes the due row whose last row in
+time is the earliest. With weights 2 and 1, row 0 of the first source is due at row 0, row 0 of the second source at row 1, and
+row 1 of the first source at row 2: the sources are 0, 1, 0, and then repeat.
 
 So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights. With three sources
 or more, taking the source with the largest deficit would not keep the bound.
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _BLOCK_ROWS = 1 << 12  # rows of the mixture for which `_due_rows` computes at once
-_PROBED_ROWS = 1 << 10  # rows of the mixture that are tried to find out whether a deficit at the start makes rows late
+_PROBED_ROWS = 1 << 10  # rows of the mixture that `_slack` tries: with a deficit at the start, some may be late
 
 Sources = npt.NDArray[np.unsignedinteger]
 
@@ -99,8 +99,7 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows until they repeat, and the row at which the period begins.
 
-    If the weights change after `num_rows` rows, the sources of these rows are enough. They do not depend on `num_rows`. If they
-    do not repeat, the row is 0.
+    If `num_rows` is given and comes first, return the sources of `num_rows` rows, and 0. No source depends on `num_rows`.
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
@@ -121,7 +120,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
     """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if a deficit at the start would make rows late with that slack.
 
     With slack 0, a row is late once its source lacks more than a whole row. If rows are late even so, the rule takes first
-    the one that was in time up to the earliest row.
+    the one whose last row in time is the earliest.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -147,9 +146,9 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fra
 def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, int]]:
     """Yield (due row, key) for each row of each source, in the order in which they become due.
 
-    The due row is the row of the mixture at which the row of the source becomes due. The key has the last row at which it is in
-    time: for a row of source 2 of 5 that is in time up to row 70, the key is 70 * 5 + 2. So the smallest key is that of the row
-    that is in time up to the earliest row.
+    The due row is the row of the mixture at which the row of the source becomes due. The key joins the last row in time and the
+    source: if the last row in time is 70, for source 2 of 5, the key is 70 * 5 + 2. So the smallest key has the earliest last
+    row in time.
 
     The pairs are computed in arrays: a table of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.
     """
@@ -163,7 +162,7 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     to_last = np.array([math.floor((1 - slack - value) * total) for value in deficit])
     begins = np.zeros(len(active), np.int64)
     for end_row in itertools.count(_BLOCK_ROWS, _BLOCK_ROWS):
-        # number of rows of each source that become due before row `end_row`
+        # rows `begins` to `ends` of each source become due in this block, which ends before row `end_row`
         ends = np.maximum((weight_of[active] * end_row - to_due[active]) // total + 1, 0)
         sources = np.repeat(active, ends - begins)
         numbers = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])

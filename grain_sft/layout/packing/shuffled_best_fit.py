@@ -12,7 +12,7 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 # Best fit depends only on lengths: with one chunk of all documents, up to 90% of the rows are the same in two epochs. With 16
-# chunks of at least 32 rows, 1-4% are. So even documents for fewer than 64 rows are split into two chunks.
+# chunks of at least 32 rows, 1-4% are the same. So there are always two chunks or more, even if they have fewer than 32 rows.
 _CHUNKS = 16
 _LEAST_ROWS = 32
 

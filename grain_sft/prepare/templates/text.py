@@ -1,4 +1,4 @@
-"""The template text, which renders plain documents, as for pretraining. Every token takes loss."""
+"""Template `text`, for plain documents such as those of pretraining. Every token takes loss."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from grain_sft.prepare.tokenizers import Tokenizer
 class Text(PiecesTemplate):
     """Template of plain documents: BOS, the text and EOS.
 
-    The options `bos` and `eos` decide whether BOS and EOS are there. The option `fim_rate` moves the middle of some texts.
+    The options `bos` and `eos` add BOS and EOS. With the option `fim_rate`, the middle of some texts moves to their end.
     """
 
     name = "text"
@@ -40,6 +40,7 @@ class Text(PiecesTemplate):
                     f"{name}: {text!r} is not {form}, so no normalized text has it. Leave out normalize."
                 )
         if self.special is not None and options.fim_split_sample is not None:
+            # a text may spell this special token, at which it is divided
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
         if self._fim is not None:
             self.forbid(self._fim.ids)
