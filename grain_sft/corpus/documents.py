@@ -59,13 +59,13 @@ class Documents:
         return iter((self.start, self.length))
 
     def by_start(self) -> Ints:
-        """Return the numbers of the documents that have tokens, sorted by first token. Some formats list them in any order."""
+        """Return the numbers of the documents that have tokens, sorted by first token. Some formats list documents unsorted."""
         not_empty = np.flatnonzero(self.length > 0)
         return not_empty[np.argsort(self.start[not_empty], kind="stable")]
 
 
 def read_sources(file: FileStamp, num_documents: int) -> Ints:
-    """Return the content of a file of sources, int64 [documents, 2], as `Corpus.sources`."""
+    """Return the values of `Corpus.sources` from its file, int64 [documents, 2]."""
     data = read_whole(file)
     expected = SOURCE_BYTES * num_documents
     if len(data) != expected:

@@ -23,14 +23,14 @@ def train_tokenizer(
 ) -> bytes:
     """Return the bytes of a SentencePiece model. Decoding returns the encoded text, except that U+2581 becomes a space.
 
-    A newline is a piece of its own. A character that `lines` lack is encoded as its bytes. The piece `</s>` ends a document.
-    The same lines give the same model, because training uses one thread and no sampling.
+    A newline is a piece of its own. A character that is not in `lines` is encoded as its bytes. The piece `</s>` ends a
+    document. The same lines give the same model, because training uses one thread and no sampling.
 
     Raises:
       PrepareError: Too little text for such a vocabulary.
     """
     model = io.BytesIO()
-    texts = list(lines)  # first, because SentencePiece would hide an exception of the iterator
+    texts = list(lines)  # before the training, because SentencePiece would hide an exception of `lines`
     pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -79,8 +79,9 @@ def _reason(internal: str, vocab_size: int) -> str:
 def conversation_lines(
     paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = (), *, on_error: str = "stop"
 ) -> Iterator[str]:
-    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`. Lines that spell a special token are left
-    out, and with `on_error` "skip" also bad records.
+    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`, without those that spell a special token.
+
+    A line of more than `MAX_LINE // 4` characters is yielded in pieces. With `on_error` "skip", bad records are left out.
 
     Raises:
       RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.

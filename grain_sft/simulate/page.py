@@ -22,7 +22,7 @@ _TITLES = {
 
 
 def simulation_page(figures: Figures, name: str) -> str:
-    """Return the figures of `simulate` as one page of HTML, with all of them as JSON in the element `data`.
+    """Return a page of HTML that shows the figures of `simulate`. Its element `data` has all of them as JSON.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -52,7 +52,7 @@ def _answer(answer: Mapping[str, Any]) -> str:
 
 
 def _hosts(figures: Figures) -> str:
-    """Return a table of what hosts read: mean, least and most of a host."""
+    """Return a table of what hosts read: the mean, least and most over the hosts."""
     names = FIGURES | {"seconds": "seconds to read the batch"}
     spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
     spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]
@@ -111,4 +111,4 @@ _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], No
     "waited": (lambda figures: True, partial(_curve, "waited", "s in {:,.0f} steps")),
     "errors": (lambda figures: figures["errors"], _errors),
 }
-"""By name of a picture: whether the figures have it, and the function that draws it."""
+"""For each picture, a function of whether the figures have it, and the function that draws it."""

@@ -1,7 +1,7 @@
 """Local files that appear under their name when they are complete.
 
-A file is written under a temporary name, `.NAME.HOST-PID.RANDOM.tmp`, while its writer holds its lock. The kernel frees the
-lock when the writer ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
+A writer locks a temporary file, `.NAME.HOST-PID.RANDOM.tmp`, and renames it at the end. The kernel frees the lock when the
+writer's process ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from typing import IO, Any
 from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
-_LONGEST_NAME = 150  # bytes of NAME in a temporary name: file systems limit a whole name to 255 bytes
+_LONGEST_NAME = 150  # bytes of NAME in a temporary name, which may have 255 bytes in all
 _ABANDONED_AFTER = 86_400.0  # seconds since the last write; only for files of other hosts, whose locks may be invisible
 
 _cleaned_folders: set[str] = set()  # each is cleaned once per process
@@ -29,7 +29,7 @@ _temporary_paths: set[str] = set()  # files that this process writes now
 
 @atexit.register
 def _remove_temporary_files() -> None:
-    """Remove the temporary files that are left at the end of the process, such as by Ctrl-C inside native code."""
+    """Remove the process's own temporary files at its end. Ctrl-C inside native code may leave one."""
     for path in _temporary_paths.copy():
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -47,6 +47,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     _temporary_paths.add(path)
     try:
         with lock or contextlib.nullcontext():
+            # without locks, `_create` has closed its descriptor
             with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()

@@ -26,18 +26,18 @@ class Format:
     - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
       `split` for the list of token files, and `part` for the sidecar files of each. A subclass defines `detect`, and either
       `split` and `part` or its own `read`, which usually calls `scan_corpus`.
-    - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, `part` returns its sidecar
-      files, `home` returns the path of its split, and `split` returns the metadata of that split.
+    - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, and `part` returns its sidecar
+      files. `home` returns a path that identifies its split, and `split` of that path returns the metadata of the split.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
-      rank: Turn of this format when "auto" tries formats: lower ranks first, formats of one rank as listed in `FORMATS`.
+      rank: "auto" tries formats of lower rank first. Formats of equal rank are tried in the order of `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
         paths, and to the path of the file itself only if that does not exist.
       takes_globs: Whether `read` takes glob patterns.
-      takes_lists: Whether token files that are named one by one are opened by `read_list` of this format. They can't be
-        opened together with files of other formats.
+      takes_lists: Whether `read_list` of this format opens token files that are named one by one. All of them must have this
+        format.
       metadata_files: Regular expression of the names of files that hold metadata, never tokens.
     """
 
@@ -97,7 +97,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return `paths`, the .npy files below a folder, without those of validation splits of this format."""
+        """Return `paths`, .npy files below a folder, except those that belong to a validation split of this format."""
         return list(paths)
 
 
