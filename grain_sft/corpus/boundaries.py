@@ -46,7 +46,7 @@ class BoundaryFile(FileStamp):
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
         """Return first token and length of each document, int64 [documents] each, counted from the shard's first token.
 
-        If the file groups sequences into documents, `by_sequence` returns the first token and length of each sequence instead.
+        With `by_sequence`, return those of each sequence if the file groups sequences into documents, int64 [sequences] each.
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -115,7 +115,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
     has_empty_field = b",," in fields or fields.startswith(b",")
     if has_two_fields and not has_empty_field:
         values = np.fromstring(fields, np.int64, sep=",")
-        if values.max() < 10**18:
+        if values.max() < 10**18:  # a number that int64 can't hold becomes its maximum
             return values.reshape(-1, 2)
     texts = lines.split(b"\n")
     wrong = next(i for i, text in enumerate(texts) if not _PAIR.fullmatch(text))

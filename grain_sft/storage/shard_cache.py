@@ -40,7 +40,8 @@ class ShardCache:
 
     Args:
       options: Folder, maximum size, and size of a block.
-      limits: Limits of the requests. A process whose file has not grown for `limits.seconds` is no longer waited for.
+      limits: Limits of the requests. If other processes fetch blocks, and no file of these blocks grows for `limits.seconds`,
+        their pieces are read from the bucket.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -57,7 +58,7 @@ class ShardCache:
         activity.count("shard_cache_hits", len(pieces_of) - len(missing))
         activity.count("shard_cache_misses", len(missing))
         pause = _FIRST_POLL  # seconds
-        last_arrival = time.monotonic()  # of a block
+        last_arrival = time.monotonic()  # when blocks were last found finished, or fetched
         while missing:
             awaited: dict[Block, list[RemotePiece]] = {}  # blocks that other processes fetch
             for batch in batches(missing.items(), lambda item: item[0].size):
@@ -126,7 +127,7 @@ class ShardCache:
                     lock = claim(path)
                     if lock is not None:
                         claims.callback(self._release, path + PART, lock)
-                    # the file exists if another process finished it just before `claim`; the next call reads it
+                    # if the file exists, another process finished it just before `claim`: the next `_fetch` reads it
                     if lock is None or os.path.exists(path):
                         awaited[block] = pieces
                     elif self._space.reserve(lock.fd, file_size(block.size)):
@@ -222,7 +223,7 @@ class _LockHolder(NamedTuple):
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield groups of items that fit into memory, and whose files may be open at once.
+    """Yield groups of at most `BATCH_BYTES` and `_BATCH_BLOCKS` items. A larger item is a group of its own.
 
     Args:
       items: Blocks or parts of blocks.

@@ -1,4 +1,4 @@
-"""Numbers of the report of a config, ready for JSON. The report's pictures and page show them."""
+"""Numbers that the report of a config shows, as JSON values."""
 
 import contextlib
 import dataclasses
@@ -88,7 +88,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Return how many tokens of each source are in `steps`.
 
     Returns:
-      columns: The result of `summarize` for all steps together.
+      columns: The result of `summarize` for all `steps`.
       steps: The steps.
       tokens: For each source, in the order of `columns`, its number of tokens in each step.
     """
@@ -112,8 +112,8 @@ def lengths(layout: Layout) -> dict[str, Any]:
       documents, tokens: Numbers of both.
       mean, longest: Lengths in tokens.
       longer_than_a_row: Number of documents.
-      percentiles: Length in tokens, by name.
-      bins: For lengths from one power of two to the next: first and last length, documents and tokens.
+      percentiles: Lengths in tokens, by names such as "50%".
+      bins: First and last length of each bin, such as 8 and 15, and its documents and tokens.
       sampled: A sentence if only some files were scanned for documents, else None.
       If documents cannot be found, only `error`.
     """

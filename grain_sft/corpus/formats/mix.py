@@ -91,10 +91,10 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 
 
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
-    """Return the paths of a mix, with relative ones made absolute. A placeholder that is left in a path is a CorpusError.
+    """Return the paths of a mix, with relative ones made absolute.
 
-    Relative paths start at the mix's folder. If the first relative path exists in the working directory, but not in the mix's
-    folder, all relative paths start at the working directory.
+    A path with a placeholder raises CorpusError, unless a local file has that name. Relative paths start at the mix's folder.
+    If the first one exists in the working directory, but not in the mix's folder, all start at the working directory.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")

@@ -46,7 +46,7 @@ class _TrainerRun:
             iterators.load_checked(config, self._options, training=False)
 
     def follow(self, step: int) -> None:
-        """Continue at `step`, to which the weights belong."""
+        """Continue the batches of training at `step`, the step of the restored weights."""
         if self._training is not None:
             config, process_indices, batches = self._training
             if batches.next_step != step * self._options.of_trainer.batches_per_step(config):
@@ -54,7 +54,7 @@ class _TrainerRun:
                 iterators.continue_at(step, config, batches, self._options, process_indices)
 
     def close(self) -> None:
-        """Close all batches. If reading some of them failed, raise that error, and not what MaxText raised because of it."""
+        """Close all batches. If reading some of them failed, raise that error in place of MaxText's, which follows from it."""
         for batches in self._batches:
             batches.close()
         for batches in self._batches:

@@ -24,8 +24,8 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
     start = 0
     while True:
         tokens_before = int(totals[start - 1]) if start else 0
-        # Bisection: `fit` documents fit into the batch, and `too_many` documents do not. A batch without padding
-        # bounds the number of documents that can fit, so `too_many` begins one above this bound.
+        # Bisection: `fit` documents fit into the batch, and `too_many` documents do not. At first, `too_many` is the
+        # smallest number of documents that have more tokens than a batch.
         fit = 1
         too_many = 1 + int(np.searchsorted(totals[start:], tokens_before + capacity * rows, side="right"))
         while too_many - fit > 1:

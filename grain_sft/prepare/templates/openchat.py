@@ -63,7 +63,7 @@ class OpenChat(PiecesTemplate):
     def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
         """Return the loss of each piece. With `seq_level_weight` it is divided by the number of tokens of its message.
 
-        `<|end_of_turn|>` is one of these tokens, and the prefix is not.
+        `<|end_of_turn|>` counts as one of these tokens. The prefix doesn't count.
         """
         if not self.chosen.seq_level_weight:
             return weights
