@@ -103,7 +103,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 def _load_json(text: str) -> Any:
     """Return the value of JSON. Refuse a repeated key: JSON is also YAML, in which `_Loader` finds such a key and its line."""
     value = json.loads(text)
-    with contextlib.suppress(yaml.YAMLError, RecursionError):
+    with contextlib.suppress(yaml.YAMLError, RecursionError):  # JSON that PyYAML can't parse is not checked
         yaml.compose(text.replace("\t", " "), _Loader)
     return value
 
@@ -181,7 +181,7 @@ def _locate(path: object, folder: str) -> object:
     """Return a token path, joined to `folder` if it is relative and exists there.
 
     If `folder` is in a bucket, a relative path is always joined: its existence is not checked.
-    Text such as "0.3 a 0.7 b", a blend of weights and prefixes, becomes a list of its words.
+    Text such as "0.3 a 0.7 b", a blend of weights and prefixes, becomes a list of its words, with the prefixes located.
     """
     if not isinstance(path, str) or not path:
         return path  # `validate` refuses a wrong type
@@ -228,7 +228,7 @@ def _locate_tokenizer(name: object, folder: str) -> object:
 
 
 def _joined(folder: str, path: str) -> str:
-    """Return `path` in `folder`. In a bucket, resolve "." and ".." at its beginning: "gs://a/b" and "../c" give "gs://a/c"."""
+    """Return `path` in `folder`. In a bucket, resolve a `path` that begins with a dot: "gs://a/b" and "../c" give "gs://a/c"."""
     scheme, separator, name = os.path.join(folder, path).rpartition("://")
     if separator and path.startswith("."):
         name = os.path.normpath(name)

@@ -27,8 +27,8 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     """Yield the batches for `trainer.train`.
 
     Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart, it takes
-    batches from step 0 on again, and drops the ones before its checkpoint. This function yields empty dicts in their place, so
-    that no batch is read to be dropped.
+    all batches from the first one on, and drops those before its checkpoint. This function yields empty dicts in place of
+    these, so that no batch is read to be dropped.
 
     Args:
       batches: Batches of the pipeline, at any step.

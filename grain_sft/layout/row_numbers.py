@@ -16,7 +16,7 @@ FILL_ROW = -1
 
 
 class FillKey(int):
-    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which would make -1 the last row; here `%` keeps -1."""
+    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`: -1 would become the last row, so here `%` keeps it."""
 
     def __mod__(self, other: int) -> int:
         return self
@@ -32,7 +32,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
         of_int64 = type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1
         listed = indices.tolist() if of_int64 else [operator.index(row) for row in indices]  # type: ignore[union-attr]
     except TypeError as error:
-        raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
+        raise RowIndexError(f"rows {indices!r} of {layout!r}: expected a sequence of integers.") from error
     lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
     if lowest < FILL_ROW or highest >= len(layout):
         wrong = lowest if lowest < FILL_ROW else highest
@@ -41,7 +41,11 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
 
 
 def checked_record(index: int, layout: Sized) -> int:
-    """Return `index`. Raise a `RowIndexError` for -1: only a sampler may ask for `FILL_ROW`, by a `FillKey`."""
+    """Return `index`, which may be `FILL_ROW` only as a sampler's `FillKey`.
+
+    Raises:
+      RowIndexError: `index` is -1 and not a `FillKey`, so the caller may mean the last row.
+    """
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(
             f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."

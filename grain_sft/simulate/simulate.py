@@ -1,4 +1,4 @@
-"""simulate: the figures of a run on many hosts, as a dict that is ready for JSON."""
+"""Figures of a simulated run on many hosts, as a dict of JSON values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,7 +90,7 @@ def simulate(
     Args:
       pipeline: Pipeline of the run, of any host.
       hosts: Number of hosts.
-      steps: Steps of the run, or of its stage; the hosts start at the first of them.
+      steps: Consecutive steps of the run, or of one of its stages. The hosts start at the first one.
       conditions: Speeds of hosts, network and bucket. Ignored with `real`, which has its own.
       as_bucket: Whether reads of local files count as requests to a bucket.
       restart_hosts: Number of hosts of a restart after these steps; None for `hosts`.
@@ -129,6 +129,7 @@ def simulate(
         "files": _files(model),
         "waits": _waits(totals.per_step["waited"], totals.waits.now),
         "cache": _cache(model),
+        # after "cache", because the restart changes the caches of the model
         "restart": _restart(pipeline, model, restart_hosts or hosts, steps.stop, real),
         "curves": _curves(totals.per_step, steps),
         **_of_real_processes(totals, real, hosts),
@@ -162,7 +163,7 @@ def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
-    """Return the number of rows read, the number of distinct rows, and how often the most frequent row was read."""
+    """Return the numbers of rows read, of slots and of distinct rows, and how often the most frequent row was read."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
         "rows_read": round(totals.rows * totals.scale),
@@ -231,8 +232,10 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the measurements, the model's predictions of them, and `start`: the time and the requests until all hosts have the
-    first batch, and the memory of the largest process."""
+    """Return the measurements, the model's predictions of them, and `start`.
+
+    `start` has the time and the requests until all hosts have the first batch, and the memory of the largest process.
+    """
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
@@ -256,7 +259,7 @@ def _opened(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return what `step` costs new processes on `hosts` hosts. None if the run ends before `step`.
+    """Return what `step` costs new processes on `hosts` hosts. None if the run has no such step.
 
     The hosts keep the shard caches of `model`, which has made the steps before `step`. The new processes have checked no file.
     """

@@ -42,7 +42,7 @@ counts: dict[str, int] = dict.fromkeys(
     ),
     0,
 )
-"""Counters of this process, as `grain_sft.observers.metrics` describes them."""
+"""Counters of this process, as `grain_sft.observers.metrics` describes them. A forked process begins with its parent's."""
 
 _lock = ForkSafeLock()
 
@@ -66,9 +66,9 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each thread that makes a batch, oldest first, and then lines for the open requests.
+    """Return a line for each thread that makes a batch, oldest batch first, and then lines for the open requests.
 
-    With `pipeline`, threads that make batches of other pipelines are left out.
+    With `pipeline`, threads that make batches of other pipelines are left out, but no request is.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []

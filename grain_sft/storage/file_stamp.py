@@ -30,7 +30,7 @@ class FileStamp:
       digest: Hash of the first and last bytes of the data; see `digest_of`.
       data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
       version: Version of a remote file, such as "generation 1712"; None for a local one, or a store without versions.
-      root: Folder that the file has to be in whenever it is opened; None means any. It is not saved.
+      root: Folder that the file has to be in whenever it is opened; None means any. An index does not save it.
     """
 
     path: str

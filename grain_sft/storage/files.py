@@ -103,7 +103,7 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 
 
 def exists(path: str) -> bool:
-    """Return whether a file or folder exists, local or remote."""
+    """Return whether a file or folder exists, local or remote. A local link that is broken exists."""
     return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
 
 
@@ -127,10 +127,10 @@ def _remote_kind(path: str) -> str | None:
 
 
 def glob(pattern: str) -> list[str]:
-    """Return the local or remote files that match, sorted.
+    """Return the local or remote files and folders that match, sorted.
 
     Raises:
-      CorpusFileError: `**` reaches a local folder by two paths, one of them through a link.
+      CorpusFileError: `**` finds files in the same local folder by two paths, one of them through a link.
     """
     if is_remote(pattern):
         with remote(pattern) as client:

@@ -22,7 +22,7 @@ class Cut:
     """How a stream is cut into samples.
 
     Attributes:
-      length: Number of tokens from the begin of one sample to the begin of the next.
+      length: Number of tokens from the start of one sample to the start of the next.
       extra: 1 if a sample also holds the first token of the next one, else 0.
       drop_last: Whether a last sample of fewer tokens is left out.
     """
@@ -34,12 +34,11 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        If a partial last sample counts, the quotient is rounded up. megatron-core computes it in 32-bit floating point, which
-        loses the partial sample of some long streams.
+        If a partial last sample counts, the quotient is rounded up. As in megatron-core, whose quotient is a 32-bit float, the
+        partial sample of some long streams is lost. megatron-core may also add a sample without tokens; this function doesn't.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
-        # the smaller of the exact quotient and megatron-core's, whose rounding may also add a sample that has no tokens
         exact = -(-max(0, num_tokens - self.extra) // self.length)
         return min(exact, int(np.ceil(np.float32(num_tokens - self.extra) / np.float32(self.length))))
 
@@ -124,8 +123,8 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    A sample may begin at the border of two entries. If samples have no extra token, the border is stored as the end of the
-    first entry (token 10 of an entry of 10 tokens), else as token 0 of the second.
+    The last line is the end of the last sample. A sample may begin at the border of two entries. Without an extra token, the
+    border is stored as the end of the first entry (token 10 of an entry of 10 tokens), else as token 0 of the second.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

@@ -63,7 +63,7 @@ def render_chat_sft(
 
     Args:
       tokenizer: Tokenizer of the contents.
-      messages: Messages with the keys `role` and `content`.
+      messages: Messages with the keys `role` and `content`. A message without one of them raises KeyError.
       add_final_eot: Whether the last message ends with `<|eot|>`.
 
     Raises:
