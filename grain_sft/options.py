@@ -179,7 +179,7 @@ def check_value(value: object, kind: Any, where: str) -> None:
             raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # UnicodeEncodeError: half of a surrogate pair
         words = " or ".join(dict.fromkeys(map(expected, kinds)))
         raise ConfigError(f"{where} is {shortened(repr(value))}; expected {words}.") from None
 

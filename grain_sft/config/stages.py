@@ -49,8 +49,8 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
             inherited = {name: section for name, section in base.items() if name != "corpus"}
         merged = overlay(inherited, own)
         configs.append(copy.deepcopy(merged))  # stages share sections, and layouts are changed below
-    lengths = {each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))}
-    if len(lengths) > 1 and all(isinstance(length, int) for length in lengths):
+    lengths = [each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))]
+    if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
         for each in configs:
             for layout in _layouts_with_max_length(each):
                 layout.setdefault(_MAX_LENGTH, max(lengths))

@@ -36,6 +36,7 @@ class _Split:
     def find(self, numbers: Ints, left: bool) -> Ints:
         """Return the row of the node that is row k of a branch, for each k in `numbers`: both int64 [n], counted from 0.
 
+        Rows from 2^62 - 1 on are returned as 2^62 - 1.
         The branch is the left one if `left`, else the right one.
         """
         # Row `number` of a branch is row t - 1, where t is the first number of rows with
@@ -48,7 +49,7 @@ class _Split:
         denominator = share.numerator * unit
         num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
         # at least number + 1 rows reach the node before the branch has its row `number`
-        rows: Ints = np.maximum(np.asarray(num_rows), numbers + 1).astype(np.int64) - 1
+        rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 
 

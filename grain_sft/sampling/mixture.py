@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from grain_sft.deprecated import renamed_arguments
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import check_choice, checked_entries
+from grain_sft.sampling.batch_sizes import MOST_ROWS, check_choice, checked_entries
 from grain_sft.sampling.proportions import OnExhausted, Proportions, as_shares
 from grain_sft.sampling.streams import SourceOrder
 
@@ -169,4 +169,8 @@ class Mixture:
         for step, weights in self.schedule:
             changes[rows_before(step)] = self._shares(weights)
         limits = [rows.num_rows for _, rows in self.sources.values()]
+        if (most := max(0, *changes, *filter(None, limits))) > MOST_ROWS:
+            raise SamplerError(
+                f"a mixture counts its rows up to 2^62; found {most}. Take fewer epochs, or earlier steps in the schedule."
+            )
         return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending() else ())

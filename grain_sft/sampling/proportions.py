@@ -12,6 +12,7 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.balanced_schedule import ScheduleTable
+from grain_sft.sampling.batch_sizes import MOST_ROWS
 from grain_sft.sampling.groups import groups
 from grain_sft.sampling.halving import HalvingTree
 from grain_sft.types import Ints
@@ -140,7 +141,7 @@ class Proportions:
             if number < 0:
                 continue
             row = int(phase.chooser.find(source, np.array([number]))[0])
-            if row >= 0:
+            if 0 <= row < MOST_ROWS - 1:  # `find` returns MOST_ROWS - 1 for later rows, which no run reaches
                 exhausted.append((phase.row + row + after_last, -after_last, source))
         if not exhausted:
             return None

@@ -15,6 +15,12 @@ from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, Transfor
     [
         ("smapler", 1, "unknown key 'smapler'. The nearest known: 'sampler'."),
         ("sampler.global_batch", 1, "sampler: unknown key 'global_batch'. The nearest known: 'global_batch_size'."),
+        (
+            "stages",
+            [{"steps": 1}, {"layout": {"sequence_length": []}}],
+            "layout.sequence_length is []; expected an int",
+        ),
+        ("sampler.seed", "\ud800", "sampler.seed is '\\ud800'; expected an integer"),
         ("inherits", 5, "inherits is 5; expected the path of another config."),
         ("corpus.path", 5, "corpus.path is 5; expected text or a list."),
         ("corpus.path", [None], "corpus.path[0] is None; expected text or a number."),

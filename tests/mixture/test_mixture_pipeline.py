@@ -151,6 +151,21 @@ def test_a_source_that_an_earlier_stage_exhausted_leaves_its_share_to_the_others
     assert np.abs(np.bincount(drawn, minlength=3) - np.array([7, 0, 1]) * 45).max() < 1
 
 
+def test_numbers_that_no_run_reaches_are_errors_or_count_as_never(folder):
+    for change in ({"max_epochs": 1 << 62, "on_exhausted": "renormalize"}, {}):
+        config = mixture_config(folder)
+        config["corpus"]["mixture"]["talks"] |= change
+        if not change:
+            config["sampler"]["schedule"] = [{"step": 1 << 62, "weights": {"chat": 0.1}}]
+        with pytest.raises(SamplerError, match=r"a mixture counts its rows up to 2\^62; found \d+"):
+            load(config)
+    config = mixture_config(folder)
+    config["corpus"]["mixture"]["web"]["weight"] = 10**30
+    config["corpus"]["mixture"]["talks"] |= {"max_epochs": 1, "on_exhausted": "renormalize"}
+    pipeline = load(config)
+    assert pipeline.num_steps is None and set(pipeline.source.layout.parts_of(pipeline.sampler.rows(9))) == {2}
+
+
 def test_a_schedule_changes_weights_that_were_amended_twice(folder):
     """Also where the first amendment gave the weight that the schedule gives later."""
     sampler = mixed(folder, schedule=[{"step": 9, "weights": {"chat": 0.1}}]).sampler
