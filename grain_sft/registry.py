@@ -14,14 +14,14 @@ _WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
 
 
 class Registry(Generic[Entry]):
-    """Entries by name. A name of the form `package.module:Name` is an entry from outside, imported on first use.
+    """Entries by name, such as "packed" in `LAYOUTS`. The name `package.module:Name` imports an entry from another package.
 
-    An entry carries everything that the package must know of it. No other code compares names.
+    An entry carries everything that the package must know of it, so that no other code compares names.
 
     Args:
       noun: Singular noun for messages, such as "order".
       error: Class of the errors.
-      entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
+      entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
       kinds: Types that a registered or imported object may have.
       base: Class from which an entry that is a class, and the object that `make` returns, have to inherit.
@@ -62,7 +62,7 @@ class Registry(Generic[Entry]):
             raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
             entry = self._imported(entry)
-            if name in self._entries:
+            if name in self._entries:  # not `package.module:Name`: the table lists built-in and registered names only
                 self._entries[name] = entry
         return entry
 
@@ -87,7 +87,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Return the object that an entry, or the entry of a name, makes of these arguments.
+        """Call `entry`, or the entry with this name, with the arguments and options, and return the result.
 
         An error in the code of the entry becomes the table's error, which names the entry.
         """
@@ -128,5 +128,5 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
 
 
 def table_of(kind: Any) -> Registry[Any] | None:
-    """Return the table whose names a type takes, `ORDERS` for `Annotated[str, ORDERS]`; None for a type without a table."""
+    """Return the table in a type such as `Annotated[str, ORDERS]`; None if the type has none."""
     return next((meta for meta in get_args(kind)[1:] if isinstance(meta, Registry)), None)

@@ -1,4 +1,4 @@
-"""Corpus: what tokens and documents are on disk?"""
+"""Corpora: which tokens and documents are on disk, and in which formats."""
 
 from grain_sft.corpus import content
 from grain_sft.corpus.boundary_documents import part_by_part

@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True):
     folder: str  # path of the run's log and checkpoints
     steps: int  # number of steps of the whole training; a checkpoint is written after each third
     seed: int  # seed of the initial parameters
-    resume: str | None = None  # folder whose newest checkpoint is loaded; None begins at step 0
+    resume: str | None = None  # folder of the run whose newest checkpoint is loaded; None begins at step 0
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ Log = Mapping[int, Record]
 
 
 def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
-    """Run the demo in the folder `where`. Return the exit status: 0 if its runs are equal bit for bit, else 1.
+    """Run the demo in the folder `where`. Return its exit status, 0 if the runs are equal bit for bit, else 1.
 
     Raises:
       GrainSftError: The folder cannot be written to, or a run failed.
@@ -81,14 +81,17 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
 
 
 def killed_after(steps: int) -> int:
-    """Return the step after which the first run is killed: two thirds of the way from its first checkpoint to its second."""
+    """Return the step after which the first run is killed.
+
+    It is about two thirds of the way from the first checkpoint to the second.
+    """
     first_checkpoint = steps // 3
     return first_checkpoint + (first_checkpoint - 1) * 2 // 3
 
 
 @contextlib.contextmanager
 def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make the folder `where`, or take that of an earlier demo, and lock it. Yield its absolute path."""
+    """Make the folder `where`, unless an earlier demo has made it, and lock it. Yield its absolute path."""
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
     root = Path(os.path.abspath(files.normalize(where)))
@@ -96,6 +99,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     marker = root / _MARKER
     if not marker.exists():
+        # a demo that was killed while it wrote the marker leaves a temporary file, whose name begins with another dot
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
             raise GrainSftError(
@@ -160,12 +164,12 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             if record.step in (start, options.steps - 1) or record.step % _PRINT_EVERY == 0:
                 _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
-                process.kill()  # with SIGKILL, which it cannot catch
+                process.kill()  # it may still print steps before SIGKILL arrives
         status = process.wait()
     was_killed = status == -signal.SIGKILL
     last_step = max(records, default=-1)
     if kill_after is not None:
-        # the process ended by itself, or had printed its last step before the signal arrived
+        # the process had exited, or had printed its last step, before SIGKILL arrived
         if status == 0 or (was_killed and last_step == options.steps - 1):
             raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
         if was_killed and last_step >= kill_after:
@@ -174,7 +178,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
                 f"  killed: SIGKILL to process {process.pid} after {len(records)} steps; newest checkpoint: step {newest}"
             )
             return records
-    if was_killed:  # by the system
+    if was_killed:  # by the system, since no return above was reached
         last_line = "most likely the machine ran out of memory. A run takes about 1 GB."
     if status:
         end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
@@ -203,7 +207,7 @@ def started(options: Options) -> Iterator[subprocess.Popen[str]]:
 
 
 def parse(line: str) -> Record | None:
-    """Return the record that a line holds; None for any other line, such as an error or half a record."""
+    """Return the record in a line; None for another line, such as an error or an incomplete record."""
     try:
         return msgspec.json.decode(line, type=Record)
     except msgspec.DecodeError:
@@ -211,7 +215,7 @@ def parse(line: str) -> Record | None:
 
 
 def difference(steps: range, run: Log, other: Log) -> str | None:
-    """Return a sentence about the first of `steps` whose records differ between the two runs; None if all are equal."""
+    """Return a sentence about the first of `steps` whose records differ; None if the records of all steps are equal."""
     for step in steps:
         if step not in run or run[step] != other.get(step):
             return f"Step {step} is the first that differs: {run.get(step)} and {other.get(step)}."
@@ -219,7 +223,7 @@ def difference(steps: range, run: Log, other: Log) -> str | None:
 
 
 def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
-    """Return lines with the losses of the runs side by side, as numbers and as exact hexadecimal floats."""
+    """Return a header and one line for each step: the losses of all runs, each as a decimal and as a hexadecimal float."""
     lines = [f"step  {'  '.join(f'{name:<21}' for name in logs)}".rstrip()]
     for step in steps:
         records = [log.get(step) for log in logs.values()]
@@ -230,7 +234,7 @@ def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
 
 
 def _exact(loss: float) -> str:
-    """Return a float32 in hexadecimal, without the zeros at its end that `float.hex` writes."""
+    """Return `loss` in hexadecimal, without the zeros at the end of the mantissa."""
     mantissa, mark, exponent = loss.hex().partition("p")
     return mantissa.rstrip("0") + mark + exponent
 

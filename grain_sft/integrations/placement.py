@@ -28,8 +28,8 @@ class ProcessRows:
     Attributes:
       shape: Shape of the global array.
       rows: int64 [n], ascending indices of the rows that are on the devices, at least in part.
-      indices: Rows and columns of the array that each device holds.
-      first: First process that holds row 0.
+      indices: Rows and columns of the array that are on each of the process's devices.
+      first: Lowest index of a process that holds row 0.
     """
 
     shape: tuple[int, int]
@@ -85,7 +85,7 @@ class Block(NamedTuple):
     """Rows and columns of the global batch that a process reads with one call of `Pipeline.read`.
 
     Attributes:
-      rows: int64 [n], slots: indices of rows in the global batch.
+      rows: int64 [n], slots of the global batch, ascending.
       columns: First column and the one after the last; None for all.
     """
 
@@ -130,7 +130,7 @@ class DirectPlacement(Placement):
 
     Args:
       sharding, shape: Sharding and shape [rows, L] of the global arrays.
-      batch_rows: Number of rows of the global batch. The rows of the array after them are zeros.
+      batch_rows: Number of rows of the global batch. If `shape` has more rows, the last ones are zeros.
       order: Order of the columns.
       divides: Whether a process reads only the columns of its devices, not whole rows.
     """
@@ -145,7 +145,7 @@ class DirectPlacement(Placement):
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """See `Placement.part`. The part is put together from ranges of columns, each of which is in one block."""
+        """See `Placement.part`. The order of columns divides the part into ranges, and each range is in one block."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
         first_column, end_column, _ = index[1].indices(self.shape[1])
@@ -165,9 +165,8 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
     Adjacent ranges of columns with the same rows are one block.
     """
     num_rows, length = mine.shape
-    masks: dict[
-        Columns, npt.NDArray[np.bool_]
-    ] = {}  # for each range of columns: whether a device has this part of row i
+    # for each range of columns: whether one of the process's devices has it of row i
+    masks: dict[Columns, npt.NDArray[np.bool_]] = {}
     for rows, columns in mine.indices.values():
         for source in order.sources(columns.start, columns.stop, length):
             masks.setdefault(source, np.zeros(num_rows, np.bool_))[rows] = True
@@ -217,7 +216,7 @@ class LoaderPlacement(Placement):
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         # `put` returns an array with the rows in another order: slot i of the batch is row row_of_slot[i] of that array
         row_of_slot = np.zeros(shape[0], np.int32)
-        self._rows_read: dict[int, slice] = {}  # entries of `reads` by number of the device that gets them
+        self._rows_read: dict[int, slice] = {}  # by index in `devices`: the entries of `reads` that `put` sends to it
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)

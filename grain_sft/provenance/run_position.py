@@ -1,4 +1,4 @@
-"""RunPosition: the position of a run, as the entries of its audit log state it."""
+"""RunPosition: the step that a run has reached, according to the lines of its audit log."""
 
 from collections.abc import Iterator
 from typing import Self
@@ -8,7 +8,7 @@ from grain_sft.provenance.events import Event, Events
 
 
 class RunPosition:
-    """Position of a run between two events. An event is the start or the completion of an epoch.
+    """Position of a run between two events, the starts and completions of epochs. `LineChecker` moves it line by line.
 
     Args:
       pipeline: Pipeline of the run.
@@ -16,10 +16,10 @@ class RunPosition:
     Attributes:
       events: Events of the run.
       due: Next event; None after the last one.
-      since: Step of the first batch after the last load; None if the line that states it was changed.
-      delivered: Last step with an entry since the last resume, which was therefore delivered.
-      max_resume_step: Last step at which the run may resume, the step of the next event; -1 before the first load.
-      is_known: Whether the lines so far state the step. After a changed line, only the next intact line states it.
+      since: Step at which the process began or resumed the run; None if the line that states it was changed.
+      delivered: Last step that is certainly delivered: the step of the last event, or the step before a later resume.
+      max_resume_step: Last step at which the run may resume: the largest step of `due` so far; -1 before the first load.
+      is_known: Whether the step is known. It is unknown after a changed line, until an intact line states it.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -32,20 +32,20 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position in another version of the run. Its next event is unknown until `continue_at`."""
+        """Return this position in another version of the run. Call `continue_at` or `go_to` before `pass_event`."""
         position = type(self)(pipeline)
         position.due, position.since, position.is_known = self.due, self.since, self.is_known
         position.delivered, position.max_resume_step = self.delivered, self.max_resume_step
         return position
 
     def continue_at(self, step: int) -> None:
-        """Go to the first event from `step` on, as after a resume."""
+        """Continue at `step`, as the run does when it begins or resumes. The next event is the first from `step` on."""
         self.since, self.delivered = step, step - 1
         self._upcoming = self.events.following(step)
         self._advance()
 
     def go_to(self, event: Event) -> None:
-        """Make `event` the next event."""
+        """Make `event`, one of `events`, the next event."""
         self._upcoming = self.events.following(event.step)
         while self.due != event:
             self._advance()
@@ -56,7 +56,7 @@ class RunPosition:
         self._advance()
 
     def lose(self) -> None:
-        """Make the step unknown: a changed line may have been an entry of any kind."""
+        """Make the step unknown, since a changed line may have been an entry of any kind."""
         self.is_known, self.since = False, None
 
     def _advance(self) -> None:

@@ -18,7 +18,7 @@ Weight = int | float | str | Fraction
 @renamed_arguments(when_dry="on_exhausted")
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Sources and their weights: how often each gives a row.
+    """Sources and their weights. A weight states how often a source gives a row.
 
     Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. After any
     number of rows, each source is less than one row from its share. With five or more weights of many digits, it is less
@@ -93,18 +93,18 @@ class Mixture:
 
     @property
     def changes(self) -> list[int]:
-        """Steps at which its weights, or those of a mixture in it, change."""
+        """Steps at which weights change, those of the mixture or of a mixture among its sources."""
         inner = [step for _, _, mixture in self.parts() if mixture is not None for step in mixture.changes]
         return [step for step, _ in self.schedule] + inner
 
     @property
     def num_instances(self) -> int:
-        """Rows of all sources."""
+        """Number of rows of all sources."""
         return sum(rows.num_instances for _, rows in self.sources.values())
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows of the mixture. None where it never ends, or has a schedule and so depends on the batch sizes."""
+        """Number of rows of the mixture. None if it never ends, or has a schedule, since rows per step are unknown here."""
         return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
 
     @property
@@ -118,11 +118,11 @@ class Mixture:
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
     def continued(self, starts: Mapping[str, tuple[int, int]], prefix: str = "") -> Mixture:
-        """Return the mixture whose sources begin at `starts`.
+        """Return a mixture like this one whose sources begin at `starts`.
 
         Args:
-          starts: Epoch and index of the first row by name of the source: "web", or "code/python" for source "python" of a
-            mixture that is source "code". Other sources begin at (0, 0).
+          starts: Epoch and index of the first row, by name of the source. If source "code" is a mixture, the name of its
+            source "python" is "code/python". Sources without a name here begin at (0, 0).
           prefix: Prefix of the names of this mixture's sources, such as "code/".
         """
         sources: dict[str, tuple[Weight, SourceOrder | Mixture]] = {}
@@ -134,18 +134,18 @@ class Mixture:
         return dataclasses.replace(self, sources=sources)
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Weight]]]) -> Mixture:
-        """Return the mixture with other weights of some sources.
+        """Return a mixture like this one with other weights of some sources.
 
         Args:
           changes: Pairs (step, weights by name), with ascending steps. A weight holds from its step on, until a later change
             or the schedule changes the weight of that source.
 
         Raises:
-          SamplerError: The mixture does not have a source.
+          SamplerError: `changes` has a name that is not a source of the mixture.
         """
         planned = {0: self._first_weights(), **dict(self.schedule)}
-        weights: dict[str, Weight] = {}
-        planned_weights: dict[str, Weight] = {}
+        weights: dict[str, Weight] = {}  # after the changes so far
+        planned_weights: dict[str, Weight] = {}  # without the changes
         entries: dict[int, dict[str, Weight]] = {}
         for step in sorted({*planned, *(step for step, _ in changes)}):
             for name, weight in planned.get(step, {}).items():
@@ -164,7 +164,7 @@ class Mixture:
         return dataclasses.replace(self, sources=sources, schedule=tuple(entries.items()))
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
-        """Return how the rows are divided among the sources; `rows_before` returns the number of rows before a step."""
+        """Return how the sources divide the rows. `rows_before(step)` is the number of the mixture's rows before a step."""
         changes = {0: self._shares()}
         for step, weights in self.schedule:
             changes[rows_before(step)] = self._shares(weights)

@@ -1,6 +1,6 @@
 """Parsing of `tf.train.Example` records without TensorFlow.
 
-Format: tensorflow/core/example/example.proto and feature.proto
+Source of `_FILE`: tensorflow/core/example/example.proto and feature.proto
 """
 
 import functools
@@ -44,8 +44,9 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record gives {}. Any other record without features gives None, because many short texts parse as such an Example.
-    A feature of one value becomes a scalar, and one of several values a list. A feature without values is omitted.
+    An empty record is an Example without features, and gives {}. Many short texts also parse as an Example without features,
+    so any other such record gives None. A feature with one value becomes a scalar, and with several values a list. A feature
+    without values is omitted.
     """
     if not record:
         return {}
@@ -60,7 +61,7 @@ def fields_of(record: bytes) -> dict[str, Any] | None:
 
 
 def _values(feature: Any) -> list[Any]:
-    """Return the values of a feature. Bytes in UTF-8 become strings."""
+    """Return the values of a feature. Bytes that are valid UTF-8 become strings."""
     kind = feature.WhichOneof("kind")
     values = getattr(feature, kind).value if kind else []
     return [decoded(value) if isinstance(value, bytes) else value for value in values]

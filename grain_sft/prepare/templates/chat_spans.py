@@ -36,7 +36,7 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of the content of every message. None if the template changes or leaves out a content.
+        """Span of each message's content; None if the template changes or leaves out a content.
 
         Also None for a chat that has tools, or messages with keys besides `role` and `content`.
         """
@@ -47,7 +47,7 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return the texts around the contents, if each message has a role, a content and nothing else."""
+    """Return `_around_contents` of messages with these roles that have no other keys than `role` and `content`."""
     return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
@@ -88,10 +88,10 @@ def _around_contents(
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents in `text`. None if `text` is not made of the texts `around` and the contents.
+    """Return the spans of the contents in `text`. Return None if `around` and the contents do not make up `text`.
 
-    For `around` ["<u>", "</u>"] and the content "Hi", `text` is "<u>Hi</u>" and the span is (3, 5). The template may have
-    trimmed the contents.
+    For example, `around` ["<u>", "</u>"] and the content "Hi" make up "<u>Hi</u>". The span is (3, 5). The contents may be
+    trimmed in `text`.
     """
     if around is None:
         return None
@@ -99,7 +99,7 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
         contents = [trim(message["content"]) for message in messages]
         pieces = [*itertools.chain(*zip(around, contents, strict=False)), around[-1]]
         if "".join(pieces) == text:
-            ends = list(itertools.accumulate(map(len, pieces)))
+            ends = list(itertools.accumulate(map(len, pieces)))  # pieces 1, 3, … are the contents
             return list(zip(ends[:-1:2], ends[1::2], strict=True))
     return None
 
@@ -108,8 +108,8 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     """Return the span of one turn; None if the template leaves the turn out.
 
     The chat is rendered with a mark as the content of the turn. The span begins where the text before the mark ends, and it
-    ends where the text after the mark begins. But the template may write another text around a mark than around the content.
-    Then that text is not in the chat, and the start or the end is found in another way:
+    ends where the text after the mark begins. The template may write other text around the mark than around the content. Then
+    the start or the end is found in another way:
 
     - Start: the messages before the turn are rendered, followed by the beginning of a turn such as "<|im_start|>assistant".
       The span begins where this text ends.
@@ -145,10 +145,10 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return one or two messages, each to be tried in place of `message`.
+    """Return the messages that are tried in place of `message`: one, or two if it has thoughts.
 
-    In the first, the mark 0 replaces the content, and there are no thoughts. The second, for a message with thoughts, has the
-    mark 0 as its content and the mark 1 as its thoughts.
+    The first has the mark 0 as its content, and no thoughts. The second has the mark 0 as its content and the mark 1 as its
+    thoughts.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
