@@ -131,7 +131,7 @@ def verify(parser: Parser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Check and print. Return status 0 if everything is sound, else 1."""
+    """Verify a corpus, a plan or a config, and print the report. Return status 0 if it is sound, else 1."""
     from grain_sft.corpus import open_corpus
     from grain_sft.verify import verify
 
@@ -140,7 +140,7 @@ def _verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     declared = options_of(open_corpus)
     opening = corpus_options(options) | {"root": options.root}
-    # If WHERE is a config, `verify` refuses options of a corpus. So it gets only the options that the user changed.
+    # `verify` refuses options of a corpus if WHERE is a config, so it gets only those that differ from their defaults.
     opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
@@ -166,7 +166,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _shown(value: Any) -> str:
-    """Return the text of a figure of a report."""
+    """Return a figure of a report as text, such as "7,920" or "web 3, code 4"."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
     if isinstance(value, list):
@@ -175,6 +175,6 @@ def _shown(value: Any) -> str:
 
 
 def _print_json(value: Any) -> int:
-    """Print a value as JSON. Return the exit status 0."""
+    """Print `value` as JSON. Return the exit status 0."""
     print(json.dumps(value, indent=2))
     return 0

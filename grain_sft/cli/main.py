@@ -1,7 +1,7 @@
 """Entry point of `grain-sft COMMAND ...`.
 
-This module imports little: the handler of Ctrl-C has to be installed before the slow imports begin. So functions import what
-they need.
+Functions import what they need, so that this module imports little: the slow imports begin after the handler of Ctrl-C is
+installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ COMMANDS = {
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats; prepare, by an older name"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools; prepare, by an older name"),
 }
-"""For each command, its module in `grain_sft.cli`, and its summary. A function named like the command declares its options."""
+"""For each command, its module in `grain_sft.cli` and its summary.
+
+The module has a function with the name of the command, which declares its options.
+"""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that do not need JAX, because they do not ask it for the host."""
@@ -53,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`; Ctrl-C then ends the process. With a
-        list, it ends the command alone.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`. Ctrl-C ends the process if `argv` is None, and
+        only the command otherwise.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -74,13 +77,13 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, ends_process: bool) -> int:
-    """Run the command line of this process, which ends on Ctrl-C.
+    """Run the command line of this process. Ctrl-C ends the process.
 
     Args:
-      ends_process: Whether the process exits right after the command.
+      ends_process: Whether the caller exits right after the command.
     """
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed, as by `2>&-`; a file opened next would get its descriptor
+        if getattr(sys, stream) is None:  # closed, as by `2>&-`; the next file to be opened would be descriptor 1 or 2
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     arguments = sys.argv[1:]
     name = " ".join(["grain-sft", *[word for word in arguments if word in COMMANDS][:1]])
@@ -91,7 +94,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     """Run the command line `arguments`, print its errors, and return the exit status.
 
     Args:
-      own_process: Whether the process runs only this command. Then JAX is hidden from Grain's import if the command needs none.
+      own_process: Whether the process runs only this command. If so, a command of `WITHOUT_JAX` hides JAX from Grain's import.
     """
     from grain_sft.errors import GrainSftError
 
@@ -105,7 +108,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
         return status
     except GrainSftError as error:
         print(prefix, error, file=sys.stderr)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the exit flushes stdout again, which must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print(f"\n{prefix} interrupted.", file=sys.stderr)
@@ -120,10 +123,10 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
     """Return the options in `arguments`.
 
-    Unknown arguments are an error, except with `--runner`. Then they are options of Apache Beam, in the option `unknown`.
+    Unknown arguments are an error, but with `--runner` they are options of Apache Beam, and become the option `unknown`.
 
     Args:
-      named: Name of the command; None without one. Only this command declares its arguments: a declaration imports much.
+      named: Name of the command; None without one. Only this command declares its arguments, since a declaration imports much.
     """
     from grain_sft.cli.arguments import Parser
     from grain_sft.version import __version__
@@ -147,8 +150,8 @@ def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
 def _grain_without_jax() -> Iterator[None]:
     """Hide JAX from the imports in the context, and import Grain at its end. In a process with JAX, do nothing.
 
-    Grain imports JAX if it can. Without JAX, the import of Grain takes a third of the time. msgspec imports typing_extensions
-    if it can. Hiding typing_extensions from msgspec saves 7 % of the CPU time of `grain-sft receipt`.
+    Grain imports JAX if it is installed. While JAX is hidden, the import of Grain takes a third of the time. msgspec imports
+    typing_extensions if it is installed. Hiding it from msgspec saves 7 % of the CPU time of `grain-sft receipt`.
 
     The garbage collector is off during the imports, and `gc.freeze` excludes the imported modules from later collections. This
     saves another 7 %.

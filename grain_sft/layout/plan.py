@@ -33,7 +33,7 @@ class Plan:
     """Packed rows, as columns. A piece is a whole document in a row, or the part of a document that is in that row.
 
     Attributes:
-      start: int64 [pieces], first token of each piece, counted through the corpus; row after row.
+      start: int64 [pieces], number of each piece's first token in the corpus. Pieces of one row are adjacent.
       length: uint32 [pieces], tokens of each piece.
       document: int64 [pieces], number of each piece's document.
       ends: int64 [rows], number of pieces in this row and all rows before it.
@@ -50,7 +50,10 @@ class Plan:
     highest_token: int | None = None
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows`; `row` is an index into `rows`."""
+        """Return (row, column, start, length, segment, document) of every segment of `rows`.
+
+        `row` is an index into `rows`. `column` is the column of the segment's first token, and `segment` counts from 1.
+        """
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
@@ -66,7 +69,9 @@ class Plan:
 def load_plan(
     finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
-    """Return the plan of the finder's documents from the cache, or make it with `make` (None means `make_plan`) and cache it.
+    """Return the plan of the finder's documents. If it is not cached, make it with `make` and cache it.
+
+    `make` is `make_plan` if it is None.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -81,9 +86,9 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return what decides a plan, ready for JSON: the documents, the options, and with `ties="numpy"`
-    how numpy sorts equal lengths on this machine.
+    """Return everything that decides a plan, as values of JSON.
 
+    These are the documents, the options, and with `ties="numpy"` the way in which numpy sorts equal lengths on this machine.
     `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. The options of an algorithm from another package
     include a hash of its file.
     """
@@ -102,7 +107,7 @@ def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
 
 
 def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
-    """Return the columns of a plan of the finder's documents, and its counts."""
+    """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
     documents = finder.documents
     document, start, length = _to_pack(documents, options)
     shard_ends = np.cumsum([shard.num_tokens for shard in finder.corpus.shards])
@@ -148,7 +153,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
-    """Return the columns of a plan with these pieces, row after row, and the counts of `documents` in it."""
+    """Return the arrays of a plan with these pieces, those of one row adjacent, and the counts for `documents`."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut, dropped = (kept > 0) & (kept < whole), kept == 0
@@ -159,7 +164,10 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack: whole documents, or parts of those that are longer than a row."""
+    """Return (document, start, length) of the pieces to pack.
+
+    A piece is a whole document, or part of a document that is longer than a row, unless the algorithm splits documents itself.
+    """
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):

@@ -57,10 +57,10 @@ class Target:
     def produce(
         self, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, overwrite: bool, wait: bool = False
     ) -> dict[str, Any]:
-        """Make the corpus unless it is finished, and return its manifest, with "already": True if it was finished before.
+        """Make the corpus unless it is finished. Return its manifest, with "already": True if this call made nothing.
 
         Args:
-          identity: JSON object: everything that decides the corpus, and its hash under "key".
+          identity: JSON object of everything that decides the corpus. Its "key" is a hash of the rest.
           make: Function that writes the corpus and returns its manifest.
           overwrite: Whether to replace another corpus, or the unfinished work of another one.
           wait: Whether to wait for another process that makes the same output.
@@ -76,7 +76,8 @@ class Target:
                     return manifest
                 self.discard()
         elif self.remote or os.path.isdir(self.work):
-            # remove the work of an interrupted run, unless a process that replaces this corpus holds the lock
+            # Remove the work that an interrupted run left. If another process holds the lock, it is replacing this corpus,
+            # and the work is its own.
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
         return {**manifest, "already": True}
@@ -87,7 +88,10 @@ class Target:
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
-        """Return the manifest if this corpus is finished, else None. Raise an error if other files are in the way."""
+        """Return the manifest if the corpus of `identity` is finished, else None.
+
+        Raise an error if the output has other files. With `overwrite`, it may have another finished corpus.
+        """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
             if manifest.get("key") == identity["key"]:
@@ -95,7 +99,7 @@ class Target:
             if not overwrite:
                 raise self.error(self.changed("a corpus made", manifest, identity))
             return None
-        if self.remote:
+        if self.remote:  # where unfinished work has its files in the output too
             has_files = not files.exists(self.state) and bool(_remote_files(self.output))
         elif os.path.lexists(self.output) and not os.path.isdir(self.output):
             raise self.error(f"{self.output}: is not a folder. Give another output.")
@@ -151,7 +155,8 @@ class Target:
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # if removing is interrupted, this file tells the next run that the other files are not the user's
+            # If the next two lines are interrupted, the next run finds this file, and removes the rest. Without it, `finished`
+            # would take the rest for the user's files.
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -176,7 +181,7 @@ class Target:
         """Remove the unfinished work and its folder."""
         _remove(self.work, but=LOCK)
         if not self.remote:
-            # fails if another process, which waits for the lock, just made files in the folder
+            # this may fail, because another process that waits for the lock may make files in the folder meanwhile
             shutil.rmtree(self.work, ignore_errors=True)
 
     def forget(self, name: str) -> None:
@@ -210,7 +215,7 @@ def _remove(path: str, but: str = "") -> None:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """Return the JSON object of a manifest or identity; raise a `PrepareError` where it is damaged."""
+    """Return the JSON object of a manifest or identity. Raise a `PrepareError` if it is damaged."""
     try:
         value = json.loads(files.read_text(path))
         if not isinstance(value, dict):
@@ -221,8 +226,11 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that `changed` compares. The list of inputs becomes a mapping by path, because messages
-    then name the path of a changed input. If two inputs have the same path, the list stays."""
+    """Return the parts of an identity that `changed` compares.
+
+    Its inputs become a mapping by path, so that messages name the path of a changed input. If two inputs have the same path,
+    they stay a list.
+    """
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs

@@ -1,4 +1,4 @@
-"""Strict JSON: repeated keys, NaN, NUL and half surrogate pairs are errors. The last functions describe values in messages."""
+"""Strict JSON, in which repeated keys, NaN, NUL and halves of surrogate pairs are errors; texts that describe its values."""
 
 import collections
 import difflib
@@ -64,7 +64,7 @@ def parse_json(line: bytes) -> object:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the dict of an object. Refuse repeated keys."""
+    """Return the dict of an object with these keys and values. Refuse repeated keys."""
     value = dict(pairs)
     if len(value) != len(pairs):
         counts = collections.Counter(key for key, _ in pairs)
@@ -100,7 +100,7 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return the text of bytes. Return bytes that are not UTF-8 unchanged: the parser of the record refuses them."""
+    """Return `data` as text. Return it unchanged if it is not in the encoding; the parser of the record then refuses it."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -108,7 +108,7 @@ def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise a `RecordError` if a string contains NUL or half of a surrogate pair; `where` names it."""
+    """Raise a `RecordError` if `text` contains NUL or half of a surrogate pair. `where` names the text in the message."""
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
     if not text.isascii() and (found := _SURROGATE.search(text)):
@@ -136,12 +136,12 @@ def check_json(value: object, where: str) -> None:
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of every string in a parsed value, keys included, in order."""
+    """Yield the path and the text of every string in `value`, keys included. `path` is the path of `value` in its record."""
     return ((where, leaf) for where, leaf in _leaves(value, path) if isinstance(leaf, str))
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of every key and of every value that is not an object or a list."""
+    """Yield the path and the value of each leaf. Leaves are the keys, and the values that are not objects or lists."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
@@ -156,7 +156,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: in ASCII, on one line, and cut if it has more than 80 characters."""
+    """Return `value` as text for a message: ASCII, on one line, cut to 60 characters if it has more than 80."""
     text = ascii(value)
     length = len(value) if isinstance(value, str) else len(text)
     return text if len(text) <= 80 else f"{text[:60]}... ({length} characters)"
@@ -170,7 +170,7 @@ def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> 
 
 
 def found(entry: Mapping[str, Any], key: str) -> str:
-    """Return `kind` of the value of a key, or "is missing"."""
+    """Return what `entry` has under `key`: the `kind` of the value, or "is missing"."""
     return kind(entry[key]) if key in entry else "is missing"
 
 
