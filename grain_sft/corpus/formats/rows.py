@@ -39,7 +39,7 @@ class Rows(Format):
         return path if ROWS_MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open written rows. Their version must be `ROWS_VERSION`, and their fingerprint must be the one in the manifest."""
+        """Open a folder of written rows. Its version must be `ROWS_VERSION`, and its fingerprint the one in the manifest."""
         data = Json.load(files.join(found, ROWS_MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
@@ -53,7 +53,8 @@ class Rows(Format):
                 f"{ROWS_FORMAT!r}, version {ROWS_VERSION}. Write the rows again, or read them with the version that wrote them."
             )
         corpus = scan_rows(found, data, options, listing)
-        written_eos = data.count("eos_token_id")  # part of the fingerprint; the caller may give another one
+        # the fingerprint includes the eos_token_id of the manifest, but the caller may give another one
+        written_eos = data.count("eos_token_id")
         actual = dataclasses.replace(corpus, eos_token_id=written_eos).fingerprint
         expected = data.get("fingerprint", str)
         if actual != expected:
@@ -70,7 +71,13 @@ class Rows(Format):
 
 
 class _Manifest(msgspec.Struct):
-    """Fields of rows.json that describe the files, besides those of `RowFormat`. `rows_of_shards` counts each shard's rows."""
+    """Fields of rows.json that describe the files, except the fields of `RowFormat`.
+
+    Attributes:
+      dtype: Dtype of the tokens.
+      rows_of_shards: Number of rows of each shard.
+      loss: Dtype of the loss files; None without loss files.
+    """
 
     dtype: TokenDtype
     rows_of_shards: Annotated[list[Positive], msgspec.Meta(min_length=1)]

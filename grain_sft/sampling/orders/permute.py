@@ -1,6 +1,7 @@
-"""Permutations by numpy's generators; also run as a program that writes one to a file.
+"""Permutations by numpy's generators, and a program that writes one to a file.
 
-The program imports little besides numpy, so that its process starts soon."""
+The program imports little besides numpy, so that its process starts soon.
+"""
 
 import json
 import sys
@@ -14,14 +15,14 @@ from grain_sft.storage import artifact
 
 
 def row_dtype(num_rows: int) -> np.dtype[Any]:
-    """Return uint32 where it holds every row number, as in OLMo-core; else uint64."""
+    """Return uint32 if it can represent every row number, else uint64, as in OLMo-core."""
     return np.dtype(np.uint32 if num_rows <= 1 << 32 else np.uint64)
 
 
 def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
-    """Return `permutation(num_rows)` of a generator of numpy, uint32 or uint64 [num_rows].
+    """Return `permutation(num_rows)` of a numpy generator, but as uint32 or uint64 [num_rows].
 
-    The generator is "RandomState", or a bit generator of `numpy.random` such as "PCG64" (that of `default_rng`).
+    `generator` is "RandomState", or a bit generator of `numpy.random` such as "PCG64", which `default_rng` uses.
     """
     rows = np.arange(num_rows, dtype=row_dtype(num_rows))
     if generator == "RandomState":
