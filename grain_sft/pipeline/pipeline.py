@@ -60,7 +60,7 @@ class Pipeline:
     Raises:
       PipelineError: a sampler for another number of rows, a transform that is not a `Map`, or an audit log in a bucket.
       RowIndexError, SamplerError: an amendment withdraws a document that does not exist, or changes weights of a source
-        that the run does not have. The number of hosts divides none of the batch sizes.
+        that the run does not have.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Pipeline:
     ) -> None:
         check_rows(source, sampler)
         check_maps(transforms)
-        sampler.check_any_divided()
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
         self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
         if self.sampler.num_steps == self.sampler.first_step:

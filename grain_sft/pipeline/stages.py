@@ -75,7 +75,6 @@ class StagedPipeline(Pipeline):
         self._first_steps = [stage.first_step for stage in self._stages]
         self.planned_sampler = StagedSampler(self._planned_samplers)
         self.sampler = StagedSampler([stage.sampler for stage in self._stages])
-        self.sampler.check_any_divided()
         self._begin(audit, observers)
 
     @property

@@ -42,6 +42,7 @@ class Sampler(abc.ABC):
       epochs: Number of epochs after which the run ends; None where it never ends, or has sources with epochs of their own.
 
     Raises:
+      SamplerError: The number of hosts divides none of the batch sizes.
       WrongTypeError: `host` is not a `Host`.
     """
 
@@ -58,6 +59,9 @@ class Sampler(abc.ABC):
         self.batch_sizes = batch_sizes
         self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
+        # If the number of hosts divides only some sizes, a step of another size is an error once it is read: see `check_from`.
+        if all(size % host.count for size in batch_sizes.sizes):
+            check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
 
     @property
@@ -137,14 +141,6 @@ class Sampler(abc.ABC):
     def changes(self) -> list[int]:
         """Steps at which the batch size or weights of sources change."""
         return self.batch_sizes.steps[1:]
-
-    def check_any_divided(self) -> None:
-        """Raise a `SamplerError` if the number of hosts divides none of the batch sizes.
-
-        If it divides only some, `check_from` and the steps of other sizes raise: these hosts may continue at a later step.
-        """
-        if all(size % self.host.count for size in self.batch_sizes.sizes):
-            check_divided(self.global_batch_size, self.host.count)
 
     def check_from(self, step: int) -> None:
         """Raise a `SamplerError` if the number of hosts does not divide the batch size of `step` or of a later step."""

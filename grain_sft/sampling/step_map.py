@@ -158,9 +158,6 @@ class MappedSampler(Sampler):
     def _mapped(self, sampler: Sampler) -> MappedSampler:
         return MappedSampler(sampler, self.skips, origin=self.origin, end=self.end)
 
-    def check_any_divided(self) -> None:
-        """Do nothing: these hosts may read another stage. `StagedSampler` checks the sizes of all stages."""
-
     def with_host(self, host: Host) -> MappedSampler:
         return self._mapped(self.sampler.with_host(host))
 

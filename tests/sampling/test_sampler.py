@@ -173,6 +173,7 @@ def test_the_repr_contains_what_decides_the_rows():
         ({"order": "olmoo"}, "olmoo.*shuffle, olmo"),
         ({"last_batch": "keep"}, "keep.*drop, fill, run_on"),
         ({"host": (0, 1)}, r"host is \(0, 1\) .*expected Host\(index, count\)"),
+        ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
         ({"epochs": 1, "start": (1, 0)}, "is more than the 0 rows left in epochs=1. Take more epochs"),
         ({"num_instances": 3}, "no full step"),
         ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows left in epochs=1"),
