@@ -13,7 +13,7 @@ from grain_sft.types import Ints
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NumberedPart:
-    """Part of a layout whose documents no earlier stage has, and the number of its first document in the run."""
+    """Part of a layout whose documents no earlier layout has. `first` is the number of its first document in the run."""
 
     layout: Layout
     name: str
@@ -36,14 +36,14 @@ class RunDocuments:
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layouts = tuple({id(layout): layout for layout in layouts}.values())
-        self._numbered: list[list[_NumberedPart]] = []  # for each layout, the entry of each of its parts
+        self._numbered: list[list[_NumberedPart]] = []  # for each layout, the `_NumberedPart` of each of its parts
         self._end = 0
         if len(self.layouts) > 1:  # a single layout keeps its own numbers, and its documents need no search
             for layout in self.layouts:
                 self._numbered.append(self._number_parts(layout))
 
     def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
-        """Return the entry of each part of `layout`: that of an earlier layout with the same documents, or a new one."""
+        """Return the `_NumberedPart` of each part of `layout`. An earlier layout's is used again for the same documents."""
         earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
@@ -58,7 +58,7 @@ class RunDocuments:
 
     @property
     def parts(self) -> Iterator[tuple[str, Layout, Layout]]:
-        """(name in a mixture, part, layout) of each part whose documents no earlier layout has."""
+        """(name, part, layout) of each part whose documents no earlier layout has. `name` is as in `Layout.parts`."""
         if len(self.layouts) == 1:
             yield from ((name, part, self.layouts[0]) for name, part in self.layouts[0].parts.items())
         for layout, numbered in zip(self.layouts, self._numbered, strict=False):  # no entries for a single layout
@@ -69,7 +69,7 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents
         numbers = np.full_like(documents, -1)
-        split = split_documents(layout, documents)  # stops early; see `split_documents`
+        split = split_documents(layout, documents)  # not strict below: it may stop before the last part
         for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
             numbers[mask] = own + self._first(entry)
         return numbers
@@ -85,7 +85,7 @@ class RunDocuments:
         for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
-            if len(own):  # `num_documents` may read all tokens
+            if len(own):  # only then, because `num_documents` may read all tokens
                 numbers.append(own[own < part.num_documents] + layout.first_document(name))
         return np.unique(np.concatenate(numbers))
 
@@ -131,7 +131,7 @@ def _same_documents(one: Layout, other: Layout) -> bool:
 
 
 def _documents(layout: Layout) -> Documents | None:
-    """Return the documents of a layout's rows, or of its corpus; None if neither boundary files nor EOS define their ends."""
+    """Return the documents of a layout, or of its corpus. Return None if neither boundary files nor EOS state their ends."""
     has_ends = layout.follows_documents or layout.corpus.has_boundary_files or layout.corpus.eos_token_id is not None
     return (layout.documents or layout.corpus.documents) if has_ends else None
 

@@ -101,7 +101,7 @@ class CurriculumSampler(EpochSampler):
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
-        """Number of tokens of a row of each bucket, ascending. Batches of bucket b have `batch_sizes.sizes[b]` rows."""
+        """Length of the rows of each bucket, ascending. Batches of bucket b have `batch_sizes.sizes[b]` rows."""
         return tuple(length for length, _ in self.buckets)
 
     def row_length(self, step: int) -> int:
@@ -118,7 +118,7 @@ class CurriculumSampler(EpochSampler):
     def _rows(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of a step.
 
-        All rows of a step are of one bucket, so this takes 4 us. `_rows_of`, which takes rows of any steps, takes 20.
+        All rows of a step are of one bucket, so this takes 4 us. `_rows_of`, for indices of any steps, takes 20 us.
         """
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
@@ -163,5 +163,5 @@ class CurriculumSampler(EpochSampler):
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:
-    """Return the function of a run's seed and an epoch that returns the seed for shuffling the rows of `length` tokens."""
+    """Return a function that maps a run's seed and an epoch to the seed that shuffles the rows of `length` tokens."""
     return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1

@@ -15,7 +15,7 @@ from grain_sft.storage import artifact
 
 
 def row_dtype(num_rows: int) -> np.dtype[Any]:
-    """Return uint32 if it can represent every row number, else uint64, as in OLMo-core."""
+    """Return uint32, as in OLMo-core, if it can represent every row number; else uint64."""
     return np.dtype(np.uint32 if num_rows <= 1 << 32 else np.uint64)
 
 
