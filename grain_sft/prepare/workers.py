@@ -1,8 +1,8 @@
 """`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render for it.
 
 A worker reads lines from its standard input: first a job as JSON, then the number of each group of units to render. It exits
-when its input ends, so also when its parent is killed. Workers are not `multiprocessing` processes, because those run the
-caller's main module again.
+when its input ends, as it does if the parent is killed. Workers are not processes of `multiprocessing`, because these would
+run the caller's main module again.
 """
 
 import concurrent.futures
@@ -47,8 +47,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner of a job's steps on this machine. It scans in threads, renders in processes, and writes in this process.
 
-    Each method yields its units, groups or tasks in order: a unit once it is scanned, a group once it is rendered, a task once
-    it is written. If one of them fails, the method raises the error.
+    Each method yields its units, groups or tasks in order: a unit after it is scanned, a group after it is rendered, a task
+    after it is written. The method raises the error of a unit, group or task that fails.
 
     Attributes:
       workers: Number of processes that render. None means one per core, or fewer for few groups.
@@ -82,7 +82,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
     thread = threading.local()
 
     def render(group: int) -> int:
-        """Render one group in the process of this thread, and return it."""
+        """Render one group in the process of this thread. Return its number."""
         if not hasattr(thread, "process"):
             thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))
@@ -129,7 +129,7 @@ def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Write a line to the process. Ignore a process that has ended: its caller then reads an empty reply."""
+    """Write a line to `process`. If the process has ended, do nothing: the caller then reads an empty reply."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line + b"\n")
@@ -137,7 +137,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def serve() -> None:
-    """Render groups of units until standard input ends, in a worker process. Reply to each with `null` or a failure."""
+    """Render groups of units in a worker process until standard input ends. Reply to each group with `null` or a `Failure`."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # what libraries print goes to stderr, not between the replies
