@@ -250,7 +250,8 @@ def train_tokenizer(parser: Parser) -> None:
 
 
 def _train_tokenizer(options: argparse.Namespace) -> int:
-    check_output(options.output, inputs=(file for path in options.inputs for file in preparing.expand(path)))
+    check_output(options.output)
+    files.check_inputs_stay(options.output, (file for path in options.inputs for file in preparing.expand(path)))
     special = options.special_tokens
     with elapsed("Reading the texts") as rename:
 

@@ -3,6 +3,7 @@
 Most keys of a section are arguments of the constructor that the section calls. The classes of this file declare the others.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -226,6 +227,9 @@ def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) ->
     """Add schemas of objects with these options to `definitions`. Return references to them, by name."""
     structs = [struct_of(name, keys) for name, keys in options.items()]
     references, added = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    for definition in added.values():  # Python before 3.13 keeps the indentation of docstrings
+        if "description" in definition:
+            definition["description"] = inspect.cleandoc(definition["description"])
     definitions |= added
     return dict(zip(options, references, strict=True))
 

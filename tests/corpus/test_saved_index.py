@@ -99,7 +99,7 @@ GARBLED = "The index is damaged: build it again"
         (0, {"num_tokens": 1999}, "not its size of 4000"),
         (0, {"data_offset": 2}, "not its size of 4000"),
         (0, {"size": 4002}, "not its size of 4002"),
-        (0, {"path": "a\0b"}, "embedded null byte"),
+        (0, {"path": "a\0b"}, "embedded null "),
         (0, {"path": "\ud800"}, "index.json"),
         *((0, {"num_tokens": wrong}, GARBLED) for wrong in (-1, 2000.0, True)),
         *((0, {key: wrong}, GARBLED) for key, wrong in (("path", 5), ("size", 1 << 80), ("digest", []))),
