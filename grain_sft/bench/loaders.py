@@ -74,7 +74,9 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
             rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(paths[-1])
     except OSError as error:
         size = files * tokens * 4 / 1e9
-        raise StorageError(f"{folder}: can't hold {size:.2f} GB of tokens ({error.strerror}). Give --dir.") from error
+        raise StorageError(
+            f"{folder}: can't hold {size:.2f} GB of tokens ({error.strerror or error}). Give --dir."
+        ) from error
     return paths
 
 

@@ -130,15 +130,30 @@ def glob(pattern: str) -> list[str]:
     """Return the local or remote files and folders that match, sorted.
 
     Raises:
-      CorpusFileError: `**` finds files in the same local folder by two paths, one of them through a link.
+      CorpusFileError: A local folder that the pattern names can't be listed. `**` finds files in the same local folder by two
+        paths, one of them through a link.
     """
     if is_remote(pattern):
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
+    folders = pattern
+    while local_glob.has_magic(folders):
+        folders = os.path.dirname(folders)
+        for folder in local_glob.iglob(os.path.join(folders, ""), recursive=True):
+            try:
+                os.scandir(folder).close()
+            except OSError as error:
+                refuse_unlisted(error)
     paths = sorted(local_glob.glob(pattern, recursive=True))
     if "**" in pattern:
         check_distinct(sorted(set(map(os.path.dirname, paths))))
     return paths
+
+
+def refuse_unlisted(error: OSError) -> None:
+    """Raise a CorpusFileError for a folder that can't be listed, whose files would be left out; not for a disk's lost+found."""
+    if os.path.basename(error.filename.rstrip("/")) != "lost+found":
+        raise remote_files.failure(error.filename, error) from error
 
 
 def check_distinct(folders: Iterable[str]) -> None:

@@ -1,5 +1,6 @@
 """What `open_corpus` takes: globs, directories, lists, single files; what it refuses; and the fingerprint of what it opens."""
 
+import errno
 import os
 import shutil
 
@@ -9,7 +10,7 @@ from batches import open_files
 from sft_files import documents, error_of, write_episodes
 
 from grain_sft import GrainSftError, load, open_corpus
-from grain_sft.errors import WrongTypeError
+from grain_sft.errors import CorpusFileError, WrongTypeError
 
 
 @pytest.fixture
@@ -33,6 +34,26 @@ def test_a_glob_is_its_matches_sorted(tree, names):
     assert names(f"{tree}/*.npy") == names(f"{tree}/[ab].npy") == ["a.npy", "b.npy"]
     assert names(f"{tree}/sub*/*.npy") == ["sub-2/z.npy", "sub/c.npy"]
     assert names(f"{tree}/**/a.*") == ["a.bin", "a.npy", "sub/deep/a.npy"]
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.npy", "*/*.npy"])
+def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path, write_tokens, monkeypatch, pattern):
+    scandir = os.scandir
+
+    def refusing(folder="."):
+        if os.path.basename(os.fspath(folder).rstrip("/")) in refused:
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(folder))
+        return scandir(folder)
+
+    for name in ("a/0.npy", "b/1.npy"):
+        write_tokens(name, np.arange(8), "uint16")
+    (tmp_path / "lost+found").mkdir()
+    monkeypatch.setattr(os, "scandir", refusing)
+    refused = {"lost+found"}
+    assert len(open_corpus(tmp_path / pattern, dtype="uint16").shards) == 2
+    refused.add("b")
+    with pytest.raises(CorpusFileError, match=r"b/?: can't be read .*Permission denied"):
+        open_corpus(tmp_path / pattern, dtype="uint16")
 
 
 def test_a_list_keeps_its_order_and_expands_in_place(tree, names):

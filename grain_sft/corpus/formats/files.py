@@ -207,7 +207,9 @@ def expand(path: str) -> list[str]:
             return [path]
         found = files.glob(path.rstrip("/") + "/**/*.npy") or files.glob(path.rstrip("/") + "/*.npy")
     elif os.path.isdir(path):
-        found = sorted(str(file) for file in Path(path).rglob("*.npy") if file.is_file())
+        walked = os.walk(Path(path), onerror=files.refuse_unlisted)
+        below = (os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".npy"))
+        found = sorted(filter(os.path.isfile, below))
     else:
         return [path]
     if not found:
