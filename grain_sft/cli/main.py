@@ -85,6 +85,8 @@ def _guarded(*, ends_process: bool) -> int:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `2>&-`; the next file to be opened would be descriptor 1 or 2
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+    if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack characters of texts and paths
     arguments = sys.argv[1:]
     name = " ".join(["grain-sft", *[word for word in arguments if word in COMMANDS][:1]])
     return Guard(name, ends_process=ends_process).run(lambda: _run(arguments, own_process=True))

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 
 from grain_sft.cli.arguments import Parser, add_stage, at_least, check_output, not_negative, open_config, open_stage
 from grain_sft.errors import ConfigError
@@ -44,8 +43,6 @@ def _inspect(options: argparse.Namespace) -> int:
         print(f"{options.html}: step {options.step}, {len(page) / 1e6:.1f} MB; open it in a browser")
         return 0
     (row,) = view.view_rows(pipeline, options.step, [options.row or 0])
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack some characters
     colour = options.colour == "always" or (options.colour == "auto" and view.wants_colour())
     print(*view.row_lines(row, texts, colour=colour, width=shutil.get_terminal_size().columns), sep="\n")
     return 0

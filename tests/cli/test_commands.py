@@ -4,6 +4,7 @@ import argparse
 import datetime
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -224,3 +225,14 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, write_tokens
     for output in (shard, tmp_path / "link" / shard.name, config):
         status, error = failure(*command.format(**names, output=output).split())
         assert status == 1 and "is an input, which the output" in error
+
+
+def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, write_tokens):
+    write_tokens("tokens.npy", np.arange(99), "uint16")
+    config = write_config(
+        tmp_path / "çağr.yaml", sections("tokens.npy", 8, layout="windows", corpus={"dtype": "uint16"})
+    )
+    command = [sys.executable, "-m", "grain_sft", "verify", config.name]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"") and rb"config \xe7a\u011fr.yaml: sound" in done.stdout
