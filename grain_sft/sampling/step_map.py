@@ -1,6 +1,7 @@
-"""StepMap and MappedSampler: which step of a sampler the trainer reads at each step, where a run skips some or has stages.
+"""StepMap and MappedSampler: the step of a sampler that the trainer reads at each of its own steps.
 
-A data step is a step of the sampler. With 3 steps skipped at step 10, the trainer's step 10 reads data step 13.
+The two differ if a run skips steps or has stages. A data step is a step of the sampler. With 3 steps skipped at step 10, the
+trainer's step 10 reads data step 13.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class StepMap:
                 self.steps.append(step)
                 self._shifts.append(self._shifts[-1])
             self._shifts[-1] += as_integer("skip: steps", count, 1, SamplerError)
-        self._ends = [*self.steps[1:], sys.maxsize]  # first step of the trainer after those of each shift
+        self._ends = [*self.steps[1:], sys.maxsize]  # first step of the trainer to which each shift no longer applies
         self._data_steps = [step + shift for step, shift in zip(self.steps, self._shifts, strict=True)]
         if max(self.steps[-1], self._data_steps[-1]) > sys.maxsize:
             problem = f"step {self.steps[-1]} would read data step {self._data_steps[-1]}"
@@ -128,7 +129,7 @@ class MappedSampler(Sampler):
         first_step = self._map.step_of(span.first)
         if first_step >= self.end_step:
             return None
-        if span.last == sys.maxsize and self.num_steps is None:
+        if span.last == sys.maxsize and self.num_steps is None:  # the epoch may never end: see EpochSpan
             return span._replace(first=first_step)
 
         def rows_before(data_step: int) -> int:
@@ -148,7 +149,7 @@ class MappedSampler(Sampler):
         ranges = list(self._map.read_between(span.first, end))
         counts = [rows_before(data_steps.stop) - rows_before(data_steps.start) for data_steps in ranges]
         parts = list(itertools.compress(ranges, counts))  # the ranges that read rows of the epoch
-        if not parts:
+        if not parts:  # the epoch is skipped as a whole
             return EpochSpan(first_step, first_step - 1, 0)
         first_row, end_row = rows_before(parts[0].start), rows_before(parts[-1].stop)
         first_step = step_that_reads(first_row, parts[0])

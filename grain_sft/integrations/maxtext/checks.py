@@ -105,6 +105,7 @@ def _check_responses(layout: Layout, where: str) -> None:
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
+        # segment 1 is the prompt; an empty response has no piece, so its row has fewer than 2 pieces of responses
         responses = np.bincount(pieces.row[pieces.segment_columns[0] > 1], minlength=len(rows))
         if (responses < 2).any():
             document = layout.spans(first + int(responses.argmin()))[0].document

@@ -43,8 +43,8 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder means the files of records below it or, if there are none, its texts. Folders whose names begin with a point or an
-    underscore, prepared corpora with their rejected records, and a dataset's files without data are left out.
+    A folder means the files of records below it or, if there are none, its texts. Left out are folders whose names begin with
+    a point or an underscore, prepared corpora below the folder with their rejected records, and metadata and caches of datasets.
 
     Raises:
       CorpusFileError: There is no such file. A folder has several splits of a dataset. Links lead to one folder twice.
@@ -173,8 +173,10 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
 
 
 def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str]:
-    """Return the names that a JSON file lists under `key`, [] if it lacks the key. All of ["a"], {"a": …} and [{name_key: "a"}]
-    list the name "a"."""
+    """Return the names that a JSON file lists under `key`; [] if it lacks the key.
+
+    The value of `key` may be ["a"], {"a": …} or [{name_key: "a"}].
+    """
     path = files.join(folder, name)
     try:
         entries = json.loads(files.read_text(path)).get(key) or ()

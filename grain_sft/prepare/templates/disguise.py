@@ -24,8 +24,8 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 class Disguise:
     """The characters that replace those of one chat's texts.
 
-    Not replaced are: spaces, characters that JSON escapes, roles, the key `content`, and each key that the template reads and
-    that can't be a part of a control token.
+    These stay: spaces, characters that JSON escapes, roles, the key `content`, and the other keys that the template reads.
+    Of the latter, one that can overlap a control token, such as "end" with "<|im_end|>", is replaced.
 
     Args:
       chat: Rendered chat.
@@ -98,6 +98,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
 
     def overlaps(key: str, spelling: str) -> bool:
         """Return whether `key` and `spelling` can overlap in a text: "end" is inside "<|im_end|>", so they can."""
+        # the key's end may begin the spelling, and the key's beginning may end it
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

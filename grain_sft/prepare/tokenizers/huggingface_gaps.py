@@ -1,8 +1,7 @@
-"""Errors for characters for which a `tokenizer.json` has no token.
+"""Errors for characters that have no token in a `tokenizer.json`.
 
-If the BPE model has no unknown token, the library leaves such a character out without an error, and a model would train on
-text with gaps. If the model has an unknown token that its vocabulary lacks, the library raises an error. So `refuse` gives the
-model such an unknown token.
+A BPE model may declare no `unk_token`. Then tokenizers leaves such a character out, and a run would train on text with gaps.
+With an `unk_token` that is not in the vocabulary, tokenizers raises an error. So `refuse` declares such a token.
 """
 
 import json
@@ -19,7 +18,8 @@ def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
 
     Args:
       content: Parsed tokenizer.json, which is changed in place.
-      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. With all of them, any text can be encoded.
+      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. A byte-level model that has them all is not
+            changed, because it can encode any text.
     """
     model = content["model"]
     steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])

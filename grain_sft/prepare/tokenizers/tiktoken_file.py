@@ -21,12 +21,13 @@ _CHARACTERS = (
     "aA\u01c5\u02b0\u4e2d\u0301\u0903\u20dd1\u2167\u00bd_-()\u00ab\u00bb!+$^\u00a9"
     " \t\r\n\u2028\u2029\x01\u00ad\ue000\u0378"
 )
-"""A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
-# a text with every ordered pair of these characters, such as "aA" and "Aa": a pattern that splits this text without loss is
-# taken to lose no text
+"""A character of each of Unicode's general categories except surrogates, and space, tab and line ends."""
+# Every ordered pair of these characters, such as "aA" and "Aa". A pattern that loses nothing of this text is accepted. It may
+# still lose a character that is not in it: `a|[^b]` loses "b".
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
+# ids of these tokens in Llama 3's file, by which it is recognized
 _LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}
 _LLAMA3_NAMED = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),

@@ -32,7 +32,7 @@ class Tokenizer(abc.ABC):
       sha256: Hash of the files that decide ids: the model file, or the files of a directory.
       special_tokens: Id of each special token, by spelling. They mark turns, the end of a document and the like.
       control_ids: Ids of special tokens that no text may become: all except the token for unknown characters.
-      empty_ids: Ids that the tokenizer makes of an empty text: tokens that it adds to every text, such as BOS.
+      empty_ids: Ids that the tokenizer's own encoding adds even to an empty text, such as BOS. `encode` adds none.
       template_variables: Variables of chat templates: `bos_token`, `eos_token`, … with the spelling of the token.
       chat_template: The tokenizer's own Jinja template; None where it has none.
 
@@ -88,7 +88,7 @@ class Tokenizer(abc.ABC):
         return dict(self._contents)
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the special token with this spelling."""
+        """Return the id of the special token with this spelling; None if no special token has it."""
         return self.special_tokens.get(text)
 
     def description(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
 
     Args:
       text: Text of all tokens.
-      lengths: int64 [tokens], number of UTF-8 bytes of each token.
+      lengths: int64 [tokens], number of UTF-8 bytes of each token, 1 or more.
 
     Raises:
       ValueError: The lengths don't add up to the number of bytes of the text.
