@@ -164,7 +164,7 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
         else:
             begin = int(first or 0)
             end = int(last) if last else pipeline.sampler.num_steps
-    except ValueError:  # not numbers; -1 gets the last message below
+    except ValueError:  # not numbers: begin = -1 leads to the last message below
         begin = end = -1
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")

@@ -26,7 +26,7 @@ ROWS_A_DEVICE = (1, 2, 4)
 """Numbers of rows that a device computes in a step, for which a report has figures."""
 
 _DEVICES = 64  # most devices that share a step
-_STEPS = 1000  # most steps that are measured
+_STEPS = 1000  # most steps of random rows that are measured
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
@@ -68,6 +68,8 @@ def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
     """Return how evenly the cost of a step spreads over its devices, at most 64, for 1, 2 and 4 rows a device.
 
+    A layout of fewer than 4 rows has fewer figures: a step needs 1, 2 or 4 rows.
+
     Args:
       costs: Cost of each row.
       longest: Cost of the longest segment of each row.
@@ -78,8 +80,8 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Least value that `shuffled` could have if the rows of each step were distributed in the best way. One device
-        has at least the cost of the longest segment.
+      - floor: Lower bound of `shuffled`, however the rows of each step are distributed: one device has at least the cost of
+        the longest segment.
     """
     rng = np.random.default_rng(0)
     figures = []
@@ -123,7 +125,7 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
     Args:
       corpus: Corpus whose documents are packed.
       sequence_length: Number of tokens in a row.
-      options: Arguments of `PackedLayout` other than its algorithm and epochs. Only algorithms that bound segments get
+      options: Arguments of `PackedLayout` other than algorithm, epochs and cache_dir. Only algorithms that bound segments get
         `max_segments`.
     """
     for name in ALGORITHMS:

@@ -74,7 +74,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
             return
     steps = sampler.steps_per_epoch
     epoch_is_readable = steps is not None and not sampler.runs_on and sampler.host.count == 1 and count <= _MOST_ROWS
-    if not report.full or steps is None or not epoch_is_readable:
+    if not report.full or steps is None or not epoch_is_readable:  # `steps is None` is repeated for mypy
         return
     times_read, num_read = np.zeros(count, np.uint8), 0
     for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):

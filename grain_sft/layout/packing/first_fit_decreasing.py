@@ -25,7 +25,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
     """
     leaves = 1 << (max_rows - 1).bit_length()
     largest = [capacity] * (2 * leaves)
-    documents = [0] * leaves  # number in each row
+    documents = [0] * leaves  # number of documents in each row
     rows: list[int] = []
     counts: list[int] = []
     for length, count in equal_lengths(lengths):
@@ -38,6 +38,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
+            # as many of the documents of this length as the row takes; a row with `most` documents has space 0
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

@@ -56,7 +56,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
         chunks.append(records)
         scanner.add(records, decompressed_bytes)
     scanner.end_part()
-    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # only the footer may follow
+    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # between the records and the postscript is the footer
         raise damaged(path, footer_offset, "a chunk of ArrayRecord")
     parts = tuple(scanner.parts)
     return parts, _encoding(path, size, parts[0]) if parts else "text"
@@ -118,8 +118,10 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
 
 @contextlib.contextmanager
 def _local(path: str, size: int, start: int, data: bytes) -> Iterator[str]:
-    """Yield the path of a local file with `data` at byte `start` and the footer at the end. The file itself is used if it is
-    local, else a sparse copy."""
+    """Yield the path of a local file with `data` at byte `start` and the footer at the end.
+
+    This is `path` itself if it is local, else a sparse copy.
+    """
     if not files.is_remote(path):
         yield path
         return

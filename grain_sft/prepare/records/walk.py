@@ -44,7 +44,7 @@ def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
     A folder means the files of records below it or, if there are none, its texts. Left out are folders whose names begin with
-    a point or an underscore, prepared corpora below the folder with their rejected records, and metadata and caches of datasets.
+    a point or an underscore, prepared corpora below the folder, their rejected records, and metadata and caches of datasets.
 
     Raises:
       CorpusFileError: There is no such file. A folder has several splits of a dataset. Links lead to one folder twice.
