@@ -2,6 +2,7 @@
 
 Two kinds of index are measured. The index of samples states at which document and token each sample begins. The index of a
 blend states from which dataset each sample comes.
+
 Each program is `_BEGIN`, one of `_OURS`, `_MEGATRON` and `_MAXTEXT`, and `_END`, and runs in its own process.
 """
 
@@ -81,11 +82,14 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds in which the index of samples, and indices of blends, are made.
 
+    Of grain_sft, only `ends_of` and `blend` are timed. `sample_index` and `numbers_of`, which write out the whole index so
+    that it can be compared, are not. Of the others, the function that makes the whole index is timed.
+
     Raises:
       PipelineError: megatron-core's index differs from ours. MaxText makes a part of the index, which is not compared.
     """
     installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
-    figures: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}  # by "samples, MaxText" or "blend of 8, MaxText"
     lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
     np.save(folder / "sizes.npy", lengths)
     order = np.random.RandomState(0).permutation(len(lengths)).astype(np.int32)

@@ -65,6 +65,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
     if "output_dir" in options:
         source, output = "", options.output_dir.rstrip("/")
     else:
+        # the template "primer" gives its name to the folder and to the source
         source, output = template, files.join(files.normalize(options.out_dir), template)
     request = Request(
         datasets=(Dataset((options.input,)),),

@@ -1,4 +1,4 @@
-"""Shard: one token file. Checks that the file, its dtype and its token ids are plausible."""
+"""Shard: one token file. Functions here check its dtype and its token ids."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -59,8 +59,8 @@ def token_dtype(name: object, where: str) -> Dtype:
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header states the dtype, and must agree with `dtype`. A raw file has `dtype`. If `dtype` is None, a raw file is
-    uint32, and is refused if its first tokens don't look like uint32.
+    A .npy header states the dtype, and must agree with `dtype`. A raw file is read as `dtype`. If `dtype` is None, it is read
+    as uint32, and is refused if its first tokens don't look like uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):
