@@ -90,7 +90,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
         validate(sections, where)
         with_stages = with_stages_of_replacements(sections, where)
         if with_stages is not sections:
-            # A replacement may not fit the source: it has `max_epochs`, and the source has `sampler.epochs`.
+            # A replacement may not fit its source: `max_epochs` in a replacement excludes `sampler.epochs` of its source.
             validate(with_stages, where)
     return where, with_stages
 
@@ -101,7 +101,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the new names of renamed keys. A source of a mixture keeps its name, even if it is a former key."""
+    """Return a section with the new names of renamed keys. A source of a mixture may have a former key as its name."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}

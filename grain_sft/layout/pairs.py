@@ -13,8 +13,9 @@ from grain_sft.types import Ints
 class PairsLayout(Layout):
     """One preference pair in each row: a prompt, the chosen response, and the rejected response.
 
-    These are the segments 1, 2 and 3 of the row; the rest is padding. A long prompt keeps its end, and a long response its
-    beginning, as in MaxText's `DPODataFormatting`. The transform `split_pairs` converts rows to the arrays of a trainer.
+    The prompt is segment 1 of the row, the chosen response 2, the rejected response 3. The rest is padding. A long prompt keeps
+    its end, and a long response its beginning, as in MaxText's `DPODataFormatting`. The transform `split_pairs` converts
+    rows to the arrays of a trainer.
 
     Args:
       corpus: Corpus of pairs, in format `pairs`.
@@ -38,7 +39,7 @@ class PairsLayout(Layout):
     def __init__(
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
-        longest = as_sequence_length(sequence_length)
+        longest = as_sequence_length(sequence_length)  # of a prompt with one response; a row has both responses
         self.corpus = corpus
         self.prompt_length = (
             longest // 2 if prompt_length is None else as_integer("prompt_length", prompt_length, 1, LayoutError)
@@ -61,7 +62,7 @@ class PairsLayout(Layout):
             fixes = {"truncate": "Prepare the corpus again", "drop": "Use long_pairs='truncate', or longer rows"}
             raise LayoutError(f"none of the {len(lengths)} pairs is left. {fixes[long_pairs]}.")
         starts = corpus.documents.start[:, None] + lengths.cumsum(axis=1) - lengths
-        starts[:, 0] += lengths[:, 0] - kept[:, 0]  # the end of the prompt
+        starts[:, 0] += lengths[:, 0] - kept[:, 0]  # a long prompt keeps its end
         self._length, self._start = kept[has_row], starts[has_row]
         self._offsets = ShardOffsets(corpus)
         options = {"prompt_length": self.prompt_length, "pad_token_id": corpus.padding_token_id}
@@ -74,17 +75,17 @@ class PairsLayout(Layout):
         length = self._length[rows]
         row, part = np.nonzero(length)
         column = (length.cumsum(axis=1) - length)[row, part]
-        columns = column, self._start[rows][row, part], length[row, part], part + 1, self._document[rows][row]
-        return self._offsets.pieces(row, *columns)
+        fields = column, self._start[rows][row, part], length[row, part], part + 1, self._document[rows][row]
+        return self._offsets.pieces(row, *fields)
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped pairs, and padding."""
-        whole = pair_lengths(self.corpus)
-        rows, tokens = whole[self._document], int(self._length.sum())
-        longer, dropped = int((rows != self._length).any(axis=1).sum()), len(whole) - len(rows)
+        lengths, tokens = pair_lengths(self.corpus), int(self._length.sum())
+        in_rows = lengths[self._document]
+        longer, dropped = int((in_rows != self._length).any(axis=1).sum()), len(lengths) - len(in_rows)
         return [
-            ("truncated pairs", longer, int(rows.sum()) - tokens),
-            ("dropped pairs", dropped, int(whole.sum()) - int(rows.sum())),
+            ("truncated pairs", longer, int(in_rows.sum()) - tokens),
+            ("dropped pairs", dropped, int(lengths.sum()) - int(in_rows.sum())),
             ("padding of rows", None, len(self) * self.sequence_length - tokens),
         ]
 

@@ -1,4 +1,4 @@
-"""Pieces: columns that name the tokens of rows by shard, start and length."""
+"""Pieces: the shard, start and length of the tokens of rows, as columns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 LeftOut = tuple[str, int | None, int | None]
-"""One line of a report of what no row holds: its name, the number of documents, and the number of tokens. A number is None if
-it is not counted. ("dropped pairs", 2, 900) means 2 dropped documents of 900 tokens."""
+"""One line of a report of what no row holds: a name, a number of documents, and a number of tokens. A number is None if it is
+not counted. ("dropped pairs", 2, 900) means 2 dropped documents of 900 tokens together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +80,15 @@ class Pieces(NamedTuple):
 
 
 class ShardOffsets:
-    """First and last tokens of the shards of a corpus, which turn tokens of the corpus into tokens of a shard."""
+    """Token offsets of the shards in a corpus. `pieces` converts token offsets in the corpus to token offsets in a shard."""
 
     def __init__(self, corpus: Corpus) -> None:
         borders: Ints = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)], dtype=np.int64)
         self._begins, self._ends = borders[:-1], borders[1:]
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
-        """Split segments at shard borders and return their pieces, row after row. Arguments are int64 [segments], as in
-        `Pieces`; `start` is counted through the corpus.
+        """Split segments at shard borders and return their pieces, row after row. The arguments are those of `Pieces`, int64
+        [segments], but `start` is counted from the first token of the corpus.
         """
         shard, stop = self._ends.searchsorted(start, side="right"), start + length
         if not (stop > self._ends[shard]).any():

@@ -14,8 +14,8 @@ class ResetAtEod(grain.transforms.Map):
     """Transform that divides the segments of a trainer's batch after each EOD token.
 
     It is Megatron's `reset_attention_mask` and `reset_position_ids`. It comes after ShiftTargets and DropLastPosition. The
-    loss stays as it is, as in Megatron: the first token of a document is still predicted from the EOD before it. MaskEod takes
-    that loss off.
+    same targets take loss as before, as in Megatron: an EOD token still predicts the first token of the next document. MaskEod
+    takes that loss off.
 
     Args:
       eod_token_id: Token that ends a document.
@@ -25,8 +25,8 @@ class ResetAtEod(grain.transforms.Map):
 
     Attributes:
       divides_segments: Whether segments end at EOD tokens.
-      positions_apart: Whether only segments or only positions begin anew, so that positions are not counted from the
-        beginning of each segment.
+      positions_apart: Whether positions are not counted from the beginning of each segment: only segments or only positions
+        begin anew.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class ResetAtEod(grain.transforms.Map):
         return batch
 
     def _begins(self, tokens: npt.NDArray[np.integer], segments: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """Return whether a segment begins at each token: bool [L] or [rows, L], as `tokens` and `segments`."""
+        """Return whether a segment begins at each token: bool, in the shape of `tokens`."""
         begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
         if self.min_segment_length > 1:  # 1 joins none, not even segments of one token: see Args
-            # a segment of up to `min_segment_length` tokens is joined with the next, whose beginning is taken away
+            # to join a segment with the next one, remove the beginning of the next one
             for row in begins.reshape(-1, begins.shape[-1]):
                 last_begin = 0
                 for begin in np.flatnonzero(row)[1:].tolist():

@@ -30,7 +30,7 @@ class ShiftTargets(Map):
     """
 
     shifts_targets = True
-    column_reach = (0, 1)  # the next token, and whether it is in the same segment
+    column_reach = (0, 1)  # reads the next token and its segment id
 
     def __init__(self) -> None:
         self._arrays = Arrays()
@@ -50,7 +50,7 @@ class ShiftTargets(Map):
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         takes_loss[:-1] &= element["loss_mask"].reshape(-1)[1:]
         segmentation = self._arrays.empty(segments.shape, np.int32)
-        segmentation[...] = takes_loss.reshape(segments.shape)  # `*=` with bool would cast in small buffers
+        segmentation[...] = takes_loss.reshape(segments.shape)  # a product with a bool array casts in small buffers
         segmentation *= segments
         segmentation[..., -1] = 0  # the last token of a row has no target
         return _batch(
@@ -79,7 +79,7 @@ class ShiftTargets(Map):
 
 
 def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], Element], Sequence[Map]]:
-    """Return a function that reads rows of `source`, and the transforms that are still to be applied to what it returns.
+    """Return a function that reads rows of `source`, and the transforms that are still to be applied to these rows.
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
     left. If `source` has no `read_rows`, or another transform or a subclass comes before ShiftTargets, all transforms are left.

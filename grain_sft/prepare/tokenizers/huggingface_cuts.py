@@ -45,10 +45,10 @@ _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return a pattern whose matches end where a text may be cut. None if any cut may change the ids.
+    """Return a pattern whose matches end where a text may be cut. None if a cut could change the ids.
 
     Args:
-      content: Parsed tokenizer.json.
+      content: Parsed tokenizer.json, as the library writes it: older files may lack keys.
     """
     steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
     normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]
@@ -58,7 +58,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         text = token["content"]
         if _SPANS_CUT.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
             return None
-        # normalization may change such a token, for example a no-break space in it to a space, which the search above misses
+        # Normalization may turn a no-break space of the token into a space. The search above does not see that space.
         if normalizers and token["normalized"] and not text.isascii():
             return None
     if [step["type"] for step in steps] == ["Metaspace"]:
@@ -81,7 +81,7 @@ def pieces(text: str, cuts: re.Pattern[str] | None) -> Iterator[str]:
 
 
 def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, which may be a sequence that holds others under the key `parts`."""
+    """Yield the steps of a normalizer or pre-tokenizer. A sequence holds its steps under the key `parts`."""
     if step is not None and step["type"] == "Sequence":
         for inner_step in step[parts]:
             yield from _flat(inner_step, parts)

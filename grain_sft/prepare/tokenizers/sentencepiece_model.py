@@ -16,7 +16,7 @@ from grain_sft.prepare.tokenizers.tokenizer import MARKER, Offsets, OneFileToken
 
 FILE = "tokenizer.model"
 BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
-"""First bytes of a model file: its first piece, in protobuf, with a text and a score."""
+"""First bytes of a model file: the first piece in protobuf's encoding, with a text and a score."""
 
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4
@@ -35,7 +35,7 @@ message_type {
   name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
 }
 """
-"""Schema of the fields that this file reads; protobuf keeps the others. Source: sentencepiece_model.proto of the library."""
+"""Schema of the fields that this file reads. Protobuf keeps other fields unchanged. Source: sentencepiece_model.proto."""
 _model_class = functools.cache(lambda: message_class(_FILE, "pieces.Model"))
 
 
@@ -72,7 +72,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays themselves, which is 5 % faster."""
-        if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):
+        if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):  # only versions that return arrays have it
             return super().encode_arrays(texts)
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
@@ -81,7 +81,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
-            # the text of an unknown piece is a part of `text`, and not "<unk>"
+            # an unknown piece has the length of its text, and not that of "<unk>"
             pieces = self._processor.encode(text, out_type=str, num_threads=1)
             for index, number in enumerate(ids):
                 if number == unknown:
