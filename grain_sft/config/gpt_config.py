@@ -21,11 +21,11 @@ TRAINERS = (
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of a trainer's GPTConfig, and the keys that they mean.
+    """Keys of a trainer's GPTConfig, and the config keys that they mean.
 
         {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
 
-    Such a config is a flat JSON object. It may also have our sections, which override its keys (`"sampler": {"epochs": 3}`).
+    A GPTConfig is a flat JSON object. It may also have our sections, which override its keys: `"sampler": {"epochs": 3}`.
 
     A row holds the last `block_size + 1` tokens of an episode. All but its last token are inputs, and all but its first are
     targets. A step is one call of the trainer's `get_batch`: if `grad_accum_steps` is 4, step 2 of the optimizer reads steps 8
@@ -66,9 +66,9 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""By required key of a GPTConfig: a section, and keys of the section that mean the same.
+"""For each required key of a GPTConfig: a section, and keys of that section which replace the required key.
 
-A config with one of these keys may lack the required key: `{"layout": {"sequence_length": 1025}}` needs no `block_size`.
+A config with `{"layout": {"sequence_length": 1025}}` needs no `block_size`.
 """
 
 _NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
@@ -103,7 +103,8 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    runs_on = ORDERS[order].runs_on  # a batch may have rows of two epochs, whatever `epoch_drop_last` is
+    # In such an order, and in a mixture, a batch may have rows of two epochs, even with the default `last_batch`, "drop".
+    runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}

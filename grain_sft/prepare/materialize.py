@@ -45,8 +45,8 @@ def materialize(
 ) -> dict[str, Any]:
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
-    A local folder appears whole, by one rename; in a bucket its files appear one by one, rows.json last. The same call
-    continues interrupted work at the first unfinished shard, and leaves a finished folder of the same rows unchanged.
+    A local folder appears whole, by one rename. In a bucket, files appear one by one, rows.json last. After an interruption,
+    the same call continues at the first unfinished shard. It leaves a finished folder of the same rows unchanged.
 
     Args:
       layout: Packed layout of any algorithm.
@@ -64,11 +64,13 @@ def materialize(
     """
     if not layout.plans:
         raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
-    manifest, row = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
+    manifest, dtype = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target = _Target(output)
     identity = {"key": manifest["key"], "made_of": manifest["made_of"]}
     report = progress or (lambda what, done, total: None)
-    result = target.produce(identity, lambda: _write(layout, manifest, row, target, report), overwrite=False, wait=True)
+    result = target.produce(
+        identity, lambda: _write(layout, manifest, dtype, target, report), overwrite=False, wait=True
+    )
     if result.pop("already", False):
         try:
             open_corpus(target.output, format="rows")
@@ -87,7 +89,7 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Replace unfinished work on other rows. In a bucket refuse: the unfinished files are already in the output folder."""
+        """Replace unfinished work on other rows. Refuse it in a bucket, where unfinished files are in the output folder."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -104,8 +106,8 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
     loss_dtype = "float32" if corpus.has_weights else "bool"
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
     made_of = f"{layout!r} of corpus {corpus.content_hash()}, plans {plans}"
-    rows = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
-    dtype = rows.dtype(corpus.dtype)
+    row_format = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
+    dtype = row_format.dtype(corpus.dtype)
     per_shard = max(1, shard_bytes // dtype.itemsize)
     key = hash_of([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
     manifest = {
@@ -116,9 +118,9 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
         "sequence_length": layout.sequence_length,
         "rows": len(layout),
         "dtype": corpus.dtype.name,
-        "positions_dtype": rows.positions_dtype,
-        "segments_dtype": rows.segments_dtype,
-        "most_segments": rows.most_segments,
+        "positions_dtype": row_format.positions_dtype,
+        "segments_dtype": row_format.segments_dtype,
+        "most_segments": row_format.most_segments,
         "loss": loss_dtype if corpus.has_loss else None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "pad_token_id": corpus.padding_token_id,
@@ -154,7 +156,7 @@ def _write(
         if not files.exists(paths[0]):  # the file of documents appears when the other files of the shard are complete
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
-    # `corpus.sources` checks that its file has one entry for each document; `layout.sources` alone may not
+    # `corpus.sources` is read first, because it checks that its file has one entry for each document.
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -171,16 +173,16 @@ def _write_shard(
     from grain_sft.transforms import ShiftTargets
 
     length = source.layout.sequence_length
-    step = max(1, _CHUNK_TOKENS // length)
+    chunk = max(1, _CHUNK_TOKENS // length)
     with whole_files(paths) as (documents_file, *loss_file, rows_file):
-        for begin in range(rows.start, rows.stop, step):
-            element = source.read(range(begin, min(begin + step, rows.stop)))
+        for begin in range(rows.start, rows.stop, chunk):
+            element = source.read(range(begin, min(begin + chunk, rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
             first = pieces.segment_begins  # index of each segment's first piece
             row, segment, start = pieces.row[first], pieces.segment_columns[0][first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
-            # The source's elements lack `target_segment_ids`. ShiftTargets computes them: at each token, the segment id if the
-            # next token is in the same segment and takes loss, else 0.
+            # ShiftTargets computes `target_segment_ids`: at each token, the segment id if the next token is in the same segment
+            # and takes loss, else 0.
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():
@@ -194,4 +196,4 @@ def _write_shard(
             documents_file.write(np.stack([starts, stop - start], axis=1).astype("<u8").tobytes())
             for file in loss_file:
                 file.write(element.get("loss_weights", element["loss_mask"]).tobytes())
-            progress("rows", min(begin + step, rows.stop), len(source.layout))
+            progress("rows", min(begin + chunk, rows.stop), len(source.layout))

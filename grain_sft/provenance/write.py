@@ -1,4 +1,4 @@
-"""Output of `trace`: writers of columns as an aligned table, CSV, JSON lines or Parquet, each with the run's receipt."""
+"""Output of `trace`: an aligned table, CSV, JSON lines or Parquet, each with the run's receipt."""
 
 import contextlib
 import csv
@@ -19,7 +19,7 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 class Labels(NamedTuple):
-    """Column of texts, many of them equal.
+    """Column of texts that repeat. Each text is stored once.
 
     Attributes:
       numbers: Index in `texts` for each line, int64 [lines]; -1 for the text "".
@@ -62,12 +62,12 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
 
 @contextlib.contextmanager
 def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of aligned columns, with thousands separators and "-" for -1."""
+    """Yield a writer of aligned columns. An integer has thousands separators, and -1 is printed as "-"."""
     file.write(f"# {receipt.code} {about}\n")
     widths: dict[str, int] = {}
 
     def write(columns: Columns) -> None:
-        """Write aligned lines, and before the first ones the names of the columns."""
+        """Write aligned lines. The first call writes the names of the columns before them."""
         is_first_call = not widths
         aligned_columns = []
         for name, column in columns.items():
@@ -84,13 +84,13 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of CSV: a comment line, a line of names, then the lines."""
+    """Yield a writer of CSV: a comment line, the names of the columns, then the values."""
     file.write(f"# {receipt.code} {about}\n")
     head: list[str] = []
     writer = csv.writer(file, lineterminator="\n")
 
     def write(columns: Columns) -> None:
-        """Write lines, and before the first ones the names of the columns."""
+        """Write lines. The first call writes the names of the columns before them."""
         if not head:
             head.extend(columns)
             writer.writerow(head)
@@ -139,7 +139,7 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
 
     yield write
     if not writers:
-        write({})
+        write({})  # a file without columns is still valid
     writers[0].close()
 
 
@@ -149,7 +149,7 @@ WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "csv": (_csv, False),
     "parquet": (_parquet, True),
 }
-"""By name: function that opens a writer, and whether the file is binary."""
+"""For each name: the function that opens a writer, and whether the file is binary."""
 
 
 def _values(column: Column) -> list[Any]:
@@ -165,7 +165,7 @@ def _is_text(column: Column) -> bool:
 
 
 def _cells(column: Column) -> list[str]:
-    """Return the text of each line in a table. Floats are shares, printed in percent."""
+    """Return the table cells of a column. Floats are shares, printed in percent."""
     values = _values(column)
     if _is_text(column):
         return values

@@ -13,10 +13,11 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
-"""`natural` draws batches of all buckets at random. The others grow: they go from short rows to long ones in each cycle.
+"""`natural` draws batches of all buckets at random. The other two are growing curricula: each cycle goes from short rows to
+long rows.
 
-A cycle has as many subcycles as there are buckets. The first subcycles have mostly batches of short rows, and the last
-subcycles mostly batches of long rows.
+A cycle has one subcycle for each bucket. The first subcycles have mostly batches of short rows, and the last subcycles mostly
+batches of long rows.
 """
 
 
@@ -94,8 +95,8 @@ def _swap(order: Ints, number: int) -> None:
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
     """Return the number of batches of a bucket in each subcycle of a growing curriculum.
 
-    A cycle has `count` batches of the bucket, which are divided in proportion to the odds of the subcycles. Each subcycle has a
-    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. Odds are the ranks, or the powers of two 4, 8, 2 and 1 in "grow_p2".
+    The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles. Each subcycle has a
+    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. Its odds are the rank, or 2 ** (rank - 1) in "grow_p2": 4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
@@ -106,7 +107,7 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Order of an epoch's rows, in parts: one for each step, then one for each bucket with its rows that no step reads.
+    """Order of an epoch's rows, in parts. Each step has a part. Then each bucket has a part of the rows that no step reads.
 
     Attributes:
       bucket: int64 [parts], bucket of the rows of each part.
@@ -120,7 +121,7 @@ class _Epoch(NamedTuple):
 
 
 class CurriculumSizes(ComputedSizes):
-    """Batch sizes of a run whose epochs all have the same batches, each epoch in an order of its own.
+    """Batch sizes of a run. All epochs have the same batches, each epoch in an order of its own.
 
     Args:
       rows: Number of rows of each bucket, int64 [buckets].

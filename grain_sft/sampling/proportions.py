@@ -126,9 +126,9 @@ class Proportions:
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
         """Return the row at which a source is exhausted first, and the source; None if none is.
 
-        With "stop" and "fail", a source is exhausted at the first row for which it has none. With "renormalize", it is
-        exhausted at the row after its last one. If two sources are exhausted at one row, the one with "renormalize" goes first,
-        because the mixture goes on after it.
+        With "stop" and "fail", a source is exhausted at the first row that it lacks. With "renormalize", it is exhausted at the
+        row after its last one. If two sources are exhausted at one row, the one with "renormalize" is returned, because the
+        mixture goes on after it.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
@@ -136,7 +136,7 @@ class Proportions:
             if limit is None:
                 continue
             after_last = 1 if on_exhausted == "renormalize" else 0
-            # the row of the source to find, counted from its first row in this phase
+            # which row of the source to find: 0 is its first row in this phase
             number = limit - phase.counts[source] - after_last
             if number < 0:
                 continue
@@ -154,7 +154,7 @@ class Proportions:
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each of `rows` (int64 [n], below `length`), and the number of its rows before, int64 [n]."""
+        """Return the source of each row below `length`, and how many rows of that source come before it: int64 [n]."""
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)
@@ -166,14 +166,14 @@ class Proportions:
         return sources, before
 
     def counts(self, row: int) -> list[int]:
-        """Return the number of rows of each source before `row`, or before the end."""
+        """Return the number of rows of each source before `row`, or before the mixture's end if that comes first."""
         if self._end is not None:
             row = min(row, self._end)
         phase = self._phases[bisect_right(self._first_rows, row) - 1]
         return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n]; -1 where it never does."""
+        """Return the row of the mixture that is row `numbers[i]` of `source`, for each i. int64 [n]; -1 where no row is."""
         rows = np.full(len(numbers), -1, np.int64)
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
@@ -202,7 +202,7 @@ def count_drawn(path: Path, row: int) -> int:
 
 
 def find_drawn(path: Path, numbers: Ints) -> Ints:
-    """Return the rows of the outermost mixture at which the source at the end of a path gives its rows `numbers`.
+    """Return the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path, for each i.
 
     Both are int64 [n]. The result is -1 where the outermost mixture never draws the row.
     """

@@ -22,7 +22,7 @@ TRAINING_CONFIG = "the config of the data to train on"
 
 
 class MaxTextBatches(GlobalBatches):
-    """Global batches for MaxText. They end before step `num_batches`, because some of MaxText's loops never end by themselves.
+    """Global batches for MaxText. They end after `num_batches` steps, because some of MaxText's loops never end by themselves.
 
     Attributes:
       failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises it.
@@ -43,7 +43,7 @@ class MaxTextBatches(GlobalBatches):
 
 
 class EvaluationBatches(MaxTextBatches):
-    """Batches of an evaluation. Each `iter` begins with the first one, and so does `next` after the last one."""
+    """Batches of an evaluation. Each `iter` begins at the first batch. So does the `next` that follows a StopIteration."""
 
     def __iter__(self) -> Self:
         self.reset()
@@ -115,9 +115,10 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 
 
 def load_evaluation(where: str) -> Pipeline:
-    """Return the pipeline of the config at `where`. It ends after one epoch, with the last batch filled up.
+    """Return the pipeline of the config at `where`. It ends after one epoch (`epochs: 1`), with a filled last batch
+    (`last_batch: fill`).
 
-    If the config has `epochs` or `last_batch`, they decide instead. A mixture, or an order that runs on, is left as it is.
+    A config's own `epochs` or `last_batch` stays. A mixture, or an order that runs on across epochs, is left as it is.
     """
     _, sections = read_config(where)
     sampler = sections["sampler"]
@@ -154,7 +155,7 @@ def _batches(
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
             if len(its_rows) and its_rows[0] < pipeline.sampler.global_batch_size:
                 problem = f"row {its_rows[0]} of the global batch lies on process {process}"
-                reason = f"but of MaxText only processes {list(process_indices)} load data"
+                reason = f"but in MaxText only processes {list(process_indices)} load data"
                 raise ConfigError(f"{problem}, {reason}. Set expansion_factor_real_data or per_device_batch_size.")
     prepare = checks.prepare(config.vocab_size, where, trainer.widths(config))
     return kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
@@ -178,7 +179,7 @@ def continue_at(
     """Continue with the batches of MaxText's `step`, and record the data next to the checkpoints.
 
     Raises:
-      PipelineError: The steps before it were run on other data.
+      PipelineError: The steps before `step` were run on other data.
     """
     batches.seek(step * options.of_trainer.batches_per_step(config))
     if not config.enable_checkpointing or not config.checkpoint_dir:

@@ -1,7 +1,7 @@
 """Decompression of files of records: from the beginning to the end, or of one part after another.
 
-A part of a compressed file is reached by decompressing all bytes before it. So each thread keeps the file that it read last
-open, and reads on from there.
+A part of a compressed file is reached by decompressing all bytes before it. So each thread keeps the reader of its last file,
+which reads on from the end of the last part.
 """
 
 import shlex
@@ -32,7 +32,7 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def decompressed(path: str, size: int, compression: str, read: ReadReport = lambda position: None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in pieces, then an empty piece. Call `read` before each read."""
+    """Yield the decompressed bytes of a file in pieces, then an empty piece. Call `read` with the offset of each next block."""
     blocks = _blocks(path, size, read)
     yield from _decoded(path, compression, blocks) if compression else (block for _, block in blocks)
     yield b""
@@ -82,7 +82,7 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 class _Reader:
-    """Forward reader of a compressed file. `_data` has the bytes from `offset` on that are decompressed but not yet read."""
+    """Forward reader of a compressed file. `_data` has decompressed bytes from `offset` on, which no caller has read yet."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.file = (path, size, compression)
@@ -113,7 +113,7 @@ def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
     """Return the bytes of a part, decompressed. Refuse a part that changed since it was found."""
     if compression:
         reader: _Reader | None = getattr(_thread, "reader", None)
-        _thread.reader = None  # after an error, begin again
+        _thread.reader = None  # after an error below, the next call makes a new reader
         if reader is None or reader.file != (path, size, compression) or part.start < reader.offset:
             reader = _Reader(path, size, compression)
         data = reader.read(part.start, part.stop)

@@ -23,13 +23,13 @@ class Input:
     """An input file.
 
     Attributes:
-      dataset: Number of the file's dataset.
+      dataset: Number of the dataset that the file belongs to.
       path: Path or URL.
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
       parts: Parts, each read whole; None for plain lines, which can be cut anywhere.
-      records: Number of lines, elements or rows; 0 until the file is scanned.
+      records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until it is scanned.
       note: Encoding of an ArrayRecord's records, or version of a Parquet file; "" for other kinds.
     """
