@@ -49,7 +49,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
-    pipeline = pipeline.at(steps.start)
+    pipeline = pipeline.at(steps.start)  # of a run with stages, simulate the stage of the first step
     if len(steps) and steps.stop > pipeline.end_step:
         raise RowIndexError(
             f"--steps {options.steps}: the stage of step {steps.start} ends after step {pipeline.end_step - 1}. "

@@ -1,6 +1,6 @@
 """Metrics of a run's reads and batches, for Prometheus.
 
-They are in prometheus_client's default registry, which Grain's own server and `start_server` in this module serve.
+The metrics are in prometheus_client's default registry. Grain's own server and `start_server` in this module serve it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HISTOGRAMS = {
 
 
 class BulkHistogram:
-    """Histogram that counts many values at once. prometheus_client's takes 4 us a value, 5 % of the time of a small batch."""
+    """Histogram that counts many values at once. That of prometheus_client takes 4 us a value, 5 % of a small batch's time."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
@@ -74,7 +74,7 @@ class Metrics(Observer):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # no fork while a metric changes: the metric's own lock would stay locked in the child
+        # no fork while a metric changes: the child would inherit the metric's own lock locked
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
         self._exported = dict.fromkeys(activity.counts, 0)  # values of `activity.counts` that the counters include
@@ -82,9 +82,9 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # no registry: `collect` of this object returns their values
+        # `registry=None`, because `collect` of this object returns the values of all metrics
         histogram: Any = BulkHistogram
-        # 0 with $PROMETHEUS_MULTIPROC_DIR: only the histogram of prometheus_client can write to that folder
+        # MOST_UNCOUNTED is 0 with $PROMETHEUS_MULTIPROC_DIR: only prometheus_client's histogram can write to that folder
         if not MOST_UNCOUNTED:
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
@@ -98,7 +98,7 @@ class Metrics(Observer):
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """Leave, in a forked child, the counts of the parent to the parent."""
+        """In a forked child, leave the parent's unexported counts to the parent."""
         self._exported = dict(activity.counts)
         self._lock.release()
 
@@ -141,7 +141,7 @@ class Metrics(Observer):
             return [family for metric in self._metrics for family in metric.collect()]
 
     def describe(self) -> list[Metric]:
-        """Return no metrics. Without this method prometheus_client would collect them while this object is made."""
+        """Return no metrics. Without this method, prometheus_client would call `collect` when it registers this object."""
         return []
 
 

@@ -16,8 +16,8 @@ from grain_sft.sampling import EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 
 Progress = tuple[int, int, str]
-"""How far earlier stages have read a stream: an epoch, the number of tokens read of it, and the last stage's
-`EpochStream.batching`."""
+"""How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and the
+`EpochStream.batching` of the last stage that read it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return this stage's form of `run`, which is the amendments of the run, or the first few of them."""
+        """Return the amendments `run`, all of the run or the first, with this stage's numbers of documents."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -62,7 +62,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # rows differ in length between steps, but each step has the same number of tokens
+        if length is not None:  # each step has the same number of tokens, though rows differ in length between steps
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -149,8 +149,8 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
     """Yield (key, length, stream) of each stream of a stage's `sampler`.
 
-    Two stages share the streams whose keys are equal. `length` is the number of tokens of a row. A mixture may have two sources
-    of one corpus, so the number of the stream among those of its corpus is part of the key.
+    Two stages share the streams whose keys are equal. `length` is the number of tokens of a row. A mixture may read one corpus
+    in two sources. So the key has a count: 1 for the first stream of the corpus, 2 for the second.
     """
     counts: dict[Any, int] = {}
     for stream in sampler.streams:

@@ -53,9 +53,9 @@ class Checked:
 class LineChecker:
     """Checks the lines of an audit log in their order.
 
-    The checker follows the run: it computes the next event (the start or the end of an epoch) and compares it with the next
-    line. If a line is missing or was changed, the checker continues with the step that the next intact line states. So one
-    mistake in the log gives about one finding.
+    The checker computes the next event of the run (the start or the end of an epoch), and compares it with the next line. If a
+    line is missing or was changed, the checker continues with the step that the next intact line states. So one mistake in the
+    log gives about one finding.
 
     Args:
       pipeline: Pipeline of the run, as the config describes it now.
@@ -70,7 +70,7 @@ class LineChecker:
         self._position = RunPosition(pipeline)
         self._needed: str | None = LOAD  # action that has to come next: LOAD or RESUME; None for any
         self._line = 0  # number of the line that is checked, from 1
-        # Accepted values of (field `entry` - `_line`). A log that has lost its third line has entry=4 there, a shift of 1.
+        # Accepted values of (field `entry` - `_line`). In a log that has lost its third line, line 3 has entry=4: a shift of 1.
         self._shifts = {0}
         self._changes = changes_of(pipeline)  # amendments and stages of the run at the last load
         self._added: list[Change] = []  # amendments and stages of the last load that the load before it did not have
@@ -114,14 +114,14 @@ class LineChecker:
         shift = natural_number(fields.get("entry")) - self._line
         if shift in self._shifts:
             self._shifts = {shift}
-        elif "chain" not in fields:  # an older log, whose lines have a `chain`, does not count unfinished lines
+        elif "chain" not in fields:  # lines with a `chain` are of an older log, which does not count unfinished lines
             expected = f"expected {self._line + min(self._shifts)}"
             reason = "A line before it is missing, or it was changed, added or moved."
             self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
             self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Report the amendments and stages of `pipeline` that were added after a step that they change was delivered."""
+        """Report the amendments and stages of `pipeline` that were added after the delivery of a step that they change."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._position.delivered:
                 without = f"without {change.kind} of the config: {change}"
@@ -132,7 +132,8 @@ class LineChecker:
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
         hosts = natural_number(fields.get("hosts"))
-        fits = hosts > 0 and any(rows % hosts == 0 for rows in sizes)  # each batch size may have had its own host count
+        # `any`, not `all`: a run may change its number of hosts with its batch size
+        fits = hosts > 0 and any(rows % hosts == 0 for rows in sizes)
         if not fits:
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
@@ -185,8 +186,8 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # Known step: this line or an earlier line is wrong, so the step is unknown from here on. Unknown step: this line
-            # states it, so it is known from here on.
+            # If the step was known, this line or an earlier line is wrong, and the step is now unknown. If it was unknown, this
+            # line states it, and it is now known.
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return
@@ -214,7 +215,7 @@ class LineChecker:
         return None
 
     def _lose_step(self, message: str = "") -> None:
-        """Report `message`, if any, and continue without a known step: the line may have been an entry of any kind."""
+        """Report `message`, if any, and make the step unknown: the line may have been an entry of any kind."""
         if message:
             self._report(message)
         self._needed = None
