@@ -209,9 +209,11 @@ class LineChecker:
             if fields.get("source") != source or fields.get("stage") != stage_number:
                 continue
             span = stream.span(epoch)
-            if span is not None:
-                step = span.first if fields["action"] == START else span.last
-                return Event(step, fields["action"], epoch, number)
+            if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
+                return None
+            step = span.first if fields["action"] == START else span.last
+            # an unfinished epoch has its last step at `end_step`, and no event there
+            return Event(step, fields["action"], epoch, number) if step < self._pipeline.end_step else None
         return None
 
     def _lose_step(self, message: str = "") -> None:

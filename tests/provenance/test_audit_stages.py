@@ -134,3 +134,24 @@ def test_a_stage_that_skipped_steps_bring_forward_is_not_added_after_its_first_s
     assert "handed out without a stage of the config: from step 17" in findings(tmp_path, longer)[0]
     with contextlib.closing(longer.iter()) as batches, pytest.raises(PipelineError, match="later stage"):
         batches.set_state(state)
+
+
+def test_an_entry_of_an_epoch_that_is_skipped_is_refused(config, tmp_path):
+    run(config, range(21), tmp_path)  # an epoch has 10 steps
+    for ending in ENDINGS:  # without the load, no earlier version of the run is tried
+        log = tmp_path / f"audit{ending}"
+        log.write_bytes(log.read_bytes().split(b"\n", 1)[1])
+    skipped = load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]})
+    assert findings(tmp_path, skipped)
+
+
+def test_an_entry_that_completes_an_epoch_that_never_ends_is_refused(config, corpora, tmp_path):
+    """A source whose weight becomes 0 leaves its epoch unfinished."""
+    config["corpus"] = {"mixture": {"a": {**corpora["olmo"], "weight": 1}, "b": {**corpora["episodes"], "weight": 1}}}
+    config["sampler"]["schedule"] = [{"step": 3, "weights": {"a": 0, "b": 1}}]
+    pipeline = run(config, range(15), tmp_path)
+    for ending, a, b in ((".log", "source=a", "source=b"), (".jsonl", '"source": "a"', '"source": "b"')):
+        log = tmp_path / f"audit{ending}"
+        line = next(line for line in log.read_text().splitlines() if "epoch_complete" in line)
+        log.write_text(log.read_text() + line.replace(b, a) + "\n")
+    assert any("action=epoch_complete of epoch 0; expected" in each for each in findings(tmp_path, pipeline))
