@@ -1,4 +1,4 @@
-"""Replaced sources: a config with `replace` amendments becomes a config with a stage for each of them.
+"""Replaced sources: a config with `replace` amendments becomes a config with a new stage where each of them begins.
 
 A data step counts only the steps whose batches are read. If an amendment skips steps 10 to 14, step 20 is data step 15.
 """
@@ -20,10 +20,11 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     """Return a validated config with a new stage at each step at which the path or the epochs of a source are replaced.
 
     The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which restores
-    the weights that a schedule has set before (`_weights_to_restate`).
+    the weights that a schedule has set before (see `_weights_to_restate`). A replacement that only changes weights needs no
+    stage.
 
     Raises:
-      ConfigError: A replacement changes nothing, or no stage from its step on has the source.
+      ConfigError: A replacement changes nothing, or none of the stages from its step on has the source.
     """
     amendments: Sequence[Mapping[str, Section]] = config.get("amendments", ())
     sections = sorted((entry["replace"] for entry in amendments if "replace" in entry), key=lambda each: each["from"])
@@ -45,7 +46,8 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # The stages have the schedules. Next to stages, a config can't have a schedule, so its last values replace it.
+    # Each stage has its part of the schedule. A config with stages can't have a schedule of its own, so the final values of the
+    # schedule take its place.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -114,7 +116,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture, and the mixtures in it, with the weights that their schedules give at step `steps`."""
+    """Return a mixture with the weights that `schedule` gives at step `steps`; each mixture in it follows its own schedule."""
     weights: dict[str, Any] = {}
     for entry in schedule:
         weights |= (entry.get("weights") or {}) if entry["step"] <= steps else {}
@@ -129,7 +131,7 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return `{"schedule": ...}` with the entries after `steps`, counted from there; {} without such entries."""
+    """Return `{"schedule": ...}` with the entries after step `steps`, counted from that step; {} without such entries."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
@@ -163,7 +165,7 @@ def _weights_to_restate(
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < first < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # By source, the latest amendment and the latest entry of the schedule up to `first`.
+        # both by source: step of the latest amendment up to `first`; step and weight of the latest entry of the schedule
         amended_at = {name: step for step, weights in amended if step <= first for name in weights}
         scheduled = {
             name: (begin + entry["step"], weight)

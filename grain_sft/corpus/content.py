@@ -1,4 +1,4 @@
-"""Hashes of every byte of files, and of a corpus's files together. The hashes of files are cached because they take long.
+"""Content hashes: of every byte of a file's data, and of a corpus. The hashes of files are cached because they take long.
 
 A core hashes about 1 GB/s. The cache holds the hash of each file under the file's identity: its inode, size and times, or the
 version of an object in a bucket.
@@ -46,12 +46,13 @@ class _ChangedError(Exception):
 def hashes_of(
     stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, *, of: str = "bytes"
 ) -> list[str]:
-    """Return the hash of each file's data, from the cache if it has them.
+    """Return the hash of each file's data. The hashes come from the cache if it has them.
 
     Args:
       stored: Files to hash.
       read: Function that reads all files and returns their hashes; None for `read_hashes`.
-      of: Description of what `read` hashes, as part of the cache's key; "bytes" for every byte from `data_offset` on.
+      of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text of `name_of_scan`. It is part of the
+        cache's key.
     """
     read = read or (lambda: read_hashes(stored))
     key = _cache_key(stored, of)
@@ -66,7 +67,8 @@ def hashes_of(
         return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
     all_remote = all(files.is_remote(file.path) for file in stored)
-    folder = None if all_remote else files.cache_dir()  # None is the cache that machines may share
+    # None is the cache that machines may share. The key of a local file holds its inode, which other machines can't use.
+    folder = None if all_remote else files.cache_dir()
     try:
         arrays = artifact.load_or_make("content", key, make, folder)
     except _ChangedError:
@@ -140,8 +142,8 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
-    Whether a document continues in the next shard depends on more than the boundary files. The hash therefore covers the last
-    token of each shard, as part of the shard's digest, and the size of the file of sources.
+    Whether a document continues in the next shard may depend on the last token of a shard, which is part of the shard's digest,
+    and on the file of sources. The hash therefore covers the digests and the size of that file, too.
     """
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
@@ -154,7 +156,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return a hash of the tokens, the EOS id and the BOS id, which decide where documents end without boundary files.
+    """Return a hash of the tokens, the EOS id and the BOS id. Without boundary files, these decide where documents end.
 
     `hashes` are the hashes of the tokens of each shard.
     """
@@ -168,7 +170,7 @@ def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_corpus(corpus: CorpusData) -> str:
-    """Return the hash of every byte of all files of tokens, loss and boundaries."""
+    """Return a hash that covers the data of all files of tokens, loss and boundaries."""
     hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
     hashes = iter(hashes_of(hashed))  # the loop takes them in this order
     facts: list[Any] = []
@@ -184,11 +186,10 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return "bytes" if each shard is a whole file, else a text that names the parts of files that shards hold.
+    """Return the `of` of `hashes_of` for the hashes of all tokens: "bytes" if each shard is a whole file, else another text.
 
-    `hashes_of` takes the text as `of` when it caches the hashes of all tokens. A shard may hold a range of Megatron's
-    sequences, or the tokens of written rows without the other arrays. The hash of such a part must not be cached as that of
-    the file.
+    A shard may be a part of its file: a range of Megatron's sequences, or the tokens of written rows without the other arrays.
+    The hash of such a part must not be cached as that of the file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

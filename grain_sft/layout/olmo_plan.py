@@ -3,9 +3,10 @@
 Each group of source files has three files of raw uint64:
   document-indices-L-HASH.npy       (first token, end) of each piece of a document, longest first; token 0 is the first of the
                                     group's first file;
-  documents-by-instance-L-HASH.npy  numbers of pieces, row after row;
+  documents-by-instance-L-HASH.npy  indices of pieces in document-indices, row after row;
   instance-offsets-L-HASH.npy       (first entry, end) of each row in documents-by-instance.
-HASH covers the paths and sizes of the group's files and the options of the packing; see `_group_hash`.
+L is the sequence length. HASH covers the paths and sizes of the group's files and the options of the packing; see
+`_group_hash`. A piece is the part of a document that one row holds.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
-    """Files of a plan in `folder`: the hash in each group's file names, and a digest of all bytes."""
+    """A plan in `folder`: the HASH in the names of each group's files, and a digest of the bytes of all files."""
 
     folder: Path
     hashes: tuple[str, ...]
@@ -72,7 +73,7 @@ def find_plan(
 
 
 def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Columns:
-    """Return the columns of a plan, like `make_plan`.
+    """Return the columns of a plan, as `make_plan` does.
 
     Raises:
       LayoutError, StorageError: The files are damaged, belong to other documents, or cannot be read.
@@ -99,7 +100,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
-    else:  # OLMo-core packs the part of a document in each shard as a document, so the pieces are checked against these parts
+    else:  # a document may continue in the next shard; OLMo-core packs its part in each shard as a document of its own
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -111,7 +112,10 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
 
 
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
-    """Return whether OLMo-core found the documents of these files in `.csv.gz` files. Otherwise it found them by EOS."""
+    """Return whether OLMo-core found the documents of these files in `.csv.gz` files. Otherwise it found them by EOS.
+
+    It reads `.csv.gz` files if `use_array_if_local` is False, or if a path is a URL other than `file://`.
+    """
     return use_array_if_local is False or any(re.match("[a-z0-9]+://", path.replace("file://", "")) for path in paths)
 
 
@@ -153,7 +157,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     indices, offsets, chosen = (array.astype(np.int64) for array in group)  # numbers above 2**63 become negative
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
-    # each row begins where the one before it ends, from the first entry to the last
+    # the first row begins at entry 0, each other row where the one before it ends, and the last row ends at the last entry
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
         raise LayoutError(f"{where} is damaged: its {len(start)} documents are not in one row each. Delete it.")
@@ -167,7 +171,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     document = np.searchsorted(documents.start, start, side="right") - 1
     wrong = document < 0
     if len(documents) and not wrong.any():
-        tokens_before = start - documents.start[document]  # in the document
+        tokens_before = start - documents.start[document]  # tokens of the document before the piece
         tokens_left = documents.length[document] - tokens_before
         wrong = (tokens_before % row_length != 0) | (stop - start != np.minimum(tokens_left, row_length))
         if options.long_documents == "truncate":

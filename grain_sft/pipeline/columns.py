@@ -1,4 +1,4 @@
-"""Reading only some columns of a batch: which columns of the rows to read, and how to cut the batch to the requested ones."""
+"""Column ranges of a batch: which columns to read for a requested range, and the cut of the batch to it."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,14 @@ from grain_sft.transforms import column_reach
 
 
 def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, stop: int) -> tuple[int, int] | None:
-    """Return the first column to read for the columns [start, stop) of a batch, and the one after the last; None for all.
+    """Return (first, last + 1) of the columns to read for the columns [start, stop) of a batch, or None to read all.
 
-    A column of a batch may depend on neighbours: `ShiftTargets` takes each target from the next column. So a few more columns
-    are read than requested. All are read if a transform needs whole rows.
+    A column of a batch may depend on neighbours: `ShiftTargets` takes each target from the next column, so [0, 8) needs [0, 9).
+    All columns are read if a transform needs whole rows, or if the rows of the layout have several lengths.
     """
     length = layout.sequence_length
     reach = column_reach(transforms)
+    # A range outside the row also reads all: `cut_columns` refuses it, and its message needs the width of the batch.
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return None
     before, after = reach
@@ -27,6 +28,7 @@ def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
 
     An array of one value a row is returned whole. Columns that the batch does not have are a `PipelineError`.
     """
+    # A transform may have dropped columns, so the width is that of the arrays, not of the layout.
     width = first + min(array.shape[1] for array in batch.values() if array.ndim > 1)
     if not 0 <= start < stop <= width:
         raise PipelineError(f"columns {start} to {stop} of a batch of {width}: expected 0 <= start < stop <= {width}.")

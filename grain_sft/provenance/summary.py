@@ -12,13 +12,13 @@ _BLOCK = 1 << 20  # documents in each array of `_SeenDocuments`
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return the number of documents and tokens of each source, in about one byte of memory per document of the run.
+    """Return the number of documents and tokens of each source. This takes about one byte of memory per document of the run.
 
     Args:
       parts: Trace, or the parts that `iter_trace` yields.
 
     Returns:
-      Columns by name, with a line for each source in the trace. A source is listed even if all its tokens are withdrawn.
+      Columns by name, with an entry for each source in the trace. A source is listed even if all its tokens are withdrawn.
         source: Name of the source, or its number if it has no name.
         documents: Number of distinct documents; 0 if the layout does not follow documents.
         segments, tokens: Number of segments, and of tokens that are not withdrawn.
@@ -33,7 +33,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]
-        lines_of_new_documents = lines[seen.add(documents)]
+        lines_of_new_documents = lines[seen.add(documents)]  # the first line of each document gives its source
         segment_of_line = np.stack([part.step, part.row, part.segment])
         begins_segment = np.ones(len(part), np.bool_)
         begins_segment[1:] = (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0)

@@ -1,4 +1,4 @@
-"""HalvingTree: the source of each row of a mixture by formula, for weights whose period is too long for a table."""
+"""`HalvingTree`: computes the source of any row of a mixture, for weights whose period is too long for a table."""
 
 import dataclasses
 import math
@@ -11,22 +11,22 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _HALF = Fraction(1, 2)
-_ALL_TRIED = 9  # sources up to which every cut is tried
+_ALL_TRIED = 9  # for up to 9 sources every cut is tried
 _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Division of rows between two branches.
+    """Division of a node's rows between its two branches.
 
-    Of the first t rows, the left branch gets floor(share * t + offset), but no fewer than 0 and no more than t.
+    Of the first t rows, the left branch gets floor(share * t + offset), but at least 0 and at most t.
     """
 
     share: Fraction
     offset: Fraction
 
     def lefts(self, rows: Ints) -> Ints:
-        """Return how many of the first `rows` rows go left, for each of `rows`: both int64 [n]."""
+        """Return int64 [n]: for each t in `rows` (int64 [n]), how many of the first t rows go left."""
         unit = math.lcm(self.share.denominator, self.offset.denominator)
         share, offset = int(self.share * unit), int(self.offset * unit)
         unclipped = np.asarray((_wide(rows, unit) * share + offset) // unit)
@@ -34,10 +34,10 @@ class _Split:
         return lefts
 
     def find(self, numbers: Ints, left: bool) -> Ints:
-        """Return the row of the node that is row k of a branch, for each k in `numbers`: both int64 [n], counted from 0.
+        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the node that is row k of a branch.
 
-        Rows from 2^62 - 1 on are returned as 2^62 - 1.
-        The branch is the left one if `left`, else the right one.
+        Rows count from 0. The branch is the left one if `left`, else the right one. If the left branch gets rows 0, 2, 4, ...,
+        its row 2 is row 4 of the node. Rows from 2^62 - 1 on are returned as 2^62 - 1.
         """
         # Row `number` of a branch is row t - 1, where t is the first number of rows with
         #   left:   share * t + offset >= number + 1, so t = ceil((number + 1 - offset) / share)
@@ -48,7 +48,7 @@ class _Split:
         numerator = (_wide(numbers, unit * share.denominator) * unit + int(addend * unit)) * share.denominator
         denominator = share.numerator * unit
         num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
-        # at least number + 1 rows reach the node before the branch has its row `number`
+        # `lefts` limits a branch to 0 to t rows, so the branch has its row `number` only after number + 1 rows of the node
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 
@@ -60,10 +60,11 @@ class HalvingTree:
     """Tree whose leaves are the sources, for constant weights. Each row goes down the tree to its source.
 
     Each node divides the rows that reach it between two branches: of the first t rows, the left one gets its share of t,
-    rounded. So a few divisions find the source of any row, without a table.
+    rounded. So a few divisions find the source of any row.
 
-    The distance of a source is the number of rows by which it differs from its share. Each rounding adds up to half a row: if a
-    node is up to 0.5 rows off, a branch with half of its rows is up to 0.5 + 0.25 rows off. `bound` is the distance of the
+    The distance of a source is the number of rows by which it differs from its share. A branch inherits its share of the node's
+    distance, and the rounding adds up to half a row: if a node is up to 0.5 rows off, a branch with half of its rows is up to
+    0.25 + 0.5 rows off. `bound` is the distance of the
     worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number. The largest distance
     measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources (tests/sampling/test_proportions.py). A
     `ScheduleTable` stays below one row, so it is used where the period is short enough.
@@ -147,9 +148,9 @@ class HalvingTree:
         return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n], from 0.
+        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the mixture that is row k of `source`.
 
-        The result is -1 if the weight of the source is 0.
+        Rows count from 0. The result is -1 if the weight of the source is 0.
         """
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
@@ -161,7 +162,8 @@ class HalvingTree:
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
     """Return the distance of the worst source in the best tree, and the number of sources to the left of its root.
 
-    `weights` are those of the sources, heaviest first; `distance` is as in `HalvingTree._tree`.
+    The best tree is the one whose worst source has the smallest distance. `weights` are those of the sources, heaviest first.
+    `distance` is as in `HalvingTree._tree`.
     """
     if len(weights) == 1:
         return distance, 0

@@ -1,4 +1,4 @@
-"""HostCache: which blocks one host's shard cache holds, and how many bytes each takes; the blocks themselves are not read."""
+"""Model of one host's shard cache: which blocks it has, and the bytes of their files. No file is read or written."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -6,22 +6,24 @@ from collections.abc import Iterable
 from grain_sft.storage import CacheOptions, cache_blocks, remote_files, shard_cache
 
 Piece = tuple[str, int, int, int]
-"""Path of a file, its size, the first byte of the piece, and its number of bytes."""
+"""A range of bytes that a host reads: path of the file, size of the file, first byte of the range, and its number of bytes."""
 
 _Key = tuple[str, int]
 """Path of a file, and the number of a block in it."""
 
 
 class HostCache:
-    """Shard cache of one host, which keeps and removes blocks like `grain_sft.storage.shard_cache`.
+    """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
+
+    A block is a file or a part of it. A gather is the reading of all pieces that one call of `read` gets.
 
     Args:
       options: Size limit and block size of the cache.
 
     Attributes:
-      hits: Number of blocks that gathers have found in the cache.
-      misses: Number of blocks that gathers have not found in the cache.
-      used: Bytes of the files that the cache has.
+      hits: Number of blocks that gathers found in the cache, one for each gather and block.
+      misses: Number of blocks that gathers did not find.
+      used: Bytes of the files of all blocks in the cache.
     """
 
     def __init__(self, options: CacheOptions) -> None:
@@ -31,9 +33,9 @@ class HostCache:
         self.hits = self.misses = self.used = 0
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
-        """Read the pieces of one gather. Return the number of requests and the bytes of their answers."""
-        sizes: dict[_Key, int] = {}  # bytes of each block of which some bytes are read
-        parts: dict[_Key, list[int]] = {}  # numbers of bytes that each piece reads from a block
+        """Count the reads of one gather. Return the number of requests and the bytes of their answers."""
+        sizes: dict[_Key, int] = {}  # by block: its size
+        parts: dict[_Key, list[int]] = {}  # by block: the bytes that each piece reads from it
         for path, file_size, offset, size in pieces:
             unit = self._block_bytes or max(1, file_size)
             for number in range(offset // unit, -(-(offset + size) // unit)):
@@ -57,7 +59,7 @@ class HostCache:
                     stored[key] = file_bytes
                     requests += -(-sizes[key] // remote_files.PART_BYTES)
                     received += sizes[key]
-                else:  # no room for the block: the parts are requested alone
+                else:  # no room for the block: only the bytes that the pieces need are requested, each part by itself
                     requests += len(parts[key])
                     received += sum(parts[key])
             self._file_bytes.update(stored)
@@ -68,7 +70,7 @@ class HostCache:
 
         Args:
           size: Bytes of the file.
-          unfinished: Bytes of the other files of the same batch. They can't be removed to make room.
+          unfinished: Bytes of the files that the same batch has already reserved. These can't be removed to make room.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # more is removed than needed, so that the next blocks find room, too

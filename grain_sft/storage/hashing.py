@@ -18,7 +18,7 @@ BLOCK = 1 << 22
 
 THREADS = min(8, os.cpu_count() or 1)
 
-_PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed before threads could start
+_PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed in the calling thread
 
 
 def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
@@ -27,7 +27,7 @@ def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
 
 
 def of_block(data: Any) -> bytes:
-    """Return the hash of a block, a buffer."""
+    """Return the SHA-256 of a block, as 32 bytes. `data` is a buffer."""
     return hashlib.sha256(data).digest()
 
 
@@ -64,9 +64,10 @@ def _of_file_block(fd: int, offset: int, size: int) -> bytes:
 
 
 class BlockHasher(contextlib.AbstractContextManager["BlockHasher"]):
-    """Hasher of several files that works in threads, while the caller works on the same blocks. Use it as a context.
+    """Context manager that hashes the blocks of several files in threads, while the caller works on the same blocks.
 
-    The caller adds the blocks of each file in order; blocks of different files may alternate.
+    The caller adds the blocks of each file in order; blocks of different files may alternate. A block has `BLOCK` bytes; the
+    last one of a file may have fewer.
 
     Args:
       num_files: Number of files.
@@ -78,7 +79,7 @@ class BlockHasher(contextlib.AbstractContextManager["BlockHasher"]):
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS)
 
     def add(self, file: int, data: Any) -> None:
-        """Hash the next block of file number `file`, a buffer that does not change."""
+        """Hash `data`, the next block of file number `file`. The caller must not change the buffer before `joined`."""
         if len(self._pending) > THREADS:  # bounds the memory of blocks that are not hashed yet
             self._pending.popleft().result()
         block = self._pool.submit(of_block, data)

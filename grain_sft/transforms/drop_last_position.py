@@ -1,4 +1,4 @@
-"""DropLastPosition: batches whose inputs all have a target, as in nanoGPT."""
+"""`DropLastPosition`: cuts the column without targets, as in nanoGPT's batches."""
 
 import grain
 import numpy as np
@@ -8,14 +8,14 @@ from grain_sft.transforms.element import require_keys
 
 
 class DropLastPosition(grain.transforms.Map):
-    """Transform that cuts the last column, which has no target, off ShiftTargets' batch.
+    """Transform that cuts the last column off a batch of `ShiftTargets`: its inputs have no target.
 
     Rows of L + 1 tokens make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The transform comes after
     ShiftTargets, and returns contiguous arrays.
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # `map` also cuts the last column of a part of a row, so a part is read with one more
+    column_reach = (0, 1)  # if only some columns are read, `map` cuts the last of these, so one more is read
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

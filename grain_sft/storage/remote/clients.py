@@ -1,7 +1,7 @@
 """fsspec file systems with the options of grain_sft.
 
-For Google Cloud, this module searches for credentials before gcsfs does: outside of Google Cloud, gcsfs would wait up to two
-minutes for a metadata server, and this module waits 3 seconds.
+For Google Cloud, this module searches for credentials before gcsfs does. Outside of Google Cloud, gcsfs would wait up to two
+minutes for a metadata server. This module waits at most `PROBES` times `PROBE_SECONDS`, 3 seconds.
 """
 
 import functools
@@ -20,9 +20,9 @@ NO_CREDENTIALS = (
 
 
 def filesystem(path: str) -> Any:
-    """Return the fsspec file system of a URL; fsspec and its clients are imported on first use.
+    """Return the fsspec file system of a URL. fsspec and its clients are imported on first use.
 
-    Options, such as credentials, are fsspec's own: $FSSPEC_GS='{"requester_pays": true}' or a file in
+    Users set options, such as credentials, in fsspec's own configuration: $FSSPEC_GS='{"requester_pays": true}' or a file in
     ~/.config/fsspec. Listings are not cached: a cached size or glob would hide that a file has changed.
 
     Raises:
@@ -40,7 +40,7 @@ def filesystem(path: str) -> Any:
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
             if emulator := _emulator():
-                # without it, gcsfs reads the variable at each request, and a change would send reads of open files elsewhere
+                # else gcsfs reads the variable at each request: a change would send the reads of open files to another server
                 options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
@@ -86,10 +86,10 @@ def _configured(*protocols: str) -> dict[str, Any]:
 
 
 def _session_options(key: str, *protocols: str) -> dict[str, Any]:
-    """Return options of an aiohttp session whose responses are checked.
+    """Return options of an aiohttp session. Its responses are `CheckedResponse`s.
 
     Args:
-      key: Name of the fsspec option with which a user configures the session. The user's values are included.
+      key: Name of the fsspec option that holds options of the session. Values that a user configured are included.
       protocols: Names of the file system in fsspec's configuration, such as "gs" and "gcs".
     """
     from grain_sft.storage.remote.checked_response import CheckedResponse
