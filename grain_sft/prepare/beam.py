@@ -38,8 +38,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step: the number of the unit, group or task; the scanned unit, or None if the step does not scan; the failure, or
-None if the step succeeded."""
+"""Number of the unit, group or task; the scanned unit, or None from `render` and `write`; the failure, or None."""
 
 
 def prepare(
@@ -82,7 +81,7 @@ class Pipelines(Runner):
 
     Attributes:
       workers: Not used: Beam chooses the number of workers.
-      shared: Folder through which this process passes job and plan to Beam's workers, and they pass results back.
+      shared: Folder in which this process writes job and plan for Beam's workers, and they write results for it.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """
@@ -110,7 +109,7 @@ class Pipelines(Runner):
         return tasks
 
     def run(self, name: str, step: Callable[[Any, str], Iterable[Result]], items: Sequence[Any]) -> list[Result]:
-        """Call `step(item, shared)` for each item in a pipeline. Return the results in order, or raise the first failure."""
+        """Call `step(item, shared)` for each item in a pipeline. Return the results by number, or raise the first failure."""
         if not items:
             return []
         beam = self.beam
@@ -161,7 +160,7 @@ def render(number: int, shared: str) -> Iterator[Result]:
     """Make a group's chunk. Skip it if an earlier group has failed: the first failure ends the preparation anyway."""
     failed = files.join(shared, "failed")  # contains the number of a group that failed
     with _lock:
-        # an earlier group is still rendered: it may fail too, and its failure is then the first
+        # a group before the failed one is still rendered: if it fails too, its failure is the one that the user sees
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -181,7 +180,7 @@ def save_results(path: str, results: Iterable[Result]) -> None:
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. An exception becomes a result, because Beam would retry it, and print a traceback."""
+    """Return the result of a step. An error becomes a result: Beam would retry a step that raises, and print a traceback."""
     try:
         return number, step(), None
     except GrainSftError as error:
@@ -221,7 +220,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     runner = standard.runner.lower()
-    # a runner such as Flink declares options on its own server, so only local runners and Dataflow are checked
+    # a runner such as Flink declares options on its own server, so only local runners and Dataflow refuse unknown options
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if runner in DATAFLOW_RUNNERS:

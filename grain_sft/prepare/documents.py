@@ -20,14 +20,14 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
-MAX_OPEN = 256  # chunk files
+MAX_OPEN = 256  # open chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
 BLOCK_SOURCES = 1 << 16  # documents
-GATHER_BLOCKS = 128  # blocks read together from remote chunks: up to 1 GiB at 8 bytes a token
+GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents, int32 or int64. They count in the order of the inputs: dropped documents too, rejected records not."""
+"""Numbers of documents, int32 or int64, in the order of the inputs. Dropped documents have numbers, rejected records do not."""
 
 
 class Block(NamedTuple):
@@ -55,7 +55,7 @@ class Documents(abc.ABC):
 
     Attributes:
       lengths: Number of tokens of each document; 0 where it was dropped.
-      starts: Index of each document's first token in its part.
+      starts: Index of each document's first token among the tokens of its part.
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
@@ -86,7 +86,8 @@ class Documents(abc.ABC):
             starts = self.starts[block_ids].astype(np.int64)
             parts = self.parts_of(block_ids)
             is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
-            run_starts = np.flatnonzero(~is_adjacent) + 1  # the documents of a run are adjacent, and read at once
+            # a run is a group of adjacent documents, which are read at once
+            run_starts = np.flatnonzero(~is_adjacent) + 1
             offsets = np.append(0, np.cumsum(lengths))
             tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
             for first, stop in itertools.pairwise([0, *run_starts.tolist(), len(block_ids)]):
@@ -96,7 +97,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files. It takes 8 bytes of memory per document.
+    """Documents of a preparation, in its chunk files. They take 8 bytes of memory per document.
 
     Args:
       chunks: Folder of the chunks.
@@ -118,8 +119,8 @@ class ChunkDocuments(Documents):
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """See `Documents.blocks`.
 
-        From a bucket, one request for each document would be too slow. So the documents of `GATHER_BLOCKS` blocks are gathered
-        together: each chunk that has some of them is read whole, once.
+        From a bucket, one request for each document would be too slow. So the method gathers the documents of `GATHER_BLOCKS`
+        blocks at once: it reads each chunk that has some of them once, as a whole.
         """
         if not self._chunks.remote:
             yield from super().blocks(ids)
@@ -147,9 +148,9 @@ class ChunkDocuments(Documents):
         targets = np.cumsum(lengths) - lengths  # index of each document's first token in the result
         tokens, loss = np.empty(lengths.sum(), self.token_dtype), np.empty(lengths.sum(), self.loss_dtype)
         chunk_of = self.parts_of(ids)
-        by_chunk = np.argsort(chunk_of, kind="stable")  # indices in `ids`, those of one chunk together
+        by_chunk = np.argsort(chunk_of, kind="stable")  # indices in `ids`, ordered by chunk
         needed, firsts = np.unique(chunk_of[by_chunk], return_index=True)
-        in_chunk = np.split(by_chunk, firsts[1:])  # `by_chunk`, one array for each needed chunk
+        in_chunk = np.split(by_chunk, firsts[1:])  # for each needed chunk, the indices in `ids` of its documents
         for number, part, data in zip(needed.tolist(), in_chunk, self._chunks.contents(needed.tolist()), strict=True):
             header = self.headers[number]
             if len(data) != header.end:

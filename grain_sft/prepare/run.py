@@ -65,7 +65,7 @@ def make_corpus(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make or continue the corpus that `request` describes; `runner` runs the steps of its `Job`. See `prepare`."""
+    """Make or continue the corpus that `request` describes. `runner` scans, renders and writes. See `prepare`."""
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
@@ -86,7 +86,7 @@ def make_corpus(
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                target.discard()  # the same request would fail again, and unfinished work would block a corrected one
+                target.discard()  # a second try would fail, too, and this work would block a corrected request
             raise
         try:
             plan = job.plan()
@@ -104,7 +104,7 @@ def dry_run(request: Request, records: int) -> str:
     """Render the first `records` records of the inputs. Write nothing.
 
     Returns:
-      Report: counts, the records that would be rejected, and the first document, with a new line where loss begins or ends.
+      Text to print: counts, the rejected records, and the first document, with a new line where loss begins or ends.
 
     Raises:
       GrainSftError: Options conflict, or an input or the tokenizer can't be read.
@@ -143,7 +143,7 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield lines of the document's text, split where loss begins and ends. ⏎ marks a newline, as in `grain-sft inspect`."""
+    """Yield the lines of a document's text, split where loss begins or ends. ⏎ marks a newline, as in `grain-sft inspect`."""
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

@@ -15,11 +15,11 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 
 
 class Names:
-    """Names in all stages of a run, such as the paths of shards, and their numbers.
+    """Numbered names of all stages of a run, such as the paths of shards.
 
-    A name has the same number in all stages. Only a name that occurs twice within a stage has two numbers: two inputs without
-    a name are both called "", but are different inputs. Example: stages with the names (a, "") and ("", "") together have the
-    names (a, "", "").
+    A name has the same number in all stages. A name that occurs twice in one stage has two numbers: two inputs without a name
+    are both called "", but are different inputs. Example: the stages (a, "") and ("", "") together have the names (a, "", ""),
+    and their own names have the numbers (0, 1) and (1, 2).
 
     Attributes:
       texts: Names in the order of their numbers.
@@ -31,9 +31,9 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return the number of each of a stage's `names`, with a -1 appended: int64 [names + 1].
+        """Return int64 [names + 1]: the number of each of a stage's `names`, and -1 at the end.
 
-        The caller indexes the result with a column of the stage. A -1 in the column, which means no name, then stays -1.
+        The caller indexes the result with a column of the stage. A -1 in the column, for no name, selects the -1 at the end.
         """
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
@@ -73,8 +73,8 @@ class StageColumns:
 
     Args:
       stage: Pipeline of the stage.
-      sources: Sources of its layout.
-      run: Names of the whole run, whose numbers the columns hold.
+      sources: Sources of the stage's layout.
+      run: Names of the whole run. The columns hold their numbers.
       trainable: Whether to count tokens that take loss.
     """
 
@@ -135,8 +135,8 @@ class StageColumns:
     def _epochs(self, lines: BatchSlots) -> Ints:
         """Return the epoch of each line.
 
-        A layout that packs each epoch anew holds the rows of several epochs, such as 3. The sampler counts all rows of the
-        layout as one epoch. The sampler's epoch 1 is epochs 3, 4 and 5 of the trace.
+        A layout that packs each epoch anew holds the rows of several epochs, but the sampler counts all its rows as one epoch.
+        If the layout holds 3 epochs, the sampler's epoch 1 is epochs 3, 4 and 5 of the trace.
         """
         epochs = lines.epoch.copy()
         with_row = np.flatnonzero(lines.row != FILL_ROW)

@@ -1,4 +1,4 @@
-"""Orders that are computed index by index, at constant memory: shuffle, grain, random and sequential."""
+"""Orders whose rows are computed from their indices, without a table of a long epoch: shuffle, grain, random and sequential."""
 
 import functools
 import hashlib
@@ -10,22 +10,23 @@ from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted
 from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, cached_by_epoch
 from grain_sft.types import Ints
 
-_FEW_ROWS = 1 << 16  # below, an epoch's rows are computed at once
-_ROUNDS, _GRAIN_ROUNDS = 8, 4  # of the cipher in index_shuffle.py
-_KEYS = 1 << 32
+_FEW_ROWS = 1 << 16  # with fewer rows, the rows of an epoch are computed at once and kept
+_ROUNDS, _GRAIN_ROUNDS = 8, 4  # rounds of the cipher in index_shuffle.py, for orders `shuffle` and `grain`
+_KEYS = 1 << 32  # number of keys of the cipher
 _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 
 
 def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return a permutation keyed by a hash of seed and epoch: `grain.experimental.index_shuffle`'s from 2^16 rows on, else
-    numpy's.
+    """Return an order in which a hash of seed and epoch chooses each epoch's permutation.
+
+    From 2^16 rows on, it is the permutation of `grain.experimental.index_shuffle`, else numpy's.
 
     Advantages: constant memory, and constant time per index, at any number of rows.
     Disadvantages: the key has 32 bits, so there are 2^32 permutations of a number of rows. It takes 6 microseconds an index
     for few indices, and 0.3 to 0.7 microseconds for thousands. It is not cryptographic.
 
     The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. The
-    library is slow below 2^16 rows, so there an epoch's permutation is numpy's and is kept in memory.
+    library is slow below 2^16 rows, so there numpy makes the permutation of an epoch, which is kept in memory.
     """
 
     if num_rows < _FEW_ROWS:
@@ -49,7 +50,7 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     def rows_at(epoch: int, indices: Ints) -> Ints:
         return permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
-    # below 2^16 rows, the library takes up to 0.5 ms an index
+    # below 2^16 rows, the library takes up to 0.5 ms an index, so an epoch is computed once and kept
     return cached_by_epoch(lambda epoch: rows_at(epoch, np.arange(num_rows))) if num_rows < _FEW_ROWS else rows_at
 
 
@@ -60,23 +61,23 @@ def _grain_seed(seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _key(seed: int, epoch: int) -> int:
-    """Return 32 bits of a hash of both. With seed + epoch instead, epoch 1 of seed 0 would be epoch 0 of seed 1."""
+    """Return 32 bits of a hash of seed and epoch. With seed + epoch instead, epoch 1 of seed 0 would be epoch 0 of seed 1."""
     digest = hashlib.blake2b(f"grain_sft shuffle:{seed}:{epoch}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
 def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return an order that draws rows with replacement: each draw depends on the seed and its own number alone.
+    """Return an order that draws rows with replacement. A draw depends on the seed and on the draw's number alone.
 
     Draw g = epoch * num_rows + index is value g of Philox 4x64 modulo `num_rows`. The key of Philox is a hash of the seed. The
     modulo favours some rows by less than num_rows / 2^64. The draws are not those of the episode-indexed loader (see order
-    `episode`), which takes them one after the other from a RandomState, so that its runs cannot start in the middle.
+    `episode`). That loader takes its draws one after the other from a RandomState, so its runs cannot start in the middle.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
-        """Return the row of each draw. For this, all draws from the lowest to the highest of `indices` are generated."""
+        """Return the row of each draw. This generates all draws from the lowest to the highest of `indices`, 8 bytes each."""
         if not len(indices):
             return indices
         first_draw = epoch * num_rows + int(indices.min())
