@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: one line, rewritten, on a terminal; elsewhere, a new line every few seconds."""
+"""Progress of long work on stderr. A terminal shows one line, which is rewritten. A file gets a new line every few seconds."""
 
 import contextlib
 import sys
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 EVERY = 5.0  # seconds between lines, if stderr is not a terminal
-_REWRITTEN_EVERY = 0.2  # seconds, on a terminal
+_REWRITTEN_EVERY = 0.2  # seconds between changes of the line, if stderr is a terminal
 _BAR_COLUMNS = 30
 
 Progress = Callable[[str, int, int], None]
-"""Function of the name of the work, the amount that is done, and the total amount, in the same unit."""
+"""Function that takes the name of the work, the amount that is done, and the total amount in the same unit."""
 T = TypeVar("T")
 
 
@@ -23,7 +23,7 @@ def progress_bar() -> Iterator[Progress]:
     work, done_before, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
-        """Print a line unless one was printed a moment ago."""
+        """Print a line, unless the last one was printed a moment ago or `what` has just begun."""
         nonlocal work, done_before, began, shown
         now = time.monotonic()
         if what != work:
@@ -45,7 +45,7 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how long work has taken, for work of unknown length. On a terminal, clear the line at the end.
+    """Show on stderr how many seconds work has taken, if its total amount is unknown. On a terminal, clear the line at the end.
 
     Args:
       what: Name of the work.

@@ -1,8 +1,9 @@
 """Format megatron: Megatron-LM's indexed datasets. Each is a pair of files, `PREFIX.bin` (tokens) and `PREFIX.idx` (documents).
 
-Each prefix is a shard. A blend is a list of weights and prefixes in turn. A split such as "969,30,1" divides the sequences of
-each prefix. Blends are parsed as by `get_blend_from_list` (datasets/utils.py) of megatron-core 0.16.1, and splits as by its
-`parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
+Each prefix is a shard. A blend is a list of weights and prefixes in turn, such as "0.3 A 0.7 B". A split such as "969,30,1"
+divides the sequences of each prefix into subsets. Blends are parsed as by `get_blend_from_list` (datasets/utils.py) of
+megatron-core 0.16.1, and splits as by its `parse_and_normalize_split` and
+`BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
 import dataclasses
@@ -181,7 +182,7 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
-    """Return (first, stop): a subset has the sequences or documents `first` to `stop - 1` of `count`.
+    """Return (first, stop): of `count` sequences or documents, a subset has those from `first` to `stop - 1`.
 
     `split` has the weights of the training, validation and test subset. Of 1000 sequences, "969,30,1" gives "train" (0, 969)
     and "valid" (969, 999).
@@ -222,8 +223,8 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    A list with a number in a wrong place, such as ["A", "0.3"], also counts as a blend, so that `_blend` refuses it, unless
-    each of its numbers is the name of a file: then it is a list of prefixes.
+    A list with a number in a wrong place, such as ["A", "0.3"], also counts as a blend, so that `_blend` refuses it. But if
+    each of its numbers is the name of a file or prefix, it is a list of prefixes.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):
@@ -231,7 +232,6 @@ def _is_blend(words: Sequence[str]) -> bool:
     if are_numbers == [True, False] * (len(words) // 2):
         return True
     numbers = filter(_is_number, words)
-    # True if one of the numbers is not the name of a file
     return not all(os.path.exists(number) or _is_index(f"{number}{_INDEX}") for number in numbers)
 
 

@@ -19,7 +19,7 @@ from grain_sft.storage import activity
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
 FIRST_CONTACT = 6.0
-"""Seconds for a server that never answered this process. The cause is likely a wrong name, proxy or network."""
+"""Seconds for the attempts at a server that never answered this process: the likely cause is a wrong name, proxy or network."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
 _FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; doubled for each later one
@@ -30,7 +30,7 @@ _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EI
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
 
-_jitter = random.Random()  # varies the pauses; a generator of its own, so that retries do not advance the global one
+_jitter = random.Random()  # varies the pauses; it is not the global generator, which the user's program may have seeded
 _reached: set[str] = set()  # servers that have answered this process
 _inside_attempt: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_inside_attempt", default=False)
 """Whether this task already runs inside of `retried`."""
@@ -94,7 +94,7 @@ async def retried(
 ) -> T:
     """Return the result of `attempt`, called again after transient failures until `seconds` have passed.
 
-    An attempt that itself calls `retried` is repeated as a whole: the inner call makes only one attempt.
+    Calls may be nested: an attempt may call `retried`. The inner call makes only one attempt, and the outer one repeats it.
 
     Args:
       attempt: One request, or a few that belong together.
@@ -127,7 +127,7 @@ async def retried(
                 _reached.add(server)
                 return result
             except Exception as error:
-                if not _is_unanswered(error):  # the server answered, so all of `seconds` are available
+                if not _is_unanswered(error):  # the server answered, so it gets all of `seconds`
                     _reached.add(server)
                     is_first_contact = False
                     deadline = begin + seconds
@@ -173,7 +173,7 @@ def server_of(client: Any, path: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed later: after 408, 429, 5xx, a broken connection, no answer, a short body."""
+    """Return whether the same request may succeed later: after status 408, 429 or 5xx, a broken connection, or a wrong body."""
     if isinstance(error, (ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
     if isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error):
