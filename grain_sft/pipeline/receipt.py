@@ -114,9 +114,9 @@ def described(transform: grain.transforms.Map) -> str:
 
 
 def _repr(value: object) -> str:
-    """Return the repr of a value, the same in all processes.
+    """Return the repr of a value. If it is a set, its elements are sorted.
 
-    The elements of a set are sorted, because their order differs between processes; a set of numbers has one order everywhere.
+    The order of a set of strings differs between processes. A set of numbers has the same order in all of them.
     """
     if not isinstance(value, set | frozenset) or len(value) < 2 or all(isinstance(item, int | float) for item in value):
         return repr(value)
@@ -124,10 +124,11 @@ def _repr(value: object) -> str:
 
 
 def _arrays(value: Any) -> Any:
-    """Return the arrays in `value` whose repr abbreviates them; None if there are none.
+    """Return the arrays in `value` that have "..." in their repr; None if there are none.
 
-    An array of numpy becomes [shape, hash of its bytes], and an array of another library becomes a list of its elements. A
-    mapping becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays.
+    A numpy array becomes [shape, hash of its bytes], and an array of another library becomes a list of its elements. A mapping
+    becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays. Other objects are not
+    searched.
     """
     if isinstance(value, Mapping):
         return {str(name): array for name, item in value.items() if (array := _arrays(item)) is not None} or None

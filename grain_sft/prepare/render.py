@@ -34,7 +34,7 @@ class Renderer:
     """Renderer of records, with the template, tokenizer and options of a request.
 
     Attributes:
-      request: Request.
+      request: Request whose template, format, tokenizer and options apply.
       inputs: Files of all datasets, scanned. Units name them by number.
 
     Raises:
@@ -107,7 +107,7 @@ class Renderer:
         return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the document of each conversation before it is cut, or the RecordError of one that can't be rendered."""
+        """Return the whole document of each conversation (`add` cuts it), or the RecordError of one that can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
         # an empty response is kept as its BOS and EOS; "drop" would leave it without tokens
@@ -135,8 +135,10 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error). A batch ends after a bad record: its error is raised before
-        later records are read."""
+        """Yield batches of (source, record, conversation or error).
+
+        A batch ends after a bad record. If `on_error` is "stop", its error is then raised before later records are read.
+        """
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:

@@ -17,13 +17,13 @@ _SHOWN = 10  # number of rows that an entry `epoch_start` lists
 
 
 class Event(NamedTuple):
-    """Start or completion of an epoch.
+    """Start or completion of an epoch of one stream.
 
     Attributes:
       step: Step whose batch has the first or the last row of the epoch.
       action: `START` or `COMPLETE`.
-      epoch: Number of the epoch, from 0.
-      stream: Index in `Events.streams`. The epoch is one of this stream.
+      epoch: Number of the stream's epoch, from 0.
+      stream: Index of the stream in `Events.streams`.
     """
 
     step: int
@@ -38,7 +38,7 @@ class StreamOfStage(NamedTuple):
     Attributes:
       number: Number of the stage, from 1; None in a run without stages.
       stage: Pipeline of the stage.
-      stream: Epochs of these rows.
+      stream: The rows, epoch after epoch.
     """
 
     number: int | None

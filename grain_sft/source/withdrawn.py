@@ -89,6 +89,7 @@ class Withdrawals:
                 piece, _, count, since = documents.parts(of_source)
                 count = np.where(since <= steps[indices[of_source.row[piece]]], count, 0)
                 by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)
+                # the pieces of one source are in the same order in `pieces` and `of_source`
                 counts[np.isin(pieces.row, indices)] = by_piece
         return counts
 
@@ -112,8 +113,10 @@ class _PaddedSource(RowSource):
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return what `NpyDataSource.read_rows` returns, with padding in all arrays but `loss`. Where a token is padding,
-        `target_segment_ids` are 0, so `loss` does not count."""
+        """Return what `NpyDataSource.read_rows` returns, with padding in all arrays but `loss`.
+
+        `loss` may stay: it counts only where `target_segment_ids` is not 0, and this is 0 where a target is padding.
+        """
         read = self._source.read_rows(indices)
         if read is None:
             return None
@@ -121,7 +124,7 @@ class _PaddedSource(RowSource):
         spans = self._documents.spans(indices, self._step, length, read.pieces)
         if not spans:
             return read
-        arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}
+        arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
             first = begin - (begin % length > 0)  # the token whose target is the span's first

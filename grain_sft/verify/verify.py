@@ -36,11 +36,11 @@ def verify(
       where: Path of a corpus, as in `open_corpus`; of a plan, as `grain-sft pack` prints it; or of a config.
       full: Whether to read everything, in bounded memory, rather than only sizes, headers, boundaries and the ends of files.
       what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
-      vocab_size: Number of ids of the vocabulary. None means that of prepare.json, or of the tokenizer next to the corpus.
+      vocab_size: Number of ids of the vocabulary. None takes it from prepare.json, or from the tokenizer next to the corpus.
       corpus: Corpus that a plan is compared with; None checks the plan alone.
       receipt: Code that a config's receipt must have.
       host: Host whose batches of a config are checked. None means `Host(0, 1)`.
-      options: Options of `open_corpus`, by name.
+      options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
 
     Returns:
       Report of the findings. If the corpus or the config can't be opened, the report says so.
@@ -102,6 +102,7 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
                         stage_report.take(part_report)
                 stage_vocab_sizes.append(vocab_sizes[corpus_key])
             if not stage_report.has_wrong("files"):
+                # None: the largest id is unknown, since one corpus has no known vocabulary
                 largest = None if None in stage_vocab_sizes else max(filter(None, stage_vocab_sizes), default=None)
                 check_pipeline(stage_report, stage, path, largest)
             if stage_report is not report:

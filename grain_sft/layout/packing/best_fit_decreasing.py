@@ -32,9 +32,9 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
       spaces: int64 [rows], number of free tokens in each row that is already open. New rows are numbered after these. None
         means no open rows.
     """
-    few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
+    few_of_each_length = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
-    if few or max_segments is not None:
+    if few_of_each_length or max_segments is not None:
         return _place_by_row(lengths, capacity, max_segments or len(lengths), open_spaces)
     return _place_together(lengths, capacity, open_spaces)
 
@@ -91,7 +91,7 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
         while first < end:  # documents that one iteration leaves are placed by the next
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
-            per_row = min(space // length, end - first)  # documents that each row gets, as in `_place_by_row`
+            per_row = min(space // length, end - first)  # a row gets all it has space for, as in `_place_by_row`
             count = (end - first) // per_row  # rows that get `per_row` documents
             if at == len(spaces):
                 rows = np.arange(opened, opened + count)

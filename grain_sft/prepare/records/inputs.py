@@ -108,7 +108,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     records = unit.records
     if entry.kind == "jsonl":
         # A line begins at each byte of the unit that follows a newline, and at byte 0 of the file. `data` also has the byte
-        # before the unit, if there is one. So newlines are counted from there to the last byte but one.
+        # before the unit, if there is one. A newline that is the last byte begins a line of the next unit, so it isn't counted.
         records = data.count(b"\n", 0, len(data) - 1)
         if unit.start == 0:
             records += 1
