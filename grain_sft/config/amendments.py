@@ -1,4 +1,4 @@
-"""Section `amendments` of a config: its keys, their checks, and the `Amendment`s made of them."""
+"""Section `amendments` of a config: its keys, their checks, and the `Amendment`s made from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -80,7 +80,7 @@ def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_of(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weight that a `replace` amendment gives to a source of the outermost mixture, by source."""
+    """Return {source: weight} if a `replace` amendment weighs a source of the outermost mixture, else {}."""
     if section.get("weight") is None or "/" in section["source"]:
         return {}
     return {section["source"]: section["weight"]}

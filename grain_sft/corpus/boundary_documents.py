@@ -89,13 +89,12 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
     A document can only continue if the format cuts documents at the ends of shards, and if no token lies between the last piece
-    of one shard and the first piece of the next. Whether it does continue is decided by, in this order:
+    of one shard and the first piece of the next. `BoundaryFile.continues` states whether it does. Where that is None, the
+    document continues unless the last token of the shard before is an EOS.
 
-    1. `BoundaryFile.continues`, where it is not None.
-    2. EOS: the document continues unless the last token of the shard before is an EOS.
-    3. The number of documents in `sources_file`, if it exists. Three answers are tried: that of rule 2, all documents that can
-       continue do so, and none does. The first that leaves this number of documents is taken. Of 10 pieces, 3 can
-       continue: 7 documents are left if all of these do, and 10 if none does.
+    If `corpus.sources_file` exists and `continues` does not decide every shard, three answers are tried: this rule, all
+    documents that can continue do so, and none does. The first that leaves as many documents as `sources_file` lists is taken.
+    For example, 3 of 10 pieces can continue: 7 documents are left if all of these do, and 10 if none does.
     """
     files = boundary_files(corpus)
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
@@ -107,7 +106,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         start, _ = pieces[number]
         if start_before[-1] + length_before[-1] == start[0]:
             touching.append((number, before))
-    if all(files[number].continues for number, _ in touching):  # rule 1 decides every shard
+    if all(files[number].continues for number, _ in touching):
         return touching
 
     by_eos = None

@@ -25,8 +25,8 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 class PipelineIterator(StepIterator[Element]):
     """Iterator over the batches of a pipeline from `start_step` on, as `Pipeline.iter` returns it.
 
-    Its state is the next step and the pipeline's data key, for any number of threads and workers. `set_state` continues at
-    the step of a state, and refuses the state of a pipeline with other data.
+    Its state is the next step, the pipeline's data key, and the amendments and later stages, if any. Any number of threads and
+    workers can continue from it.
     """
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
@@ -77,12 +77,12 @@ class PipelineIterator(StepIterator[Element]):
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
-        # Grain's workers make the steps in turn; the list begins with the worker that makes the next step
+        # the workers make the steps in turn: step source.start + 5 is made by worker 1 of 2
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the next step and the pipeline's data key, as a dict for JSON."""
+        """Return the state as a dict for JSON: next step, data key, and the texts of amendments and later stages, if any."""
         state = {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
         changes = {_AMENDMENTS: [*map(str, self.pipeline.amendments)], _STAGES: self.pipeline.later_stages}
         return state | {name: texts for name, texts in changes.items() if texts}

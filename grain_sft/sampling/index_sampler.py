@@ -24,10 +24,10 @@ LastBatch = Literal["drop", "fill", "run_on"]
 class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
-    Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. An
-    epoch has `num_instances // global_batch_size` steps and a permutation of its own. Without `epochs`, the run never
-    ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler itself divides the rows between
-    hosts. So it declares `NoSharding`, which keeps `grain.DataLoader` from dividing them again.
+    Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. Each
+    epoch has its own permutation. By default, it has `num_instances // global_batch_size` steps, and the run never ends.
+    `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler itself divides the rows between hosts.
+    So it declares `NoSharding`, which keeps `grain.DataLoader` from dividing them again.
 
     The orders of `grain_sft.sampling.ORDERS` are described in docs/guide.md ("Orders"). In order `maxtext` alone, host h
     reads the h-th contiguous block of each permutation, so that batches depend on the number of hosts.
@@ -89,7 +89,7 @@ class IndexSampler(EpochSampler):
                 f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows"
             )
             raise SamplerError(f"{problem}. Begin with an epoch, without chunks, or take another order.")
-        # Epochs are computed for one block: the rows of one host if each host has its own block, else all rows.
+        # Epochs are computed for one block. It has the rows of one host if each host reads its own block, else all rows.
         num_blocks = self._num_blocks
         block_rows = self.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)

@@ -15,7 +15,7 @@ from grain_sft.sampling import Host
 from grain_sft.storage import activity
 
 _COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
-_DRAINS_IN = 600.0  # seconds
+_DRAINS_IN = 600.0  # seconds, after which the program stops waiting for the batches that are read ahead
 
 
 class _BatchTimes(Observer):
@@ -41,7 +41,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
       config: Path of a config, or a dict.
       host: Host of this process.
       steps: Steps of the run.
-      threads, prefetch: As in `Pipeline.iter`.
+      threads, prefetch: As in `Pipeline.iter`, but at least 1.
       began: `time.time()` when the process was started.
 
     Returns:
@@ -63,7 +63,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     open_cpu = time.process_time()
     opening = _counts()
     opened_mb = _memory()
-    # the trainer takes only the batches of `steps`. The threads read ahead, and make all batches before `end` or more
+    # Only the batches of `steps` are taken. The threads read ahead of them: they make every batch before `end`, maybe more.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)

@@ -2,8 +2,8 @@
 `openchat.eval.parquet`.
 
 A row is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
-nz_shifted_loss_weights. Labels and weights are shifted one to the left, so the weight of the first token is lost. If any first
-token has a weight, `openchat.SPLIT.first_weights.bin` holds the first weight of every document (float32).
+nz_shifted_loss_weights. Labels and weights are shifted one to the left, so they leave out the weight of the first token. If any
+first token has a weight, `openchat.train.first_weights.bin` (or `eval`) holds the first weight of every document (float32).
 """
 
 import json
@@ -78,7 +78,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     shifted_labels = np.roll(np.where(weights != 0, tokens, PAD_TOKEN_ID).astype(np.int32), -1)
     shifted_labels[last_tokens] = PAD_TOKEN_ID
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
-    rows = np.repeat(np.arange(len(lengths)), lengths)  # of each token
+    rows = np.repeat(np.arange(len(lengths)), lengths)  # row of each token
     # in spite of the name, OpenChat's num_seqs is the sum of the weights of a row
     num_seqs = np.bincount(rows, weights=shifted_weights, minlength=len(lengths)).astype(np.float32)
     one_each = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))  # offsets of lists of one value
@@ -94,7 +94,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
-    """Write sources."""
+    """Write the sources of each split: the input and line of every document."""
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
 
 
