@@ -20,7 +20,7 @@ DERIVED = (
 )
 """Fields of `Request` that become options of the same name, type and default."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""Options for the sizes of files: their spellings, by the field of `Request`."""
+"""Fields of `Request` that become options of other names: each field's spellings."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
@@ -180,7 +180,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        # If half or more of the conversations are counted, this is a property of the template, and a note would not help.
+        # If at least half of the conversations are counted, the template does this, and a note would not help. Texts have none.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             print(

@@ -24,7 +24,7 @@ _UNUSED = {
     "document": ("tokenizer",),
     "record": ("tokenizer",),
 }
-"""By question: options that do not apply to it."""
+"""Options that do not apply to a question: `--record` does not use `--tokenizer`."""
 
 
 def trace(parser: Parser) -> None:
@@ -67,7 +67,7 @@ def _trace(options: argparse.Namespace) -> int:
         with elapsed("Searching"):
             title, traces = _answer(pipeline, options)
         tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
-    shows_elapsed = options.output or options.summary  # otherwise the printed lines show progress
+    shows_elapsed = options.output or options.summary  # else the lines of the trace are printed while it runs
     shown = elapsed("Tracing") if shows_elapsed else contextlib.nullcontext()
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
@@ -78,8 +78,8 @@ def _trace(options: argparse.Namespace) -> int:
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
     """Return a title and the traces that answer the question of the options.
 
-    The title of steps is "steps 1000:7000". The title of documents has the number of times that they are read: "document 5:
-    seen 3 times".
+    The title of steps is "steps 1000:7000". The title of documents has the number of segments that have tokens of them:
+    "document 5: seen 3 times".
     """
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
@@ -120,7 +120,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # a source without records or tokenizer; raised only if all sources fail
+        except CorpusError as error:  # such as a source without a tokenizer; raised only if all sources fail
             if len(parts) == 1:
                 raise
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))

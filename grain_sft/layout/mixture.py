@@ -29,8 +29,8 @@ class MixtureLayout(Layout):
       first_rows, first_shards: int64 [parts], number of each part's first row, and of its first shard.
 
     Raises:
-      LayoutError: `parts` is empty, a source has no name, sequence lengths differ, or preference pairs are mixed with rows of
-        another shape.
+      LayoutError: `parts` is empty, a source has no name, sequence lengths differ, a layout has rows of several lengths, or
+        preference pairs are mixed with other rows or have other lengths or padding.
     """
 
     kind = "mixture"
@@ -129,7 +129,7 @@ class MixtureLayout(Layout):
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        if num_found < len(documents):  # the check counts all documents, which may read all tokens
+        if num_found < len(documents):  # only then, because the check counts all documents, which may read all tokens
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 

@@ -11,7 +11,7 @@ reads them from environment variables such as GRAIN_SFT_CONFIG:
     grain_sft_allow_other_data=true     continue from a checkpoint of a run on other data
     grain_sft_ignore_weights=true       train although the corpus has token weights, which MaxText's loss does not use
 
-The page docs/maxtext.md describes them.
+docs/maxtext.md describes these keys.
 """
 
 from absl import app, flags
@@ -21,5 +21,6 @@ from grain_sft.integrations.maxtext import main
 if __name__ == "__main__":
     app.run(
         lambda argv: main(argv[1:]),
+        # absl prints this module's docstring for --help, but not for -h
         flags_parser=lambda argv: flags.FLAGS(["--help" if each == "-h" else each for each in argv], known_only=True),
     )

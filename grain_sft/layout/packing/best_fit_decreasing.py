@@ -91,7 +91,7 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
         while first < end:  # documents that one iteration leaves are placed by the next
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
-            per_row = min(space // length, end - first)  # a row gets all it has space for, as in `_place_by_row`
+            per_row = min(space // length, end - first)  # documents for each row: all that fit, as in `_place_by_row`
             count = (end - first) // per_row  # rows that get `per_row` documents
             if at == len(spaces):
                 rows = np.arange(opened, opened + count)
