@@ -19,13 +19,14 @@ def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
     Args:
       content: Parsed tokenizer.json, which is changed in place.
       all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. A byte-level model that has them all is not
-            changed, because it can encode any text.
+            changed, because it can encode any text, unless it looks up some of them with a prefix or suffix.
     """
     model = content["model"]
     steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
     if model["type"] != "BPE" or model.get("unk_token") is not None:
         return False
-    if '"ByteLevel"' in steps and model["vocab"].keys() >= set(all_bytes):
+    has_affix = bool(model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+    if '"ByteLevel"' in steps and not has_affix and model["vocab"].keys() >= set(all_bytes):
         return False
     model["unk_token"] = _ABSENT
     return True

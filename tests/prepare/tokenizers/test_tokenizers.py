@@ -135,6 +135,16 @@ def test_a_character_without_a_token_is_an_error_of_its_record(tmp_path, model, 
         raise second
 
 
+@pytest.mark.parametrize("affix", [{"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}])
+def test_bytes_that_lack_a_token_with_the_prefix_or_suffix_are_an_error(tmp_path, affix):
+    """The vocabulary has every byte, but the model looks up "##e" and "e</w>", and left out what it did not find."""
+    content = json.loads(byte_level_json(CHATML_TOKENS))
+    content["model"] |= affix | {"merges": []}
+    tokenizer = load_tokenizer(save_huggingface(tmp_path, json.dumps(content)))
+    with pytest.raises(RecordError, match="can't encode the character"):
+        tokenizer.encode(["h\u00e9"])
+
+
 def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
     tokenizer = load_tokenizer(save_huggingface(tmp_path, byte_level_json(CHATML_TOKENS)))
     expected = tokenizer.encode(SENTENCES)
