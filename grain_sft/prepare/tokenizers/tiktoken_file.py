@@ -19,9 +19,9 @@ SIDECAR = "tokenizer.tiktoken.json"
 
 _CHARACTERS = (
     "aA\u01c5\u02b0\u4e2d\u0301\u0903\u20dd1\u2167\u00bd_-()\u00ab\u00bb!+$^\u00a9"
-    " \t\r\n\u2028\u2029\x01\u00ad\ue000\u0378"
+    " \t\r\n\x0b\x0c\u2028\u2029\x01\u00ad\ue000\u0378"
 )
-"""A character of each of Unicode's general categories except surrogates, and space, tab and line ends."""
+"""A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
 # Every ordered pair of these characters, such as "aA" and "Aa". A pattern that loses nothing of this text is accepted. It may
 # still lose a character that is not in it: `a|[^b]` loses "b".
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
