@@ -118,7 +118,7 @@ def _config_type(hint: Any) -> Any:
     if origin is Annotated:
         return Annotated[(_config_type(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        # a union of text and a class takes only text in a config, as if it lacked the class
+        # A config can't state an object of a class: of `str | Tokenizer`, it takes the text alone.
         members = [member for member in map(_config_type, arguments) if member is not Any]
         only_none = all(member is type(None) for member in members)
         return Any if only_none else Union[tuple(members)]  # noqa: UP007
@@ -137,6 +137,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
     check_keys(section, options, where)
     for name, option in options.items():
         if name in section:
+            # "a.yaml" becomes "a.yaml: layout", and this becomes "a.yaml: layout.kind".
             check_value(section[name], option.type, f"{where}.{name}" if ": " in where else f"{where}: {name}")
         elif require and option.default is REQUIRED:
             raise ConfigError(f"{where} lacks the key {name!r}.")

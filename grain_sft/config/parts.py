@@ -151,9 +151,8 @@ def make_corpus(section: Section, where: str) -> Corpus:
     """Return the corpus that a section `corpus` describes, in the config `where`."""
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
-    if (
-        tokenizer is not None
-    ):  # in paths, `{TOKENIZER}` is replaced by the name in the config, not for the tokenizer's path
+    if tokenizer is not None:
+        # A config resolves the tokenizer's path, but `{TOKENIZER}` in paths means the name as the config states it.
         name = getattr(tokenizer, "name", tokenizer)
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)

@@ -161,9 +161,10 @@ def _without(options: Options, *names: str) -> dict[str, Option]:
 
 TOP: Options = options_of(Top)
 _CORPUS_KEYS = options_of(CorpusSection)
-_OPEN_CORPUS_KEYS = _without(options_of(open_corpus), "where", *_CORPUS_KEYS)
+_OPEN_CORPUS_KEYS = _without(options_of(open_corpus), "where", *_CORPUS_KEYS)  # the key for `where` is `path`
 CORPUS: Options = {**_CORPUS_KEYS, **_OPEN_CORPUS_KEYS}
-_NOT_KEYS = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")  # not stated in configs
+# Arguments of samplers that are not keys of a config.
+_NOT_KEYS = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")
 INDEX_SAMPLER: Options = _without(options_of(IndexSampler), *_NOT_KEYS)
 CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), *_NOT_KEYS)
 SAMPLER: Options = {**INDEX_SAMPLER, **_without(CURRICULUM_SAMPLER, *INDEX_SAMPLER), **options_of(SamplerSection)}
@@ -245,5 +246,5 @@ def _entry_schema(table: Registry[Any], definitions: dict[str, Any]) -> dict[str
     """Return the schema of an entry of `transforms` or `observers`: a name, or a name with its options."""
     named = _add_schemas({name: options_of(table[name]) for name in table}, definitions)
     with_options = {"type": "object", "properties": named, "maxProperties": 1}
-    with_options |= {"patternProperties": {":": {}}, "additionalProperties": False}
+    with_options |= {"patternProperties": {":": {}}, "additionalProperties": False}  # ":" is in `package.module:Name`
     return {"anyOf": [{"enum": list(table)}, _IMPORTED_NAME, with_options]}

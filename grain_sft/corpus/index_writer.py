@@ -44,6 +44,7 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
 
     def entry(file: Any) -> dict[str, Any]:
         """Return the fields of a shard, a sidecar or the file of sources, without those that are None."""
+        # `root` is a limit of one `open_corpus`, not a fact about the file.
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -116,7 +117,7 @@ _WRITERS = {"grain_sft": _own_json, "maxtext": _maxtext_json}
 
 
 def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:
-    """Return MaxText's `compute_fingerprint`: SHA-256 over NUL-terminated fields, paths and token counts in order."""
+    """Return MaxText's `compute_fingerprint`, a SHA-256. It reads only `path` and `n_tokens` of each entry."""
     fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
     for entry in entries:
         fields += [str(entry["path"]), str(entry["n_tokens"])]

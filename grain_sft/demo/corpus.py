@@ -54,7 +54,7 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
     Args:
       root: Folder of the demo.
       seed: Seed of the order of rows.
-      max_characters: Limit of `docstrings`.
+      max_characters: Limit of the answers' characters; see `docstrings`.
     """
     folder = root / "corpus"
     shutil.rmtree(folder, ignore_errors=True)
@@ -89,28 +89,29 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
       GrainSftError: The library has fewer than `MIN_CHARACTERS`.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    questions: dict[str, str] = {}
+    question_by_text: dict[str, str] = {}
     count = 0
     for question, text in library_docstrings(library):
-        if not text or text in questions or _NOT_TEXT.search(text):
+        if not text or text in question_by_text or _NOT_TEXT.search(text):
             continue
         if count + len(text) > max_characters:
             break
         count += len(text)
-        questions[text] = question
+        question_by_text[text] = question
     else:  # all docstrings are within the limit
         if count < MIN_CHARACTERS:
             raise GrainSftError(
                 f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains "
                 "on. This Python comes without its source files: use a full installation."
             )
-    return [Entry(question, text) for text, question in questions.items()]
+    return [Entry(question, text) for text, question in question_by_text.items()]
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
-    """Yield the docstrings of the .py files below `library`, sorted by path, without tests, demos and installed packages.
+    """Yield the docstrings of the .py files below `library`, without tests, demos and installed packages.
 
-    Files are parsed, never imported. A file that cannot be read or parsed is skipped.
+    The files of a folder come before those of its subfolders, both sorted by name. Files are parsed, never imported. A file
+    that cannot be read or parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)

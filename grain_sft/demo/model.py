@@ -18,7 +18,7 @@ _ROPE_BASE = 10_000.0
 
 
 def init_params(vocab_size: int, seed: int, width: int = 128) -> Params:
-    """Return float32 parameters. `embedding` [vocab, width] is also the output matrix."""
+    """Return float32 parameters. `embedding` [vocab, width] is also the output matrix. Each head needs an even width."""
     shapes = {
         "embedding": (vocab_size, width),
         "attention_in": (width, 3 * width),
@@ -69,7 +69,7 @@ def _normed(x: jax.Array) -> jax.Array:
 
 
 def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Return float32 [rows, L, heads, width], each pair of columns rotated by an angle that grows with the position."""
+    """Return x, float32 [rows, L, heads, width]: columns i and i + width/2 are rotated by the position times frequency i."""
     frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     first, second = jnp.split(x, 2, axis=-1)

@@ -124,9 +124,9 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
 class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
-    A segment's first token has no input before it, so it is never trainable. The loss mask says which of the other tokens are
-    trainable. It comes from the corpus's loss files. A transform before `ShiftTargets`, such as `NgramFilter`, may change it;
-    only then the counter reads tokens.
+    A segment's first token has no input before it, so it is never trainable. The loss mask, from the corpus's loss files, says
+    which of the other tokens are trainable. A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. Only
+    with such a transform does the counter read tokens.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:

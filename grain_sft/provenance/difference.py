@@ -169,7 +169,7 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # Copies of a corpus have other numbers, but the same records.
+    # If the runs read two copies of a corpus, a document has another number in each copy, but the same record.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - other_records), len(other_records - records)

@@ -37,9 +37,9 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
     """Return the versions of a run that may have written the log's entry `load`.
 
-    The receipt in the entry has the number of amendments and stages that the run had then. Example: if it has 2 stages and the
-    run has 3 stages now, the earlier version had the first 2. The receipt does not state the last step of stage 2, which may
-    have been changed since. So the result has a version for each possible last step.
+    The receipt in the entry lists the amendments and stages that the run had then. Example: if the receipt lists 2 stages and
+    the run has 3 stages now, the earlier version had the first 2. The receipt does not state the last step of stage 2, which
+    may have been changed since. So the result has a version for each possible last step.
 
     Args:
       pipeline: Pipeline of the run as it is now.

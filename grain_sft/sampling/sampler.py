@@ -101,10 +101,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
-        """Return the rows of `step` (from 0) that this host reads: int64 [global_batch_size // host.count].
+        """Return the rows of `step` that this host reads: int64 [batch size of `step` // host.count].
 
         Raises:
-          RowIndexError: A negative step, or one after the last.
+          RowIndexError: `step` is before the first step, or after the last.
           SamplerError: The number of hosts does not divide the batch size of `step`.
         """
 

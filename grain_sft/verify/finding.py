@@ -41,8 +41,8 @@ class Report:
       what: Kind of what is verified: "corpus", "plan" or "config".
       where: Path of what is verified, or name of a part of it, such as "stage 2".
       full: Whether everything was read, not only sizes, headers, boundaries and the ends of files.
-      findings: Findings in the order of the checks, with at most `LISTED` wrong ones of each check.
-      figures: Counts of shards, tokens, documents, rows, duplicates and so on.
+      findings: Findings in the order of the checks, of each part (a stage, a source) at most `LISTED` wrong ones per check.
+      figures: Facts by name: counts of shards, tokens, documents and rows, the fingerprint, the figures of each part.
       left_out: Number of wrong findings beyond `LISTED`, by check.
     """
 
@@ -77,7 +77,7 @@ class Report:
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of `part`. If its `where` is "stage 2", its figures become the figure "stage 2" of this report."""
+        """Add the findings of `part`, and its figures as one entry: those of stage 2 are `figures["stage 2"]`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

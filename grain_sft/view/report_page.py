@@ -86,8 +86,8 @@ def _packing(comparison: Report) -> str:
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
         measured = (round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2))
         lines.append((title, packing["rows"], *shares, *cut, *counts, *measured))
-    note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments: "
-    note += "mean, median and most of a row. Attention: the highest cost of a device over the mean, one random row a device."
+    note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments "
+    note += "of a row: mean, median and max. Attention: the highest cost of a device over the mean, one random row a device."
     if comparison["used"] is not None:
         note += f" This config packs by {comparison['used']}."
     return _note(comparison["sampled"]) + _note(note) + _table("packing-table", head, lines, used=used_title)

@@ -1,7 +1,7 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
 
-Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in a folder of `$GRAIN_SFT_CACHE_DIR`
-that is named after the file's content. A row of the file is a batch of sequences, and each sequence is a document.
+Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in a folder of `$GRAIN_SFT_CACHE_DIR`.
+The folder's name is a hash of the file's bytes. A row of the file is a batch of sequences, and each sequence is a document.
 
 OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself.
 """

@@ -73,8 +73,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        If a message's text spells the control token after `stop`, the turn ends at `stop`. An example is a template that writes
-        nothing between contents, and a next content that begins with "<|im_end|>".
+        The control token after `stop` may be the text of a message, not of the template: the template writes nothing between
+        contents, and the next content begins with "<|im_end|>". Then the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
