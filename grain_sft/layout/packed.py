@@ -10,7 +10,7 @@ from typing import Annotated, Self
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.corpus import Corpus, DocumentFinder
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
@@ -86,6 +86,7 @@ class PackedLayout(Layout):
         batch_rows: Annotated[int, msgspec.Meta(ge=1)] = 1,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         entry = ALGORITHMS[algorithm]
         self.epochs = as_integer("epochs", epochs, 1, LayoutError)
         if not entry.packs_per_epoch and self.epochs > 1:

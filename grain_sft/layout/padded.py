@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.arguments import as_integer, as_sequence_length, check_type
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
@@ -32,6 +32,7 @@ class PaddedLayout(Layout):
     follows_documents = one_segment = True
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         if keep not in ("last", "first"):
             raise LayoutError(f"keep={keep!r}: expected 'last' or 'first'.")

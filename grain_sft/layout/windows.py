@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grain_sft.arguments import as_sequence_length
+from grain_sft.arguments import as_sequence_length, check_type
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -30,6 +30,7 @@ class WindowLayout(Layout):
     one_segment = True
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         longest = self.sequence_length if max_target_sequence_length is None else max_target_sequence_length
         self.max_target_sequence_length = as_sequence_length(longest)

@@ -1,5 +1,6 @@
 """Checks of rows: a sampler is for the rows of a source, and a transform keeps the number of rows of a batch."""
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError
 from grain_sft.sampling import Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
@@ -21,6 +22,8 @@ def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> 
 
 def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
     """Raise a `PipelineError` if the sampler is for another number of rows, or draws from other sources of a mixture."""
+    check_type("source", source, NpyDataSource | MixtureSource, "NpyDataSource(layout), or a MixtureSource")
+    check_type("sampler", sampler, Sampler, "a sampler, such as IndexSampler(len(source), ...)")
     if sampler.num_instances != len(source):
         problem = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
         raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")

@@ -10,6 +10,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import check_type
 from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, checked_record, checked_rows
@@ -77,6 +78,7 @@ class NpyDataSource(RowSource):
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
+        check_type("layout", layout, Layout, "a layout, such as WindowLayout(corpus, sequence_length)")
         self.layout = layout
         self._max_open_files = max_open_files
         corpus, highest = layout.corpus, layout.highest_token
