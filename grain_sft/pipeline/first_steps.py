@@ -40,8 +40,8 @@ class FirstSteps:
             if not self.left or step in self._steps:  # an iterator that begins again delivers a step twice
                 return
             self._steps.append(step)
-            steps_to_check = min(self.left, pipeline.end_step - step)  # a short run has fewer
-            self.left = max(0, steps_to_check - 1)
+            steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)  # a short run has fewer
+            self.left = steps_to_check - len(self._steps)
             if self.left:
                 return
         reason = why_no_loss(pipeline, self._steps)

@@ -113,6 +113,16 @@ def test_a_run_of_fewer_steps_warns_at_its_last(config_of, warnings):
     assert "(steps 0, 1)" in sentence
 
 
+def test_the_last_step_of_such_a_run_may_be_checked_first(config_of, warnings):
+    """Threads make batches in any order."""
+    pipeline = load(config_of("zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
+    batch = pipeline[1]
+    pipeline.first_steps.check(pipeline, 1, batch)
+    assert not warnings
+    pipeline.first_steps.check(pipeline, 0, batch)
+    assert len(warnings) == 1
+
+
 @pytest.mark.parametrize("transforms", [["shift_targets"], ["ngram_filter", "shift_targets"]])
 def test_a_sound_run_warns_of_nothing(transforms, config_of, warnings):
     path = config_of("sound", transforms=transforms)
