@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 
-from grain_sft.errors import ConfigError, RowIndexError, SamplerError
+from grain_sft.errors import ConfigError, RowIndexError, SamplerError, StorageError
 from grain_sft.options import add_arguments, options_of, parsed
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
     """
     from grain_sft.storage import files  # takes longer to import than `--help` to print
 
+    if path == "":
+        raise StorageError("the output is an empty name; expected the name of a file or a folder. Give one.")
     if path is not None:
         files.check_inputs_stay(path, inputs)
         files.check_writable(files.normalize(path), folder=folder)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.groups import groups
 from grain_sft.types import Ints
@@ -199,7 +199,9 @@ def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[t
 
     Raises:
       SamplerError: An entry is not a pair, or its step is below 1 or not above the step before.
+      WrongTypeError: `schedule` is not iterable.
     """
+    check_type("schedule", schedule, Iterable, f"a list of pairs {form}")
     entries: list[tuple[int, object]] = []
     for entry in schedule:
         if not isinstance(entry, tuple | list) or len(entry) != 2:

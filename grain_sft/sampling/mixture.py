@@ -47,6 +47,9 @@ class Mixture:
         if not self.sources:
             raise SamplerError("a mixture of no sources: expected one or more.")
         object.__setattr__(self, "sources", dict(self.sources))
+        for name, source in self.sources.items():
+            if not isinstance(source, tuple | list) or len(source) != 2:
+                raise SamplerError(f"source {name!r}: {source!r}; expected (weight, SourceOrder or Mixture).")
         object.__setattr__(self, "schedule", tuple(checked_entries(self.schedule, "(step, {name: weight})")))
         self._shares()
         for step, weights in self.schedule:
@@ -80,7 +83,9 @@ class Mixture:
                     "every source for ever. Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'."
                 )
         if self.on_exhausted != "repeat" and not ending:
-            raise SamplerError(f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted. Give max_epochs.")
+            raise SamplerError(
+                f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted. Give one epochs (max_epochs in a config)."
+            )
 
     def _ending(self) -> list[str]:
         """Return the names of the sources that end."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from grain_sft.errors import GrainSftError
+from grain_sft.errors import GrainSftError, RowIndexError
 from grain_sft.layout import expand_counts
 from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
 from grain_sft.sampling.host import Host
@@ -92,7 +92,12 @@ class StreamSampler(Sampler):
 
     def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         step = self._checked_step(step)
-        return self._rows(step, self._indices(self.batch_sizes.at(step))[places])
+        indices = self._indices(self.batch_sizes.at(step))
+        first, last = np.min(places, initial=0), np.max(places, initial=0)
+        if first < 0 or last >= len(indices):
+            wrong = first if first < 0 else last
+            raise RowIndexError(f"slot {wrong} of step {step}: expected 0 to {len(indices) - 1}, this host's rows.")
+        return self._rows(step, indices[places])
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
         """See `Sampler.slots`."""

@@ -57,7 +57,7 @@ class SourceOrder:
             raise SamplerError(f"on_exhausted={self.on_exhausted!r}: a source takes stop, renormalize or fail.")
         if self.on_exhausted is not None and self.epochs is None:
             raise SamplerError(
-                f"on_exhausted={self.on_exhausted!r}: the source is never exhausted. Give it max_epochs."
+                f"on_exhausted={self.on_exhausted!r}: the source is never exhausted. Give it epochs (max_epochs in a config)."
             )
         if self.num_instances % self.chunk_size:
             problem = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"

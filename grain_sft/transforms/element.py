@@ -1,12 +1,13 @@
 """Checks of transforms and of the dicts that they receive, and the attributes by which a transform describes itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError, TransformError
 from grain_sft.source import Element
 
@@ -36,6 +37,7 @@ def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 
 def check_maps(transforms: Sequence[object]) -> None:
     """Raise a `PipelineError` where one of a pipeline's transforms is not a grain `Map`."""
+    check_type("transforms", transforms, Iterable, "a list, such as [ShiftTargets()]")
     for transform in transforms:
         if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
             name = transform.__name__

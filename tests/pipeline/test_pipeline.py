@@ -10,7 +10,7 @@ from batches import Plain, assert_one_run, assert_same
 from etils import epath
 
 from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
-from grain_sft.errors import GrainSftError
+from grain_sft.errors import GrainSftError, RowIndexError
 
 LENGTH = 16
 ROWS = 60
@@ -88,6 +88,12 @@ def test_rows_at_places_of_a_batch_are_those_of_the_batch(source, places):
     part = whole.read(5, np.array(places, np.int64))
     assert_same(part, {key: array[places] for key, array in whole[5].items()})
     assert part["inputs"].shape == (len(places), LENGTH)
+
+
+@pytest.mark.parametrize("slot", [-1, 24])
+def test_a_slot_that_the_batch_does_not_have_is_refused(source, slot):
+    with pytest.raises(RowIndexError, match=f"slot {slot} of step 5: expected 0 to 23"):
+        pipeline(source).read(5, np.array([2, slot]))
 
 
 @pytest.mark.parametrize("host", [Host(0, 1), Host(2, 3), Host(7, 8)], ids=str)
@@ -279,3 +285,9 @@ def test_parts_that_do_not_fit_are_named(source):
         Pipeline(source, IndexSampler(59, global_batch_size=4, seed=0), [ShiftTargets()])
     with pytest.raises(GrainSftError, match=r"not a grain.transforms.Map.*no Batch"):
         pipeline(source, transforms=[grain.transforms.Batch(4)])
+    with pytest.raises(
+        GrainSftError, match=r"transforms is ShiftTargets.*; expected a list, such as \[ShiftTargets\(\)\]"
+    ):
+        Pipeline(source, IndexSampler(60, global_batch_size=4, seed=0), ShiftTargets())
+    with pytest.raises(GrainSftError, match=r"schedule is 5 .*; expected a list of pairs \(step, global_batch_size\)"):
+        IndexSampler(60, global_batch_size=4, seed=0, schedule=5)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling import proportions
+from grain_sft.sampling import Mixture, SourceOrder, proportions
 from grain_sft.sampling.proportions import Proportions, as_shares
 
 WEIGHT = st.one_of(st.integers(0, 12), st.sampled_from([1, 500, 999]))  # 0.999 and 0.001 among them, times 1,000
@@ -229,3 +229,5 @@ def test_weights_are_numbers_from_0_on_as_written_and_one_is_above_0():
             as_shares([("a", 1), ("b", weight)])
     with pytest.raises(SamplerError, match="expected one above 0"):
         shares(0, 0.0)
+    with pytest.raises(SamplerError, match=r"source 'a': SourceOrder\(.*expected \(weight, SourceOrder"):
+        Mixture({"a": SourceOrder(10, 1)})
