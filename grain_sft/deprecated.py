@@ -41,7 +41,7 @@ class _Finder:
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a former module; None for any other module, so that the next finder is asked."""
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # not `import trace`, a module of Python
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # `trace` alone is a module of Python
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
@@ -52,18 +52,20 @@ class _Finder:
         new = [f"grain_sft.{path}" for path in paths]
         warnings.warn(f"{former} is now {', '.join(new)}. Import that.", DeprecationWarning, stacklevel=2)
         if not names:
-            sys.modules[former] = importlib.import_module(new[0])  # the import system takes the module from there
+            sys.modules[former] = importlib.import_module(new[0])  # the import system returns this entry
         for name, path in names.items():
             setattr(module, name, getattr(importlib.import_module(f"grain_sft.{path}"), name))
 
 
 def install() -> None:
     """Make former module paths importable."""
-    sys.meta_path.insert(0, _Finder())  # first: the path finder would load `grain_sft.trace.audit` as a second copy
+    # First, because `grain_sft.trace` is the package `grain_sft.provenance`: the path finder would find `audit.py` in its
+    # folder, and load it a second time, as `grain_sft.trace.audit`.
+    sys.meta_path.insert(0, _Finder())
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a class decorator that lets the constructor take keyword arguments by their former names too: `old="new"`."""
+    """Return a class decorator with which a constructor also takes keyword arguments by former names: `former="new"`."""
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
         """Return the class, whose constructor also accepts `names`."""

@@ -2,7 +2,8 @@
 
 The signal handler ends the process: it kills the child processes and runs the `atexit` functions. It raises no exception, which
 could crash an extension module that is being imported. Python calls the handler only while the main thread runs Python code. If
-the main thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process in the same way.
+the main thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process in the same way. Native
+code that holds the GIL, such as `sum` of a long iterator, delays both.
 """
 
 import _thread
@@ -14,8 +15,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-NATIVE = 0.4  # seconds that the main thread has to leave native code
-LEAVE = 1.0  # seconds to kill the child processes and to run the `atexit` functions
+NATIVE = 0.4  # seconds after the signal in which the main thread can leave native code
+LEAVE = 1.0  # seconds after that in which the child processes are killed and the `atexit` functions run
 STATUS = 130  # exit status
 
 
@@ -51,7 +52,7 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
-            # The resource tracker of multiprocessing frees what killed processes shared, and would print a warning.
+            # The resource tracker of multiprocessing frees what killed processes shared. Without this, it prints a warning.
             sys.warnoptions.append("ignore:resource_tracker")
             if self._ends_process:
                 atexit.register(self._end)  # it is registered first, so it runs last
@@ -69,7 +70,7 @@ class Guard:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (AttributeError, OSError, ValueError):  # it is None, full or closed
+            except (AttributeError, OSError, ValueError):  # the stream is None, its disk is full, or it is closed
                 self._status = self._status or 120  # the interpreter's own status if it can't flush
         os._exit(self._status)
 
@@ -79,7 +80,10 @@ class Guard:
             self._leave()
 
     def _watch(self, read: int) -> None:
-        """Wait for SIGINT in another thread. End the process if the handler has not done so in time."""
+        """Wait for SIGINT, in a thread of its own. End the process if the handler has not done so in time.
+
+        Python writes the number of each signal to the pipe `read` at once, even while the main thread runs native code.
+        """
         while signal.SIGINT not in os.read(read, 1):
             pass
         self._announce()
@@ -98,7 +102,7 @@ class Guard:
             os._exit(STATUS)
 
     def _announce(self) -> None:
-        """Write "interrupted.", then close stderr to the tracebacks and warnings that follow."""
+        """Write "interrupted.", then send stderr to /dev/null: tracebacks and warnings may follow."""
         if not self._announcing.acquire(False):
             return
         try:
@@ -120,6 +124,7 @@ def _kill_children() -> None:
         ancestor = parents[pid]
         while ancestor and ancestor != os.getpid():
             ancestor = parents.get(ancestor, 0)
+        # `ancestor` is 0 if `pid` is not a descendant of this process
         if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Checks of rows: a sampler is for the rows of a source, and a transform keeps the number of rows of a batch."""
+"""Checks that a sampler draws the rows of its source, and that a transform keeps the number of rows of a batch."""
 
 from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError
@@ -9,7 +9,7 @@ from grain_sft.source import MixtureSource, NpyDataSource
 def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> None:
     """Raise a `PipelineError` if a transform returned None, or an array with another number of rows than `num_rows`.
 
-    Arrays of one dimension are not checked.
+    Arrays of fewer than two dimensions are not checked.
     """
     if batch is None:
         raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
@@ -29,7 +29,7 @@ def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
         raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")
     of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
     of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
-    is_mixture = "" not in of_source
-    if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # in the same order
+    is_mixture = "" not in of_source  # the only part of another layout has the name ""
+    if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # lists, to compare the order too
         problem = f"the sampler draws from sources and rows {of_sampler}, but the source has {of_source}, in this order"
         raise PipelineError(f"{problem}. A MixtureSource takes a MixtureSampler of its sources.")

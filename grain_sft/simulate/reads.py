@@ -1,4 +1,4 @@
-"""Reads: the byte ranges of files that the rows of a batch are read from, as `grain_sft.source` reads them."""
+"""`Reads`: which bytes of which files `grain_sft.source` reads for the rows of a batch, computed without reading them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of one gather as columns int64 [ranges].
+    """Byte ranges that one `Gather` reads, as columns int64 [ranges].
 
     Attributes:
-      cell: Number of the batch that the range is read for.
+      cell: Number of the batch that the range is read for: a batch of one step on one host is a cell of `Demand`.
       file: Number of the file in `Gather.files`.
       offset: First byte.
       size: Number of bytes, 1 or more.
@@ -44,7 +44,7 @@ class Ranges(NamedTuple):
 class Gather:
     """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
-    A batch of a source with weights makes two gathers, one after the other: first of the tokens, then of the weights.
+    The gathers of a batch follow each other. A source with weights has two: first of the tokens, then of the weights.
 
     Attributes:
       files: Files that are read.
@@ -67,7 +67,10 @@ class Gather:
 
 
 class _SourceReads:
-    """Reads of the rows of one source, whose gathers have the numbers `first`, `first + 1`, … in `Reads.gathers`."""
+    """Reads of the rows of one source. Its gathers have the numbers `first`, `first + 1`, … in `Reads.gathers`.
+
+    `shifted` states whether the source makes the targets while it reads, as `reader_of` decides.
+    """
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
         self._layout = layout
@@ -83,7 +86,7 @@ class _SourceReads:
         # first row of each shard
         self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
         self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
-        # stored rows state which targets take loss. So a reader that makes the targets itself (`shifted`) reads no loss masks
+        # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
         if corpus.has_loss and (corpus.has_weights or not shifted):
             loss_bytes = 4 if corpus.has_weights else 1
             self._add([loss for loss in corpus.loss_files if loss], length * loss_bytes)
@@ -113,7 +116,7 @@ class _SourceReads:
         row, shard, start, length = self._values(rows)
         for number, gather in enumerate(self.gathers, self._first):
             is_read = gather.has_values[shard] & (length > 0)
-            file = shard[is_read]  # files of a gather are numbered like shards
+            file = shard[is_read]  # file i of a gather belongs to shard i
             offset = gather.offsets[file] + start[is_read] * gather.width
             yield number, Ranges(cells[row[is_read]], file, offset, length[is_read] * gather.width)
 

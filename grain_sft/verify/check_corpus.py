@@ -22,7 +22,7 @@ class VocabularyCheck:
     """Search for tokens whose ids are too high for the vocabulary, block by block.
 
     Args:
-      size: Number of ids of the vocabulary; None if it is unknown. Then only the highest id is found.
+      size: Number of ids of the vocabulary, or None if it is unknown. Without it, only the highest id is reported.
     """
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
@@ -41,7 +41,7 @@ class VocabularyCheck:
         offsets = np.flatnonzero(tokens >= self._size)
         shards = self._begins.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            # `offsets[first]` is the first such token of this shard in the block. An earlier block may have had one.
+            # `offsets[first]` is the first such token of this shard in the block. One of an earlier block is kept instead.
             first_in_block = int(begin + offsets[first] - self._begins[shard]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
@@ -99,7 +99,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 
 
 def _check_files(report: Report, corpus: Corpus) -> bool:
-    """Compare the size and both ends of each file with those that the corpus recorded. Return whether all match."""
+    """Compare the size of each file, and a digest of both its ends, with those in the corpus. Return whether all match."""
     distinct = {file.path: file for file in corpus.files()}
 
     def check(file: FileStamp) -> str:
@@ -122,7 +122,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 def _has_documents(report: Report, corpus: Corpus) -> bool:
     """Return whether the ends of documents are known, and add what is wrong with them to the report.
 
-    If no file states the ends, EOS tokens have to be searched, which only a full check does.
+    Without boundary files, the ends are the EOS tokens. A fast check does not search for them, and returns False.
     """
     path = corpus.shards[0].path
     if not corpus.has_boundary_files and corpus.eos_token_id is None:
@@ -153,7 +153,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
     """Return the path of the corpus's file that an error message names; "" if it names none."""
-    # In reverse, because a message about `a/10` also contains `a/1`, the path of a file before it.
+    # In reverse: a message about `a/10` also contains `a/1`, which usually comes first among the files.
     paths = (file.path for file in reversed(corpus.files()))
     return next((path for path in paths if path in str(error)), "")
 
@@ -217,7 +217,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
     Args:
       numbers: Numbers of the documents that are checked.
-      first, last: Their first and last tokens.
+      first, last: First and last tokens of these documents.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos

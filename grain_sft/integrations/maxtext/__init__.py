@@ -1,9 +1,9 @@
-"""MaxText's trainer on grain_sft's batches, without a patched file. Written for maxtext 0.2.5; see docs/maxtext.md.
+"""MaxText's trainers on batches of grain_sft. No file of MaxText changes. Written for maxtext 0.2.5; see docs/maxtext.md.
 
     python -m grain_sft.integrations.maxtext BASE.yml key=value … grain_sft_config=PATH [grain_sft_eval_config=PATH]
 
-This is MaxText's own command with other data. `make_train_iterator` and `make_eval_iterator` replace MaxText's factories for
-`dataset_type=olmo_grain`.
+The command takes MaxText's own arguments and runs MaxText's trainer. For the run, functions of this package replace MaxText's
+factories of iterators for `dataset_type=olmo_grain`.
 """
 
 from grain_sft.integrations.maxtext.iterators import (

@@ -14,17 +14,17 @@ ReadReport = Callable[[int], None]
 
 
 class Scanner:
-    """Forward reader of a file. It reads at least `BLOCK` bytes at once, hashes all bytes, and collects parts.
+    """Forward reader of a file. It reads at least `BLOCK` bytes at once, cuts the file into parts, and hashes each part.
 
     Args:
       path: Path or URL.
       size: Bytes of the file.
       least: A part ends when the `content` passed to `add` sums to this many bytes. The last part may have fewer.
-      read: Function that is called before each read.
+      read: Function that is called with `position` before each read.
 
     Attributes:
       position: Offset of the next byte.
-      parts: Parts of the file so far.
+      parts: Parts that have ended.
     """
 
     def __init__(self, path: str, size: int, least: int = 0, read: ReadReport = lambda position: None) -> None:
@@ -46,7 +46,7 @@ class Scanner:
         if stop > block_end:
             self._read(self.position)
             data = read_exactly(self.path, self.size, block_end, max(stop, block_end + BLOCK))
-            self._block = self._block[self.position - self._offset :] + data
+            self._block = self._block[self.position - self._offset :] + data  # drops the bytes that were taken
             self._offset = self.position
         taken = self._block[self.position - self._offset : stop - self._offset]
         self._hash.update(taken)
@@ -61,7 +61,7 @@ class Scanner:
             self.end_part()
 
     def end_part(self) -> None:
-        """End the part at `position`. A part without records is left out."""
+        """End the part at `position`. Leave it out if it has no records, such as the bytes after the last record."""
         if self._records:
             self.parts.append(Part(self._begin, self.position, self._records, self._hash.hexdigest()))
         self._begin_part()

@@ -1,4 +1,4 @@
-"""`Format`, an entry of the table of formats, and `Plan`, the documents and their order that a format writes."""
+"""`Format`, an entry of the table of formats, and `Plan`, which states the documents that a format writes, in order."""
 
 import contextlib
 import dataclasses
@@ -21,10 +21,12 @@ from grain_sft.storage import files
 class Task:
     """A part of a split that is written by itself: documents [start, stop) of the split's order.
 
+    A part may begin and end inside a document.
+
     Attributes:
       split: "train" or "val".
       number: Number of the part in its split, from 0.
-      skip: Number of the first document's tokens that are in the previous part.
+      skip: Number of tokens of document `start` that are in earlier parts.
       tokens: Number of tokens of this part.
     """
 
@@ -81,11 +83,11 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the documents of a task, some at a time."""
+        """Yield the documents of a task, several at a time. All are whole, even the first and the last."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
-        """Return the ends of a split's documents, int64 [documents]: 3, 5 for documents of 3 and 2 tokens."""
+        """Return the ends of a split's documents, int64 [documents]: [3, 5] for documents of 3 and 2 tokens."""
         return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -140,7 +142,7 @@ class Format:
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
-      of_pairs: Whether documents are preference pairs. A token's loss is then the number of its part, see `pair_of`.
+      of_pairs: Whether documents are preference pairs. A token's loss then tells prompt and responses apart, see `pair_of`.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
       holds_empty: Whether the files can hold a document without tokens.
       holds_loss: Whether the files state which tokens take loss. If not, readers let all tokens take loss.

@@ -1,4 +1,4 @@
-"""A range of bytes of a remote file, and checks of the headers of a response that has such a range."""
+"""`Range`, a range of bytes of a remote file, and checks of the headers of a response to a request for a range."""
 
 import contextvars
 import re
@@ -19,7 +19,7 @@ class Range(NamedTuple):
 
 
 class BodyHeaders:
-    """Size and version of a file, from the headers of a response that has a part of it. None: the headers do not have it."""
+    """Size and version of a file, from the headers of a response that has a part of it; None for what the headers lack."""
 
     size: int | None = None
     version: str | None = None
@@ -35,16 +35,16 @@ def checked_sizes(
     """Check the headers of a response to a request for a range of bytes.
 
     Args:
-      wanted: First byte, and last byte + 1.
+      wanted: The requested range: first byte, and last byte + 1.
       content_range: Content-Range of a response with status 206; None for the whole file, status 200.
       content_length: Content-Length, None if unknown.
 
     Returns:
-      Size of the body; and size of the file, None if the headers lack it ("bytes 0-9/*").
+      Size of the body, and size of the file. The size of the file is None if the headers lack it ("bytes 0-9/*").
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The server sent the whole file, which is not the range.
+      RefusedBodyError: The server sent the whole file, and the range is less than that, or the file's size is unknown.
     """
     start, stop = wanted
     if content_range is None:
@@ -55,7 +55,7 @@ def checked_sizes(
     if match is not None:
         sent_start, sent_stop = int(match.group(1)), int(match.group(2)) + 1
         size = None if match.group(3) == "*" else int(match.group(3))
-        if size is not None and size <= start:
+        if size is not None and size <= start:  # the range begins after the end of the file
             return 0, size
         # without the file's size, a shorter body may end where the file ends
         is_full = sent_stop <= stop if size is None else sent_stop == min(stop, size)
@@ -65,7 +65,7 @@ def checked_sizes(
 
 
 def check_encoding(content_encoding: str | None, path: str = "") -> None:
-    """Raise RefusedBodyError for a body that the store compressed, unless the file's name ends with .gz."""
+    """Raise RefusedBodyError for a body with a Content-Encoding, except gzip of a file whose name ends with .gz."""
     encoding = (content_encoding or "").lower()
     if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
         raise RefusedBodyError(
