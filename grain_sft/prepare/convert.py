@@ -21,7 +21,7 @@ from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
-"""Glob patterns. A corpus with a file that matches one of them has a split val, which `open_corpus` opens at `CORPUS/val`."""
+"""Glob patterns below the path of a corpus. If a file matches one, `open_corpus` opens the split val at `CORPUS/val`."""
 
 
 def convert(
@@ -41,7 +41,7 @@ def convert(
     """Write the documents of a corpus in another format: split train and, if the corpus has it, split val.
 
     Args:
-      corpus: Path of a corpus, as `open_corpus` takes it: a folder, a prefix of Megatron's files, ...
+      corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
       output: Folder that does not exist yet or is empty.
       format: Format of the output.
       tokenizer: Path of the corpus's tokenizer; None uses the one in the corpus folder, if any.
@@ -107,7 +107,7 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _Splits(Documents):
-    """Documents of all splits of the corpus at `where`, numbered from the first of split train to the last of split val.
+    """Documents of all splits of the corpus at path `where`. A part is a split; train comes before val.
 
     Attributes:
       ids: Numbers of the documents that are written, by split.
@@ -151,7 +151,7 @@ class _Splits(Documents):
         return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that decides the output, as JSON, for comparison with later runs. All files are hashed."""
+        """Return what decides the output, as JSON, for comparison with later runs. This hashes all files of the corpus."""
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
@@ -161,8 +161,10 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest. Counts of EOS are copied from the old manifest. They are None if the old
-        manifest lacks them, or if documents were withdrawn."""
+        """Return the counts of left-out documents and of EOS for the new manifest.
+
+        Counts of EOS are copied from the old manifest. They are None if it lacks them, or if documents were withdrawn.
+        """
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
@@ -186,8 +188,7 @@ class _Splits(Documents):
         loss[:] = True if stored_loss is None else stored_loss
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Documents.sources`. The documents `ids` are of one split. In a corpus without sources, the fifth document of a
-        split has the source (0, 5)."""
+        """See `Documents.sources`. All of `ids` are in one split. Without recorded sources, its fifth document has (0, 5)."""
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
             numbers = ids - self.firsts[split]
@@ -217,8 +218,10 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and the files of a tokenizer: the one at `path`, or else the one in the corpus's folder. If there
-    is none, return a description from the corpus's metadata and tokens, and no files."""
+    """Return the description and the files of the tokenizer at `path`, or else of the one in the corpus's folder.
+
+    Without a tokenizer, return no files, and a description from the corpus's metadata and its highest token.
+    """
     folder = files.join(where, "tokenizer")
     if path is not None:
         for corpus in documents.corpora:

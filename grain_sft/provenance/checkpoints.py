@@ -1,4 +1,4 @@
-"""Checkpoints: the step that a checkpoint's name states, and a table of the epochs, rows and tokens after each N steps."""
+"""Checkpoints: the step that a checkpoint's name states, and a table of epochs, rows and tokens every N steps."""
 
 import re
 
@@ -19,7 +19,7 @@ def step_of_checkpoint(name: str) -> int:
 
     "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000, as do "checkpoint-7000" of Hugging Face's trainer
     and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. If a name has several of these words, the
-    number after `step` is returned.
+    number after `step` counts: "iter_5-step7000" gives 7000.
 
     Raises:
       RowIndexError: The name has none of these forms, or several numbers, as "step1-step2".
@@ -58,12 +58,12 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Args:
       pipeline: Pipeline of any host.
       every: Number of steps between the lines of the table.
-      epochs: Number of epochs after which the table ends. None ends it with the run. A run that never ends stops after one
-        epoch, or in a mixture when every source has been read once.
+      epochs: Number of epochs after which the table ends; None ends it with the run. If the run never ends, None ends the table
+        after one epoch, or in a mixture when every source has been read once.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
-      `steps_into_epoch` and `rows_into_epoch`. A run with stages has neither.
+      `steps_into_epoch` and `rows_into_epoch`. A run with stages has none of these columns.
 
         step: Number of steps done.
         epoch: Epoch in which the next step begins, from 0.
@@ -120,5 +120,5 @@ def _progress_in_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
         epoch, rows_into = stream.begin(step)
         first_step = sampler.steps_of_epochs(epoch) if epoch else 0
         begins_in_earlier_epoch = stream.begin(first_step)[0] < epoch
-    # `first_step` has the epoch's first row. It does not count if it also has rows of the epoch before.
+    # `first_step` reads the epoch's first row. It is not one of the steps into the epoch if it also reads earlier rows.
     return epoch, step - first_step - begins_in_earlier_epoch, rows_into

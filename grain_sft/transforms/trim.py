@@ -11,14 +11,16 @@ from grain_sft.transforms.element import require_keys
 
 
 class TrimToMultiple(grain.transforms.Map):
-    """Transform that cuts the last columns of a batch, which are padding in all rows, down to a multiple of `multiple` columns.
+    """Transform that cuts off the last columns of a batch, which are padding in all rows.
 
-    It takes and returns the source's dict, or ShiftTargets' batch. It comes after transforms of whole rows, such as
-    NgramFilter. A batch without a token keeps `multiple` columns. OpenChat pads its batches in this way.
+    A multiple of `multiple` columns is left: with 64, a batch whose longest row has 100 tokens keeps 128 columns. A batch that
+    has fewer columns than that keeps all, and a batch without a token keeps `multiple`. OpenChat pads its batches in this way.
+    The transform takes and returns the source's dict, or ShiftTargets' batch. It comes after transforms of whole rows, such as
+    NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: batches have several shapes, and a TPU
-    compiles the training step for each (`shapes` lists them, to compile beforehand). The transform is for one host: two hosts
-    would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
+    compiles the training step for each: `shapes` lists them, to compile beforehand. The transform is for one host, because two
+    hosts would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
 
     Args:
       multiple: Number of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.
@@ -30,7 +32,7 @@ class TrimToMultiple(grain.transforms.Map):
         self.multiple = as_integer("TrimToMultiple: multiple", multiple, 1, TransformError)
 
     def map(self, element: Element) -> Element:
-        """Return `element` with its arrays cut to one length, as views; `element` itself if they stay whole."""
+        """Return `element` with views of its arrays, all cut to one length, or `element` itself if no column is cut."""
         key = "segment_ids" if "segment_ids" in element else "inputs_segmentation"
         require_keys(self, element, (key,))
         segments = element[key]

@@ -1,4 +1,4 @@
-"""Rows that `NgramFilter` rejects in some steps of a run: their numbers, and examples."""
+"""Rows that `NgramFilter` rejects in some steps of a run: how many there are, and examples."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.text import TokenTexts, visible
 
 _MOST_EXAMPLES = 5
-_EXAMPLE_TOKENS = 48  # most tokens that an example shows, unless a period is longer: then one period
+_EXAMPLE_TOKENS = 48  # most tokens that an example shows; one whole period is always shown
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
       used: Whether the pipeline has the filter.
       rows, rejected: Numbers of rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: Rows that are rejected for their text, as in `_example`.
+      examples: Rows that would fail without their padding too, as in `_example`, with `step` and `instance`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
     ngram_filter = own_filters[0] if own_filters else NgramFilter()
@@ -49,7 +49,7 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 
 
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
-    """Return the longest repetition in a row: from token `at`, the same `period` tokens `times` times, and their `text`.
+    """Return the longest repetition in a row: from token `at` on, the same `period` tokens, `times` times. `text` shows them.
 
     The search covers the periods that the filter checks. For a filter from another package without `min_period` and
     `max_period`, it covers the default periods of `NgramFilter`.
@@ -60,7 +60,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     repetitions = [(0, 1, 1)]  # first token, period, times
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
-        # a False before and after the tokens: each run of True begins and ends with a change; tokens [starts, ends) are a run
+        # `equal` has a False at both ends, so each run of True begins and ends with a change. In run i, tokens `starts[i]` to
+        # `ends[i]` (exclusive) equal the tokens one period later.
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             longest = int((ends - starts).argmax())
@@ -69,6 +70,6 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()
     raw_texts = [(token, texts.text(token)) for token in ids]
     joined = "".join(f" ⟨{token}⟩" if text is None else text for token, text in raw_texts)
-    # Tokens may hold parts of a UTF-8 character, as surrogates: encode and decode the whole text to join them.
+    # A token may hold some bytes of a UTF-8 character, as surrogates. Encoding and decoding the whole text joins them.
     whole = joined.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return {"at": first, "period": period, "times": times, "text": visible(whole.strip())}

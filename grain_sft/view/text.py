@@ -17,11 +17,11 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # invisi
 def visible(text: str) -> str:
     """Return `text` with a sign for each character that is invisible or changes the display of others.
 
-    - A space is ·, a newline ⏎, a tab ⇥.
-    - Other control characters, marks of direction, characters without width, unusual spaces and unassigned characters are
+    - A space becomes ·, a newline ⏎, a tab ⇥.
+    - Other control characters, marks of direction, characters without width, unusual spaces and unassigned characters become
       their code, such as ⟨U+202E⟩.
-    - A byte that is not UTF-8, which Python's "surrogateescape" decodes to a lone surrogate, is its value, such as ⟨xF0⟩.
-    - A combining mark at the start of the text is put on a circle: ◌.
+    - A byte that is not UTF-8 becomes its value, such as ⟨xF0⟩. Python's "surrogateescape" decodes it to a lone surrogate.
+    - A combining mark at the start of the text gets a circle before it: ◌.
     """
     if text.isascii() and text.isprintable():
         return text.replace(" ", "·")
@@ -36,7 +36,10 @@ def visible_line(text: str) -> str:
 
 
 def columns(shown: str) -> int:
-    """Return the terminal columns of visible text: two for wide characters of East Asia, none for marks without a width."""
+    """Return how many columns of a terminal `shown`, a result of `visible`, takes.
+
+    Wide characters of East Asia take two, combining marks none.
+    """
     if shown.isascii():
         return len(shown)
     with_width = (character for character in shown if unicodedata.category(character) not in ("Mn", "Me"))
@@ -93,7 +96,7 @@ def texts_of(
 
     Args:
       corpus: Corpus.
-      path: Path of its tokenizer. None means the folder `tokenizer` next to the corpus; without it, no id has a text.
+      path: Path of the tokenizer; None means the folder `tokenizer` next to the corpus. Without either, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
       argument: Option that the line names, such as "--tokenizer".
 
@@ -109,10 +112,10 @@ def texts_of(
 
 
 def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, str]]:
-    """Yield (first, stop, joined text) of the tokens that together hold the bytes of a character.
+    """Yield (first, stop, joined text) for each group of tokens [first, stop) that together hold the bytes of a character.
 
-    For the tokens "a", "\\udcc3" and "\\udcbc", the two bytes of "ü", yield (1, 3, "ü").
-    Bytes that never become a character are left out.
+    The tokens "a", "\\udcc3" and "\\udcbc", of which the last two are the bytes of "ü", give (1, 3, "ü").
+    Tokens with bytes that never become a character are left out.
 
     Args:
       texts: Texts of consecutive tokens, as from `TokenTexts.text`.
@@ -130,7 +133,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
             yield first, index + 1, collected.decode()
             collected = b""
         except UnicodeDecodeError as error:
-            # if the collected bytes can't become a character, start anew with this token
+            # At an unexpected end, the next token may complete the character. Otherwise, start anew with this token.
             if error.reason != "unexpected end of data":
                 first, collected = index, data
 

@@ -1,9 +1,9 @@
 """Permutations of `grain.experimental.index_shuffle`, computed in numpy for many indices at once: 0.4 us an index, not 6.
 
 The library enciphers an index to get its row. The cipher is Simon (Beaulieu et al. 2013, "The SIMON and SPECK families of
-lightweight block ciphers"). It enciphers a block of bits. A block has at least 16 bits, and an even number of
-them. Its upper and its lower half are words, and each round makes a new word of both. If the result is not below the number of
-rows, the library enciphers it again.
+lightweight block ciphers"). It enciphers the index as a block of bits: at least 16, and an even number. The upper and the lower
+half of a block are words, and each round makes a new word from both. If the result is not below the number of rows, the library
+enciphers it again.
 """
 
 import functools
@@ -16,19 +16,19 @@ from grain_sft.types import Ints
 
 _FEW = 512  # for fewer indices, calling the library for each index is faster than numpy
 _AT_ONCE = 1 << 14  # indices enciphered at once, so that their words stay in the processor's cache
-_LEAST_BITS = 16  # of a block
+_LEAST_BITS = 16  # fewest bits of a block
 _MASK = (1 << 32) - 1
 
 Words = npt.NDArray[np.uint64]
 
 
 def has_every_row(num_rows: int) -> bool:
-    """Return whether the library's permutations of `num_rows` rows have each row once: not for 4^k + 1 rows, k >= 8."""
+    """Return whether the library's permutations of `num_rows` rows have each row once: false for 4^k + 1 rows, k >= 8."""
     return (num_rows - 1) >> _block_bits(num_rows - 1) == 0
 
 
 def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
-    """Return the row of each of `indices`, int64 [n] in [0, num_rows); each row is at one index.
+    """Return the row of each of `indices`, int64 [n] in [0, num_rows). No two indices have the same row.
 
     For 4^k + 1 rows, k >= 8, the blocks of the library have one bit too few. The library gives the last index the row of index
     0, and no index gets the last row. Here, an index chosen by `key` gets the last row. The last index gets the row that the
@@ -38,7 +38,7 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     if has_every_row(num_rows):
         return _library_rows(indices, last, bits, key, rounds)
     chosen = key % num_rows
-    # the last index itself may be the chosen one: `% last` then gives another, whose row the last line replaces
+    # If the last index itself is chosen, `chosen % last` is 0. Any index would do, because the last line replaces this row.
     rows = _library_rows(np.where(indices == last, chosen % last, indices), last, bits, key, rounds)
     return np.where(indices == chosen, last, rows)
 
