@@ -93,9 +93,10 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._allow_other_data, self._prepare = allow_other_data, prepare
         order = ContextOrder(load_balanced_shards)
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
-        """Placements by (first step of a stage, number of rows of its batch), then by number of columns, ascending."""
+        """Placements by (first step of a stage, number of rows of a batch); for each, by number of columns, ascending."""
         for stage in pipeline.stages:
             shapes = sorted(_shapes(stage))
+            # whether each process reads only its columns
             divides = stage.reads_columns and len({width for _, width in shapes}) == 1
             for batch_rows, width in shapes:
                 rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
@@ -121,7 +122,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return by_width[width or max(by_width)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """Return int64 [n], the slots of the global batch of `step` of which this process reads at least some columns."""
+        """Return the slots of the global batch of `step` that this process reads, whole or some columns of them: int64 [n]."""
         return self._placement(step).reads
 
     def blocks(self, step: int) -> list[Block]:
@@ -133,7 +134,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
     def _reader(self, step: int) -> ReadAhead[GlobalBatch]:
-        this = weakref.proxy(self)  # threads that wait for work must not keep the iterator alive
+        this = weakref.proxy(self)  # otherwise, threads that wait for work would keep the iterator alive
         make, name = (lambda step: this._make_now(step)), "grain_sft-global-batches"
         return ReadAhead(make, start=step, end=self._end, ahead=self._prefetch, threads=self._threads, name=name)
 
@@ -167,7 +168,10 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return prepared
 
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
-        """Check that a target of a run's first steps takes loss. If none does in the columns read, check whole rows."""
+        """Check that some target of the run's first steps takes loss.
+
+        The blocks of this process may have only columns that take none. Then read and check its whole rows.
+        """
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
         if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
             batch = self.pipeline.read(step, self.rows(step))
@@ -187,12 +191,13 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
 def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
     """Yield the shape (rows, columns) of each array that a stage's batches may have."""
-    layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
+    layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)  # numbers of rows of the batches
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
         if cuts:
             reason = f"a transform changes their columns ({stage.transforms!r})"
             raise PipelineError(f"the rows have several lengths, and {reason}. Remove it.")
+        # the shorter the rows of a batch, the more of them: each batch has the same number of tokens
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
     widths = {layout.sequence_length}

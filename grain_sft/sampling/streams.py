@@ -1,4 +1,4 @@
-"""Rows of one source in their order (`SourceOrder`), when a run reads them (`EpochStream`), and where (`BatchSlots`)."""
+"""`SourceOrder`, the order of a source's rows; `EpochStream`, which steps read its epochs; `BatchSlots`, rows of batches."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SourceOrder:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows from `start` to the end of the last epoch, 0 if `start` is after it; None if epochs never end."""
+        """Number of rows from `start` to the end of the last epoch, 0 if `start` is after that; None if `epochs` is None."""
         return None if self.epochs is None else max(0, self.epochs * self.num_instances - self.rows_before)
 
     @property
@@ -84,14 +84,14 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """All that decides the rows, as text. It has the order and the seed only if the rows depend on the seed."""
+        """Text of all that decides the rows. If they do not depend on the seed, the order is 'sequential', without a seed."""
         order = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         on_exhausted = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
         return f"SourceOrder({self.num_instances}, {order}, epochs={self.epochs}{on_exhausted}{self.options_text})"
 
     @property
     def options_text(self) -> str:
-        """`chunk_size` and `start` as text for a `data_key`; "" where they have their defaults."""
+        """Text of `chunk_size` and `start` for a `data_key`, without the one that has its default."""
         chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
         start = f", start={self.start}" if self.start != (0, 0) else ""
         return chunks + start
@@ -130,12 +130,12 @@ class EpochSpan(NamedTuple):
     """Part of an epoch that a run reads.
 
     If the run ends inside the epoch, so does the span. A run without end may leave an epoch unfinished, because the weight of
-    the source becomes 0. Then `last` is `sys.maxsize`, because an amendment may give the source a weight again.
+    the source becomes 0. Then `last` is `sys.maxsize`: an amendment of the mixture may give the source a weight again.
 
     Attributes:
       first, last: First and last step that read rows of the epoch.
       rows: Number of rows read.
-      start: Index in the epoch of the first row read; with `num_blocks` of a stream above 1, index in the block.
+      start: Index in the epoch of the first row read, or index in each block if the stream has `num_blocks` above 1.
     """
 
     first: int
@@ -171,7 +171,7 @@ class EpochStream:
     batching: str = ""
 
     def first_rows(self, epoch: int, count: int) -> Ints:
-        """Return the first rows, at most `count`, that the run reads in an epoch: int64 [n]."""
+        """Return the first rows, at most `count`, that the run reads in an epoch, or in the first block of one: int64 [n]."""
         span = self.span(epoch) or EpochSpan(0, 0, 0)
         return self.rows_at(epoch, span.start + np.arange(min(count, span.rows // self.num_blocks)))
 

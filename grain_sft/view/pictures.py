@@ -13,8 +13,8 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Pictures by name, as pairs of functions. The first function takes a report and returns whether it has the picture's numbers.
-The second takes a matplotlib figure and the report, and draws the picture."""
+"""Two functions for each picture, by its name. The first takes a report and returns whether it has the picture's numbers. The
+second takes a matplotlib figure and the report, and draws the picture."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""
@@ -22,8 +22,8 @@ _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 # in an SVG element, each colour becomes a variable of the page's style sheet, such as --c0
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
-_MAX_SOURCES = 7  # with one colour each; the eighth colour is for the sum of the others
-_MAX_CHARACTERS = 28  # of a label
+_MAX_SOURCES = 7  # sources with a colour of their own if there are more than 8; the others are one sum
+_MAX_CHARACTERS = 28  # most characters of a label
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
@@ -31,7 +31,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "grain_sft",
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "text.parse_math": False,  # labels are names of files, and their $ does not begin a formula
+    "text.parse_math": False,  # a $ in a label, which may be the name of a file, does not begin a formula
     "axes.edgecolor": _QUIET,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
@@ -72,7 +72,8 @@ def _element(name: str, svg: str) -> str:
     """Return the SVG file of the picture `name` as an HTML element."""
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
-    element = re.sub("<[^>]+>", lambda tag: _html_tag(name, tag[0]), element)  # texts, such as names of sources, stay
+    # only tags change: texts, such as the names of sources, may look like colours or ids
+    element = re.sub("<[^>]+>", lambda tag: _html_tag(name, tag[0]), element)
     return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
 
 
@@ -92,7 +93,7 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the 7 largest sources, and the sum of the others as an entry such as "3 others".
+    """Return the sources, largest first. Of more than 8, return the 7 largest, and the sum of the others as "3 others".
 
     Args:
       tokens: Number of tokens in each step, by source.
@@ -166,7 +167,7 @@ def _mixture(figure: Any, report: Report) -> None:
     axes.set(xlabel="step", ylabel="share of its tokens, %", ylim=(0, 100))
     axes.margins(x=0)
     _show_millions(axes.xaxis)
-    # given to the legend, since matplotlib ignores labels of areas that begin with "_"
+    # The legend gets the names directly, because matplotlib leaves out areas whose label begins with "_".
     names = [short(name) for name in sources]
     figure.legend(areas, names, loc="outside right upper", frameon=False)
 
