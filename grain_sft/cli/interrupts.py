@@ -52,7 +52,7 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
-            # The resource tracker of multiprocessing frees what killed processes shared. Without this, it prints a warning.
+            # The resource tracker of multiprocessing frees what killed processes shared. This option silences its warning.
             sys.warnoptions.append("ignore:resource_tracker")
             if self._ends_process:
                 atexit.register(self._end)  # it is registered first, so it runs last

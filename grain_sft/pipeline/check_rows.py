@@ -29,7 +29,7 @@ def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
         raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")
     of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
     of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
-    is_mixture = "" not in of_source  # the only part of another layout has the name ""
+    is_mixture = "" not in of_source  # any other layout has one part, named ""
     if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # lists, to compare the order too
         problem = f"the sampler draws from sources and rows {of_sampler}, but the source has {of_source}, in this order"
         raise PipelineError(f"{problem}. A MixtureSource takes a MixtureSampler of its sources.")

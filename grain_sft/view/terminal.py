@@ -125,7 +125,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     """Yield lines of at most `width` columns. In front of them is the gutter, with the position of the first token."""
     line: list[Cell] = []
     used = 0  # columns of the line
-    most = width - (0 if colour else 2)  # 2: brackets of the first run of tokens that take loss
+    most = width - (0 if colour else 2)  # 2: brackets of the first run of tokens with loss
     for cell in cells:
         # Characters of a part. A token wider than a line is cut after each `most // 2`, as a character may take two columns.
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
