@@ -94,48 +94,77 @@ def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.tra
 
 
 def described(transform: grain.transforms.Map) -> str:
-    """Return the transform's own repr, or else its class and attributes, without addresses, which differ between processes.
+    """Return the transform's own repr, or else its class and attributes, without what differs between processes: addresses, and
+    the order of sets.
 
-    If the repr abbreviates arrays with "...", as numpy does, a hash of all their elements follows.
+    If the repr abbreviates arrays, as numpy does, a hash of all their elements follows.
     """
     kind: Any = type(transform)
-    state: Any = object.__getstate__(transform)
-    if isinstance(state, tuple):  # attributes and slots, of a class that has slots
-        state = {**(state[0] or {}), **state[1]}
-    attributes = dict(sorted((state or {}).items()))
-    if kind.__repr__ is object.__repr__:
+    attributes = _attributes(transform)
+    has_own_repr = kind.__repr__ is not object.__repr__
+    if has_own_repr:
+        text = _repr(transform)
+    else:
         arguments = ", ".join(f"{name}={_repr(value)}" for name, value in attributes.items())
         text = f"{kind.__module__}.{kind.__qualname__}({arguments})"
-    else:
-        text = repr(transform)
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    arrays = _arrays(attributes) if "..." in text else None
+    arrays = _arrays(attributes) if _is_abbreviated(transform if has_own_repr else attributes) else None
     return text if arrays is None else f"{text}#{digest(repr(arrays))}"
 
 
-def _repr(value: object) -> str:
-    """Return the repr of a value. If it is a set, its elements are sorted.
+def _attributes(value: object) -> dict[str, Any]:
+    """Return the attributes of an object, sorted by name."""
+    state: Any = object.__getstate__(value)
+    if isinstance(state, tuple):  # attributes and slots, of a class that has slots
+        state = {**(state[0] or {}), **state[1]}
+    return dict(sorted((state or {}).items()))
+
+
+def _is_abbreviated(value: object) -> bool:
+    """Return whether the repr of a value has "...", or floats that numpy rounds to 8 digits."""
+    text = repr(value)
+    with np.printoptions(floatmode="unique"):
+        return "..." in text or repr(value) != text
+
+
+def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
+    """Return the repr of a value. The elements of sets in it are sorted.
 
     The order of a set of strings differs between processes. A set of numbers has the same order in all of them.
     """
-    if not isinstance(value, set | frozenset) or len(value) < 2 or all(isinstance(item, int | float) for item in value):
-        return repr(value)
-    return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    text, parents = repr(value), (*parents, id(value))
+    if "{" not in text or len(set(parents)) < len(parents):  # without sets, or an object that holds itself
+        return text
+    is_set = isinstance(value, set | frozenset)
+    if is_set and len(value) > 1 and not all(isinstance(item, int | float) for item in value):
+        return "{" + ", ".join(sorted(_repr(item, parents) for item in value)) + "}"
+    inner = value if is_set or isinstance(value, Mapping | list | tuple) else _attributes(value)
+    for item in (*inner, *inner.values()) if isinstance(inner, Mapping) else inner:
+        if "{" in (unsorted := repr(item)):
+            text = text.replace(unsorted, _repr(item, parents))
+    return text
 
 
-def _arrays(value: Any) -> Any:
-    """Return the arrays in `value` that have "..." in their repr; None if there are none.
+def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
+    """Return the arrays in `value` whose repr is abbreviated; None if there are none.
 
     A numpy array becomes [shape, hash of its bytes], and an array of another library becomes a list of its elements. A mapping
-    becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays. Other objects are not
-    searched.
+    becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays. Another object with an
+    abbreviated repr becomes a dict of its attributes.
     """
-    if isinstance(value, Mapping):
-        return {str(name): array for name, item in value.items() if (array := _arrays(item)) is not None} or None
-    if isinstance(value, list | tuple):
-        return [array for item in value if (array := _arrays(item)) is not None] or None
-    if isinstance(value, type) or not hasattr(value, "tolist") or "..." not in repr(value):
+    parents = (*parents, id(value))
+    if len(set(parents)) < len(parents):  # an object that holds itself
         return None
+    if isinstance(value, Mapping):
+        return {
+            str(name): array for name, item in value.items() if (array := _arrays(item, parents)) is not None
+        } or None
+    if isinstance(value, list | tuple):
+        return [array for item in value if (array := _arrays(item, parents)) is not None] or None
+    if isinstance(value, type) or not _is_abbreviated(value):
+        return None
+    if not hasattr(value, "tolist"):
+        return _arrays(_attributes(value), parents)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         return value.tolist()
     # a hash, because 2 million integers as a list took 0.2 s and several times the memory, for each state

@@ -229,3 +229,26 @@ def test_sets_are_described_in_one_order():
     assert described(Plain({3, 1})) == described(Plain({1, 3}))
     for value in ({0.5, 0.25}, frozenset({"a"}), frozenset()):
         assert described(Plain(value)).endswith(f"value={value!r})")
+    of = frozenset({"b", "a", "d"})
+    for transform in (Stated(of), Plain([of]), Plain({"k": of}), Stated(Stated(of)), Plain({of}), Stated({of, "c"})):
+        assert "{'a', 'b', 'd'}" in described(transform)
+    assert described(Stated("{'b', 'a'}")).endswith("{'b', 'a'}\")")  # a text, not a set
+    loop = Stated(None)
+    loop.value = [loop, {"b", "a"}]
+    assert described(loop).startswith("Stated(value=[..., {")
+
+
+def test_floats_that_numpy_rounds_and_arrays_in_objects_have_a_hash():
+    table = np.arange(5000)
+    changed = table.copy()
+    changed[2000] = 1
+    close = [np.array([0.12345678901, 1]), np.array([0.12345678902, 1])]
+    values = [table, changed, *close]
+    wrapped = [*values, *map(Stated, values), *([Stated(value)] for value in values)]
+    for kind in (Plain, Stated):
+        texts = [described(kind(value)) for value in wrapped]
+        assert len(set(texts)) == len(texts) and all("#" in text for text in texts)
+    for exact in ([0.1, 0.25, -1], [1e300, 1e-300], [np.nan, np.inf], [1, 2e-7]):
+        value = np.array(exact)
+        assert described(Stated(value)) == f"Stated(value={value!r})"
+    assert described(Plain(np.float32([0.1, 3]))).endswith("value=array([0.1, 3. ], dtype=float32))")
