@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
@@ -140,7 +141,7 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
     Raises:
       StorageError: One of `outputs` would replace the config or a file of its corpora. None means no output.
     """
-    from grain_sft.config import load
+    from grain_sft.config import load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
     from grain_sft.storage import files
@@ -149,8 +150,18 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
         pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
     for output in filter(None, outputs):
         of_corpora = [file.path for stage in pipeline.stages for file in stage.source.layout.corpus.files()]
-        files.check_inputs_stay(output, [options.config, *of_corpora])
+        named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]  # a mix, an index
+        files.check_inputs_stay(output, [options.config, *named, *of_corpora])
     return pipeline
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in a value of a config."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 def steps_of(pipeline: Pipeline, text: str) -> range:

@@ -35,7 +35,7 @@ def _index(options: argparse.Namespace) -> int:
     length = options.sequence_length
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
-    check_output(options.output)
+    check_output(options.output, inputs=options.where)
     corpus = open_paths(options.where, options)
     _line("shards", f"{len(corpus.shards):,}")
     _line("tokens", f"{corpus.num_tokens:,} {corpus.dtype.name}")

@@ -210,19 +210,22 @@ def test_a_command_that_needs_no_jax_leaves_one_that_was_imported_in_place(monke
         "simulate {config} --hosts 1 --steps 0:1 --processes 0 -o {output}",
         "simulate {config} --hosts 1 --steps 0:1 --processes 0 --html {output}",
         "train-tokenizer {texts} --vocab-size 300 -o {text}",
+        "index {mix} --dtype uint16 -o {mix}",
     ],
 )
 def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, write_tokens, failure, command):
     pytest.importorskip("matplotlib")
     shard = write_tokens("tokens.npy", np.arange(99), "uint16")
-    files = sections(shard, 8, layout="windows", corpus={"dtype": "uint16"})
+    mix = tmp_path / "mix.txt"
+    mix.write_text("web,tokens.npy\n")
+    files = sections(mix, 8, layout="windows", corpus={"dtype": "uint16"})
     config = write_config(tmp_path / "config.yaml", files)
     text = tmp_path / "texts" / "a.txt"
     text.parent.mkdir()
     text.write_text("a text\n" * 90)
     (tmp_path / "link").symlink_to(tmp_path)
-    names = {"config": config, "texts": text.parent, "text": text}
-    for output in (shard, tmp_path / "link" / shard.name, config):
+    names = {"config": config, "texts": text.parent, "text": text, "mix": mix}
+    for output in (shard, tmp_path / "link" / shard.name, config, mix):
         status, error = failure(*command.format(**names, output=output).split())
         assert status == 1 and "is an input, which the output" in error
 
