@@ -177,6 +177,18 @@ def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, p
     assert isinstance(found, Exception) or found == old or (name in READ and found == new)
 
 
+def test_a_range_of_several_requests_is_of_one_version(proxy, put_version, monkeypatch):
+    monkeypatch.setattr("grain_sft.storage.remote.files.PART_BYTES", 32 << 10)
+    old, new = tokens(0, 0).tobytes(), tokens(1, 0).tobytes()
+    for request_number in range(1, 5):  # one for the version and three for the bytes
+        put_version(0)
+        proxy.clear()
+        proxy.before = lambda number, chosen=request_number: number == chosen and put_version(1)
+        found = files.read_range(f"{URL}t/0.npy", 0, len(old))
+        proxy.before = None
+        assert found in (old, new)
+
+
 def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(proxy, put_version, tmp_path):
     grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(tmp_path / "index.json")
     stated = json.loads((tmp_path / "index.json").read_text())

@@ -140,17 +140,17 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
       path: URL of the file.
       start: First byte.
       stop: Last byte + 1. If the file ends before `stop`, fewer bytes are returned. None means the end of the file.
-      version: Version to read. None means the present one. If the file is replaced during a read without `stop`, it is read
-        again, three times in all.
+      version: Version to read. None means the present one. If the file is replaced during the read, it is read again, three
+        times in all.
     """
     tries_left = 3
     while True:
         tries_left -= 1
-        if stop is None:
-            end, present_version = size_and_version(path)
-        else:
-            end, present_version = stop, None
-        (body,) = fetch([Range(path, start, end, version or present_version)])
+        end, read_version = stop, version
+        if end is None or (version is None and end - start > PART_BYTES):  # a longer range takes several requests
+            size, present_version = size_and_version(path)
+            end, read_version = size if end is None else end, version or present_version
+        (body,) = fetch([Range(path, start, end, read_version)])
         if isinstance(body, bytes):
             return body
         if version is not None or not tries_left or not isinstance(body, ReplacedError):
