@@ -125,12 +125,13 @@ class ShardCache:
                     continue
                 try:
                     lock = claim(path)
-                    if lock is not None:
-                        claims.callback(self._release, path + PART, lock)
-                    # if the file exists, another process finished it just before `claim`: the next `_fetch` reads it
-                    if lock is None or os.path.exists(path):
+                    if lock is None:
                         awaited[block] = pieces
-                    elif self._space.reserve(lock.fd, file_size(block.size)):
+                        continue
+                    claims.callback(self._release, path + PART, lock)
+                    if self._read_cached(block, pieces, out):  # another process finished it just before `claim`
+                        continue
+                    if self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd
                     else:
                         uncached.append(pieces)

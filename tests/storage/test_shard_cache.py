@@ -159,6 +159,16 @@ def test_a_damaged_block_is_fetched_again(memory, tmp_path, damage):
     assert_rows(source(MEMORY, tmp_path), list(range(len(mine))))
 
 
+def test_a_block_that_can_not_be_opened_is_read_from_the_bucket_without_a_wait(memory, tmp_path):
+    assert_rows(source(MEMORY, tmp_path), [0])
+    for path in cached(tmp_path):
+        path.unlink()
+        path.mkdir()
+    begin = time.monotonic()
+    assert_rows(source(MEMORY, tmp_path, seconds=20), [0])
+    assert time.monotonic() - begin < 10
+
+
 def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
     mine = source(MEMORY, tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
     rows = UNIT // 4 // LENGTH
