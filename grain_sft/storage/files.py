@@ -4,7 +4,6 @@ import contextlib
 import glob as local_glob
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -272,17 +271,16 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
         name = normalize(path)
         return name if is_remote(name) else os.path.realpath(name)
 
-    replaced = real_path(output)
+    replaced = real_path(output).rstrip("/")
     for path in inputs:
         if f"{real_path(path)}/".startswith(f"{replaced}/"):
             raise StorageError(f"{path}: is an input, which the output {output} would replace. Give another output.")
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if `path` is a folder or a device. A rename to /dev/null would replace the device by a file."""
-    mode = os.stat(path).st_mode if os.path.exists(path) else 0
-    if stat.S_ISDIR(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a device"
+    """Raise a StorageError if `path` is not a regular file. A rename to /dev/null would replace the device by a file."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
         raise StorageError(f"{path}: can't be written: it is {kind}; expected the name of a file. Give another name.")
 
 

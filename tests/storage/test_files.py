@@ -61,20 +61,30 @@ def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, fail
     assert not old or path.read_text() == old
 
 
-@pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300, "device"])
+@pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300, "device", "pipe"])
 def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "pipe").symlink_to("fifo")  # as /dev/stdout is a link to a pipe
     before = listing(tmp_path)
     with pytest.raises(StorageError, match="can't be written") as error, files.atomic_write(tmp_path / target) as file:
         file.write("new")
     assert isinstance(error.value, grain_sft.GrainSftError) and isinstance(error.value, OSError)
     assert str(tmp_path / target) in str(error.value)
     assert listing(tmp_path) == before and (tmp_path / "device").is_char_device()
+    assert (tmp_path / "pipe").is_fifo()
     if target != "x" * 300:
         with pytest.raises(StorageError, match="can't be written"):
             files.check_writable(str(tmp_path / target))
+
+
+@pytest.mark.parametrize("folder", ["gs://bucket/c", "gs://bucket/c/", "/c/", "/"])
+def test_a_folder_of_inputs_is_no_output(folder):
+    path = f"{folder.rstrip('/')}/a.npy"
+    with pytest.raises(StorageError, match="is an input, which the output"):
+        files.check_inputs_stay(folder, [path])
 
 
 def test_files_are_written_where_they_would_be_read(tmp_path, monkeypatch):
