@@ -85,6 +85,8 @@ class Target:
     def check_writable(self) -> None:
         """Raise an error if the output can't be written. A finished corpus may be read-only."""
         if not files.exists(self.manifest):
+            if not self.remote and os.path.ismount(self.output):  # `_publish` could not rename a folder to it
+                raise self.error(f"{self.output}: is the root of a file system. Give a folder in it.")
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:

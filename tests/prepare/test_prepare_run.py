@@ -196,6 +196,7 @@ def test_no_output_replaces_an_input(place: Place) -> None:
         ("in/0.jsonl/out", "in/0.jsonl: it is not a folder"),
         ("/proc/grain_sft/out", "can't be written: /proc: "),
         ("/", "is the root of the file system"),
+        ("/proc", "/proc: is the root of a file system. Give a folder in it."),
         ("o" * 250, "can't be made (File name too long)"),
         ("a\0b", "contains NUL"),
         (os.fsdecode(b"a\xffb"), "not UTF-8"),
