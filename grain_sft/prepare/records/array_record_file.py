@@ -44,6 +44,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
       least: Least number of decompressed bytes in a part. The last part may have fewer.
       read: Function that is called as the file is read.
     """
+    _footer.cache_clear()  # the file may replace another of the same size
     scanner = Scanner(path, size, least, read)
     footer_offset = _footer_offset(path, size)
     chunks: list[int] = []  # number of records of each chunk

@@ -99,6 +99,16 @@ def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
             read(path)
 
 
+def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path):
+    """The size of a file is a multiple of 64 KiB. The second file was read with the footer of the first, and refused."""
+    url = "gs://bucket/replaced.array_record"
+    for count, group in ((6, 2), (9, 3)):
+        records = [f"{count} {number}".encode() for number in range(count)]
+        path = array_record(tmp_path / "a", records, f"group_size:{group},uncompressed")
+        client.pipe_file(url, path.read_bytes())
+        assert read(url) == [{"text": record.decode()} for record in records]
+
+
 def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, many_units, monkeypatch):
     draw = random.Random(4)
     expected = [{"text": text} for text in texts(draw, 60)]
