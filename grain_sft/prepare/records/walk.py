@@ -44,7 +44,8 @@ def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
     A folder means the files of records below it or, if there are none, its texts. Left out are folders whose names begin with
-    a point or an underscore, prepared corpora below the folder, their rejected records, and metadata and caches of datasets.
+    a point or an underscore, prepared corpora below the folder, their rejected records, metadata and caches of datasets, and
+    metadata of macOS (`._NAME`).
 
     Raises:
       CorpusFileError: There is no such file. A folder has several splits of a dataset. Links lead to one folder twice.
@@ -79,7 +80,8 @@ def _files_of(folder: str) -> Sequence[str]:
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
-    candidates = sorted(path for path in below if not is_prepared(path))
+    # next to `x.jsonl`, archives made on macOS have metadata named `._x.jsonl`
+    candidates = sorted(path for path in below if not is_prepared(path) and not files.name_of(path).startswith("._"))
     paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or is_array_record(path)])
     if not paths:
         paths = [path for path in candidates if is_text(path)]

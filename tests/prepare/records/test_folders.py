@@ -29,7 +29,7 @@ TREE = [
 ]
 LEFT = [
     "readme.md", "notes.txt", "a/b.py", ".git/x.json", "a/_temporary/x.jsonl", "x.array_record.md5",
-    "a.parquet.crc",
+    "a.parquet.crc", "a/._x.jsonl",
 ]  # fmt: skip
 
 
