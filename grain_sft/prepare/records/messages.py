@@ -111,7 +111,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
             raise RecordError(f"{where}.name: {found(entry, 'name')}; expected the name of the tool that is called.")
         if not isinstance(extra.setdefault("arguments", {}), dict):
             raise RecordError(f"{where}.arguments: {kind(extra['arguments'])}; expected an object.")
-        if "content" not in entry:
+        if content is None:
             return ""
     if role == "toolresult" and "content" in entry and not isinstance(content, str):
         check_json(content, f"{where}.content")
@@ -167,11 +167,12 @@ def optional_text(record: Record, key: str) -> str | None:
 def weight_of(entry: Record, where: str) -> float | None:
     """Return the weight of a message, from 0 to 1e30; None if the message has none. Weight true is 1, false is 0.
 
-    A message without a weight, but with a boolean under a key such as "train", is refused: that mask would be ignored.
+    A message without a weight, but with true, false, 1 or 0 under a key such as "train", is refused: its mask would be
+    ignored.
     """
     weight = entry.get("weight")
     if weight is None:
-        if key := next((key for key in _MASKS if isinstance(entry.get(key), bool)), None):
+        if key := next((key for key in _MASKS if entry.get(key) in (0, 1)), None):
             raise RecordError(
                 f"{where}.{key}: {kind(entry[key])}; a mask of this name is not read. Map it to the weight, as in --schema "
                 f"chat:weight={key}, or remove it."
