@@ -178,7 +178,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     bounds = np.append(starts, num_tokens)
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():
-        i = int(np.flatnonzero(wrong)[0])
+        i = min(int(np.flatnonzero(wrong)[0]), len(starts) - 1)  # the last bound is `num_tokens`, not a start
         raise CorpusError(f"{path}: start {i} is {bounds[i]}; expected starts from 0, ascending, below {num_tokens}.")
     return starts, np.diff(bounds)
 
