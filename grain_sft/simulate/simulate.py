@@ -224,11 +224,12 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
     """Return the requests of all hosts for the batches that are kept ready, and the bucket's time for them."""
     conditions = totals.conditions
-    asked = {name: sum(totals.per_step[name][: conditions.prefetch]) for name in ("requests", "received")}
+    batches = min(conditions.prefetch, len(totals.per_step["requests"]))
+    asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
     if real is not None:
         asked = {name: count + real.fit.opening[name] * hosts for name, count in asked.items()}
     bucket_s = conditions.bucket_seconds(**asked)
-    return {"batches": conditions.prefetch, "requests": asked["requests"], "bucket_s": bucket_s}
+    return {"batches": batches, "requests": asked["requests"], "bucket_s": bucket_s}
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def test_rows_are_those_of_all_hosts_counted_one_by_one(chats, write_tokens, kin
     corpus = mixture(chats, write_tokens) if kind == "mixture" else chats
     layout = {"kind": "windows" if kind == "mixture" else kind, "sequence_length": 256}
     pipeline, steps = load(config_of(corpus, layout, 16)), range(1, 9)
-    found = simulate(pipeline, hosts, steps, Conditions(step_ms=10), as_bucket=True)
+    found = simulate(pipeline, hosts, steps, Conditions(step_ms=10, prefetch=20), as_bucket=True)
+    assert found["first_batches"]["batches"] == 8  # there are no more steps
     read = [pipeline.replace(host=Host(host, hosts)).sampler.rows(step) for step in steps for host in range(hosts)]
     rows, counts = np.unique(np.concatenate(read), return_counts=True)
     expected = {"rows_read": counts.sum(), "slots": 16 * 8, "distinct": len(rows), "most_often": counts.max()}
