@@ -80,9 +80,10 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
     """Import a module for a feature that needs the optional `package`, or raise a MissingExtraError that names the extra."""
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError.of(feature, package, extra) from error
     except ImportError as error:
+        # `module` or a package that it is in is missing, not one of its dependencies
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise MissingExtraError.of(feature, package, extra) from error
         raise MissingExtraError(
             f"{feature} needs {package}, which fails to import ({error}). Install it again with its dependencies: "
             f"`{install_command(extra)}` in the checkout of grain_sft."

@@ -26,6 +26,9 @@ def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(errors.MissingExtraError, match=r"which fails to import .*nothing_of_that_name"):
         errors.import_extra("broken_here", "reading Parquet", "broken_here", "parquet")
+    (tmp_path / "lacks_one.py").write_text("import nothing_of_that_name")
+    with pytest.raises(errors.MissingExtraError, match=r"which fails to import .*nothing_of_that_name"):
+        errors.import_extra("lacks_one", "reading Parquet", "lacks_one", "parquet")
 
 
 @pytest.mark.parametrize("make", [lambda: Host("0", 2), lambda: Host(0.5, 2), lambda: NgramFilter(max_period=5.7)])
