@@ -6,6 +6,7 @@ import json
 import sys
 import types
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from batches import load, sections, write_config
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
-from grain_sft import GrainSftError
+from grain_sft import GrainSftError, Pipeline
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import Block
@@ -150,10 +151,16 @@ def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_a
         check(maxtext_config(), staged(layout={"sequence_length": 4}))
 
 
+class Lengths(grain.transforms.Map):
+    def map(self, element):
+        return {**element, "length": (element["inputs"] > 0).sum(axis=-1)}  # one value for each row
+
+
 def test_data_that_end_early_are_refused_and_a_step_of_tunix_takes_micro_batches(config):
     assert [TRAINERS[name].step_after(4) for name in ("pre_train", "sft")] == [5, 4]
     finite = load(changed(config, epochs=1))  # 2 batches of 4 rows
     check(maxtext_config(), finite)
+    check(maxtext_config(), Pipeline(finite.source, finite.sampler, [*finite.transforms, Lengths()]))
     with refused(r"here: the data end after 2 steps, .* steps is 3; .* Set steps=2"):
         check(maxtext_config(steps=3), finite)
     keys = {"gradient_accumulation_steps": 2, "global_batch_size_to_train_on": 8, "steps": 1}

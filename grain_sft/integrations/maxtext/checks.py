@@ -134,8 +134,9 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the row length of each array of a batch, by key."""
-    return {key: array.shape[1] for key, array in pipeline.read(pipeline.first_step, np.zeros(0, np.int64)).items()}
+    """Return the row length of each array of a batch, by key. Arrays of one value for each row have none."""
+    batch = pipeline.read(pipeline.first_step, np.zeros(0, np.int64))
+    return {key: array.shape[1] for key, array in batch.items() if array.ndim > 1}
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
