@@ -56,7 +56,8 @@ def supervised_ratio(corpus: Corpus) -> float:
     num_tokens = int(length.sum())
     if not num_tokens:
         raise CorpusError(
-            f"{corpus.shards[0].path}: its documents have no tokens, so the share that takes loss is undefined."
+            f"{corpus.shards[0].path}: no document has a token, so the share that takes loss is undefined. "
+            "Is its eos_token_id right?"
         )
     if corpus.has_loss:
         supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())

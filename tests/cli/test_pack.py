@@ -16,6 +16,12 @@ from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_r
 LENGTH = 64
 
 
+def test_a_corpus_without_documents_is_asked_for_its_eos(tmp_path, failure):
+    np.full(4000, 5, np.uint16).tofile(tmp_path / "a.bin")
+    words = ("pack", tmp_path / "a.bin", "--dtype", "uint16", "--eos-token-id", 0, "--sequence-length", LENGTH)
+    assert "no document has a token" in (error := failure(*words)[1]) and "Is its eos_token_id right?" in error
+
+
 @pytest.fixture
 def chats(tmp_path):
     return write_episodes(tmp_path / "chats", documents(200, longest=90))
@@ -126,7 +132,7 @@ def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed):
         ("--sequence-length 64 --algorithm multipack --max-segments 2", 1, "can't limit the documents of a row"),
         ("--sequence-length 64 --algorithm multipack --batch-rows 9000", 1, "leaves no row"),
         ("--sequence-length 64 --format primer", 1, "is not of the format primer"),
-        ("--sequence-length 64 --algorithm multipack --materialize=", 1, "output: is an empty path"),
+        ("--sequence-length 64 --algorithm multipack --materialize=", 1, "the output is an empty name"),
         ("", 2, "--sequence-length"),
         ("--sequence-length 0", 2, "--sequence-length"),
         ("--sequence-length 8 --algorithm best", 2, "--algorithm"),
