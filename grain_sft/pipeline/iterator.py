@@ -104,12 +104,12 @@ class PipelineIterator(StepIterator[Element]):
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
         step = checked_step(self.pipeline, state[_STEP])
-        check_same_changes("amendment", state.get(_AMENDMENTS, []), [*map(str, self.pipeline.amendments)], step)
-        check_same_changes("later stage", state.get(_STAGES, []), self.pipeline.later_stages, step)
+        check_same_changes("amendment", state.get(_AMENDMENTS) or [], [*map(str, self.pipeline.amendments)], step)
+        check_same_changes("later stage", state.get(_STAGES) or [], self.pipeline.later_stages, step)
         self._go_to(step)
 
     def _get_next_index(self) -> int:
         return self.next_step
 
     def _set_next_index(self, index: int) -> None:
-        self.set_state({_STEP: index})
+        self._go_to(checked_step(self.pipeline, index))
