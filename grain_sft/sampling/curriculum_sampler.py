@@ -79,7 +79,7 @@ class CurriculumSampler(EpochSampler):
         if (rows < 0).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
-        source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
+        source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
         self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
         self._rows_before_bucket = np.cumsum(rows) - rows
         self._rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)

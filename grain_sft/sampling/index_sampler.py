@@ -73,7 +73,7 @@ class IndexSampler(EpochSampler):
         start: tuple[int, int] = (0, 0),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs, chunk_size=chunk_size, start=start)
+        source = SourceOrder(num_instances, seed, order, shuffle, epochs, chunk_size=chunk_size, start=start)
         self.num_instances, self.seed, self.chunk_size = source.num_instances, source.seed, source.chunk_size
         self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
         self.costs = costs

@@ -53,6 +53,9 @@ class SourceOrder:
             bounds["epochs"] = 1
         for name, least in bounds.items():
             object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
+        if self.shuffle not in (False, True):
+            raise SamplerError(f"shuffle={self.shuffle!r}: expected True or False.")
+        object.__setattr__(self, "shuffle", bool(self.shuffle))
         if self.on_exhausted not in (None, "stop", "renormalize", "fail"):
             raise SamplerError(f"on_exhausted={self.on_exhausted!r}: a source takes stop, renormalize or fail.")
         if self.on_exhausted is not None and self.epochs is None:

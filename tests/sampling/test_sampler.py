@@ -133,6 +133,8 @@ def test_reading_ahead_never_fails_for_an_epoch_that_was_not_requested(last_batc
 def test_shuffle_false_reads_rows_as_they_are_numbered():
     assert sampler(20, 4, "olmo", Host(1, 2), shuffle=False).rows(2).tolist() == [9, 11]
     assert sampler(20, 4, "maxtext", Host(1, 2), shuffle=False).rows(2).tolist() == [14, 15]
+    with pytest.raises(SamplerError, match="shuffle='false': expected True or False"):
+        sampler(20, 4, "olmo", shuffle="false")
     unused = {"seed": 1 << 40, "shuffle": False}  # beyond what the order takes
     assert sampler(5, 4, "episode", Host(1, 2), last_batch="run_on", **unused).rows(1).tolist() == [0, 2]
 
