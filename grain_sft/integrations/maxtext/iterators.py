@@ -118,13 +118,14 @@ def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. It ends after one epoch (`epochs: 1`), with a filled last batch
     (`last_batch: fill`).
 
-    A config's own `epochs` or `last_batch` stays. A mixture, or an order that runs on across epochs, is left as it is.
+    A config's own `epochs` or `last_batch` stays. A mixture, an order that runs on across epochs, or a config whose
+    corpus or sampler is in its stages alone, is left as it is.
     """
     _, sections = read_config(where)
-    sampler = sections["sampler"]
-    has_no_last_batch = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]
+    sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})
+    is_left = not sampler or not corpus or "mixture" in corpus or ORDERS[sampler.get("order", "shuffle")].runs_on
     added = {key: value for key, value in {"epochs": 1, "last_batch": "fill"}.items() if key not in sampler}
-    if has_no_last_batch or not added:
+    if is_left or not added:
         return load(where, host=Host(0, 1))
     with naming(f"{where} (with {added} for evaluation)"):
         return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))
