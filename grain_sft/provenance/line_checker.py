@@ -111,14 +111,16 @@ class LineChecker:
 
     def _check_entry_number(self, fields: Mapping[str, str]) -> None:
         """Check that the field `entry` is the number of the line. After a missing or an added line, accept shifted numbers."""
-        shift = natural_number(fields.get("entry")) - self._line
+        number = natural_number(fields.get("entry"))
+        shift = number - self._line
         if shift in self._shifts:
             self._shifts = {shift}
         elif "chain" not in fields:  # lines with a `chain` are of an older log, which does not count unfinished lines
             expected = f"expected {self._line + min(self._shifts)}"
             reason = "A line before it is missing, or it was changed, added or moved."
             self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
-            self._shifts = self._shifts | {shift}
+            if number >= 0:
+                self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
         """Report the amendments and stages of `pipeline` that were added after the delivery of a step that they change."""
