@@ -40,6 +40,7 @@ class PairsLayout(Layout):
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
         longest = as_sequence_length(sequence_length)  # of a prompt with one response; a row has both responses
+        as_integer("sequence_length", longest, 2, LayoutError)
         self.corpus = corpus
         self.prompt_length = (
             longest // 2 if prompt_length is None else as_integer("prompt_length", prompt_length, 1, LayoutError)

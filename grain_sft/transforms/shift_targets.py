@@ -48,7 +48,7 @@ class ShiftTargets(Map):
         targets[..., -1] = 0
         flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
-        takes_loss[:-1] &= element["loss_mask"].reshape(-1)[1:]
+        np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])
         segmentation = self._arrays.empty(segments.shape, np.int32)
         segmentation[...] = takes_loss.reshape(segments.shape)  # a product with a bool array casts in small buffers
         segmentation *= segments

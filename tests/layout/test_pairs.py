@@ -94,6 +94,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     ):
         with pytest.raises(GrainSftError, match=message):
             PairsLayout(corpus, 48, **options)
+    with pytest.raises(GrainSftError, match="sequence_length=1: expected an integer, 2 or more"):
+        PairsLayout(corpus, 1)
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
     with pytest.raises(GrainSftError, match="its documents are not preference pairs"):
         PairsLayout(open_corpus(tmp_path / "a.npy", dtype="uint32", eos_token_id=2), 48)

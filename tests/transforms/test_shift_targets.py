@@ -30,6 +30,12 @@ def test_loss_is_taken_on_targets_of_the_same_segment_that_are_not_masked():
     assert batch["targets_weights"].tolist() == [0, 3, 4, 0, 0, 7, 0, 0]
 
 
+def test_a_loss_mask_of_integers_is_a_mask():
+    row = packed_row()
+    expected = ShiftTargets().map(row)["targets_segmentation"].tolist()
+    assert ShiftTargets().map({**row, "loss_mask": row["loss_mask"] * 2})["targets_segmentation"].tolist() == expected
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int32])
 def test_every_token_width_becomes_int32(dtype):
     row = {**packed_row(), "tokens": np.arange(8, dtype=dtype)}
