@@ -108,7 +108,7 @@ def _renamed(section: Any, where: str) -> Any:
     for key, value in section.items():
         new = FORMER_KEYS.get(key, key)
         if new != key:
-            warnings.warn(f"{where}: {key} is now {new}.", DeprecationWarning, stacklevel=4)
+            warnings.warn(f"{where}: {key} is now {new}.", FutureWarning, stacklevel=4)
             if new in section:
                 raise ConfigError(f"{where}: {key} and {new}, its new name, are both given. Remove {key}.")
         if key == "mixture" and isinstance(value, Mapping):

@@ -100,7 +100,7 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(own, Mapping) or not replacing_keys & own.keys():
             hint = f" Add it, or {section}.{min(replacing_keys)}."
             if key == DATASET_DIR:
-                hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
+                hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
     # In such an order, and in a mixture, a batch may have rows of two epochs, even with the default `last_batch`, "drop".

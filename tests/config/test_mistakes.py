@@ -95,7 +95,7 @@ def test_a_former_key_is_renamed_except_as_the_name_of_a_source(config):
     sampler = {key: value for key, value in config["sampler"].items() if key != "epochs"}
     mixture = {**config, "corpus": {"mixture": {"when_dry": {**config["corpus"], "weight": 1}}}, "sampler": sampler}
     assert list(load(mixture).source.layout.parts) == ["when_dry"]
-    with pytest.warns(DeprecationWarning, match="when_dry is now on_exhausted"):
+    with pytest.warns(FutureWarning, match="when_dry is now on_exhausted"):
         message = error_of(put(put(mixture, "sampler.when_dry", "stop"), "sampler.on_exhausted", "stop"))
     assert message == "config: when_dry and on_exhausted, its new name, are both given. Remove when_dry."
 
