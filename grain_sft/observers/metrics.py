@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.errors import import_extra
+from grain_sft.arguments import as_integer
+from grain_sft.errors import PipelineError, import_extra
 from grain_sft.pipeline import MOST_UNCOUNTED, Arrival, Observer, count_batches, standing_observers
 from grain_sft.storage import activity
 
@@ -164,7 +165,10 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     Raises:
       MissingExtraError: prometheus_client is not installed.
       OSError: The port is taken.
+      PipelineError: `port` is not a port.
     """
+    if as_integer("port", port, 0, PipelineError) > 65535:
+        raise PipelineError(f"port={port}: expected 0 to 65535.")
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()
     registry = prometheus_client.REGISTRY

@@ -17,6 +17,7 @@ from absl import logging as absl_logging
 from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
 from grain_sft import Pipeline
+from grain_sft.errors import PipelineError
 from grain_sft.observers import OBSERVERS, Observer, metrics
 from grain_sft.pipeline import MOST_UNCOUNTED, counts
 from grain_sft.storage import activity
@@ -116,6 +117,12 @@ def test_a_server_of_metrics_serves_ours_and_grains(folder):
     found = re.search(r"^grain_sft_rows_total ([\d.e+]+)$", text, re.MULTILINE)
     assert found and float(found.group(1)) == counted("rows_total") >= BATCH
     assert "grain_python_dataset_prefetch_buffer_ready_count" in text
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "9431"])
+def test_what_is_not_a_port_is_refused(port):
+    with pytest.raises(PipelineError, match=f"port={port!r}: expected "):
+        metrics.start_server(port)
 
 
 def test_a_forked_child_leaves_to_its_parent_what_is_not_counted_yet():
