@@ -89,13 +89,12 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
-    occurrences = [lines.step, lines.row]
+    occurrences, counted = [lines.step, lines.row], "rows"
     if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
-        occurrences.append(lines.segment)
+        occurrences, counted = [*occurrences, lines.segment], "segments"
     num_occurrences = len({*zip(*(column.tolist() for column in occurrences), strict=True)})
-    answer = (
-        f"seen {num_occurrences} times" if num_occurrences else "never seen: in no row, or not in the steps searched"
-    )
+    seen = f"seen {num_occurrences} times" if len(documents) == 1 else f"seen in {num_occurrences} {counted}"
+    answer = seen if num_occurrences else "never seen: in no row, or not in the steps searched"
     if len(documents) != 1:
         answer = f"{len(documents)} documents, {answer}" if documents else "no document"
     return f"{question}{of_host}: {answer}", iter([lines])
@@ -106,9 +105,10 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
     run = pipeline.documents
     documents: list[int] = []
     if options.document is not None:
-        for name, number in options.document:
+        asked = dict.fromkeys(options.document)  # each once
+        for name, number in asked:
             documents += provenance.numbers_of_document(run, name, number).tolist()
-        given = [f"{name}:{number}" if name else str(number) for name, number in options.document]
+        given = [f"{name}:{number}" if name else str(number) for name, number in asked]
         return documents, f"document {', '.join(given)}"
     failed: list[tuple[str, CorpusError]] = []
     parts = list(run.parts)
@@ -154,6 +154,8 @@ def _columns(part: Trace, kind: str) -> dict[str, Any]:
 def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
     """Yield one table of the tokens and documents of all parts by source. Printed as a table, it ends with the totals."""
     columns = provenance.summarize(parts)
-    if kind == "table" and len(columns["source"]) != 1:
-        columns = {name: [*column, "all" if name == "source" else sum(column)] for name, column in columns.items()}
+    if kind == "table":
+        if len(columns["source"]) != 1:
+            columns = {name: [*column, "all" if name == "source" else sum(column)] for name, column in columns.items()}
+        columns["documents"] = [count or -1 for count in columns["documents"]]  # -1, for unknown, is printed as "-"
     yield columns

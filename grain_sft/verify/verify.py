@@ -46,13 +46,19 @@ def verify(
       Report of the findings. If the corpus or the config can't be opened, the report says so.
 
     Raises:
-      CorpusError: `what` is unknown, or `corpus`, `receipt`, `host` or `options` do not apply to it.
+      CorpusError: `what` is unknown, or `vocab_size`, `corpus`, `receipt`, `host` or `options` do not apply to it.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
     if kind not in KINDS:
         raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
-    for name, given, used_by in (("corpus", corpus, "plan"), ("receipt", receipt, "config"), ("host", host, "config")):
+    with_vocabulary = "corpus" if kind == "plan" else kind  # a plan has none
+    for name, given, used_by in (
+        ("corpus", corpus, "plan"),
+        ("receipt", receipt, "config"),
+        ("host", host, "config"),
+        ("vocab_size", vocab_size, with_vocabulary),
+    ):
         if given is not None and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
             raise CorpusError(f"{path} is taken as a {kind}, but {name} is for a {used_by}. {fix}.")

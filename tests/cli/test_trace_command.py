@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from batches import load, sections, write_config
 from sft_files import documents, write_olmo
@@ -89,6 +90,8 @@ def test_host_and_counting_can_be_narrowed(config, pipeline, capsys):
 def test_documents_and_when_they_were_seen(config, pipeline, capsys):
     head, lines = read_csv(run(capsys, config, "--document", 7, "--document", 30, "--format", "csv"))
     assert lines == lines_of(find_document(pipeline, [7, 30])) and "2 documents, seen" in head
+    twice = run(capsys, config, "--document", 7, "--document", 7, "--format", "csv")
+    assert " document 7: seen " in twice and read_csv(twice)[1] == lines_of(find_document(pipeline, 7))
     first = lines_of(find_document(pipeline, 7, epochs=1))
     assert read_csv(run(capsys, config, "--document", 7, "--epochs", 1, "--format", "csv"))[1] == first
 
@@ -104,6 +107,14 @@ def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
     assert [line.pop("checkpoint") for line in lines] == [f"step{step}" for step in expected["step"]]
     assert [list(line.values()) for line in lines] == [list(line) for line in zip(*expected.values(), strict=True)]
     assert run(capsys, config, "--checkpoints").splitlines()[-1].split()[0] == f"step{len(pipeline)}"
+
+
+def test_documents_that_share_windows_are_in_segments_and_not_counted(tmp_path, capsys):
+    (np.arange(640) % 16).astype("<u2").tofile(tmp_path / "a.npy")
+    corpus = {"path": str(tmp_path / "a.npy"), "dtype": "uint16", "eos_token_id": 5}
+    path = write_config(tmp_path / "windows.json", sections(None, 64, corpus=corpus, layout="windows", order="shuffle"))
+    assert "document 0, 1: 2 documents, seen in " in run(capsys, path, "--document", 0, "--document", 1, "--epochs", 1)
+    assert run(capsys, path, "--steps", "0:2", "--summary").splitlines()[-1].split()[1] == "-"
 
 
 ERRORS = {

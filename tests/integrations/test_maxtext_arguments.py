@@ -79,12 +79,6 @@ def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_
     for path, expected in ((config, (1, "fill", 2)), (other, (3, "drop", 6))):
         pipeline = maxtext.load_evaluation(str(path))
         assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == expected
-    stated = json.loads(config.read_text())
-    for name in ("corpus", "sampler"):
-        common = {key: section for key, section in stated.items() if key != name}
-        stages = [{name: stated[name], "steps": steps} for steps in (1, 2)]
-        staged = write_config(config.with_name("staged.json"), {**common, "stages": stages})
-        assert len(maxtext.load_evaluation(str(staged))) == 3
 
 
 def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):

@@ -229,3 +229,5 @@ def test_what_it_is_is_told_by_name_and_content(tmp_path, config):
     assert not verify(tmp_path / "odd.json").sound
     with pytest.raises(CorpusError, match="expected one of corpus, plan, config"):
         verify(root, what="thing")
+    with pytest.raises(CorpusError, match="is taken as a plan, but vocab_size is for a corpus"):
+        verify(root, what="plan", vocab_size=5)
