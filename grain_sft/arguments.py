@@ -16,11 +16,11 @@ MOST_TOKENS = 2**31 - 1
 """Maximum number of tokens in a row: positions are int32."""
 
 
-def as_sequence_length(value: object) -> int:
+def as_sequence_length(value: object, name: str = "sequence_length") -> int:
     """Return `value` as the number of tokens in a row; raise a `LayoutError` unless it is from 1 to `MOST_TOKENS`."""
-    length = as_integer("sequence_length", value, 1, LayoutError)
+    length = as_integer(name, value, 1, LayoutError)
     if length > MOST_TOKENS:
-        raise LayoutError(f"sequence_length={length}: positions are int32; expected less than 2**31.")
+        raise LayoutError(f"{name}={length}: positions are int32; expected less than 2**31.")
     return length
 
 

@@ -97,6 +97,7 @@ WRONG_PIECES = [
     ({"segment": 0, "position": 0}, "skips a segment"),
     ({"row": 3}, "is of another row"),
     ({"start": 1.5}, "Expected int64 columns of one length"),
+    ({"start": np.zeros(1, np.int64)}, "Expected int64 columns of one length"),
     ({"document": 0}, "names a document, but `follows_documents` is not set"),
 ]
 
@@ -107,7 +108,8 @@ def test_rows_that_cannot_be_read_as_stated_are_refused(tmp_path, changed, messa
 
     class Wrong(OverlappingWindows):
         def pieces(self, rows):
-            return super().pieces(rows)._replace(**{name: np.full(len(rows), each) for name, each in changed.items()})
+            columns = {name: each if np.ndim(each) else np.full(len(rows), each) for name, each in changed.items()}
+            return super().pieces(rows)._replace(**columns)
 
     with pytest.raises(LayoutError, match=rf"Wrong\.pieces: .*{message}"):
         NpyDataSource(Wrong(corpus_of(tmp_path), LENGTH)).read([0, 1])

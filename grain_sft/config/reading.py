@@ -89,6 +89,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:
         stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
+        json.dumps(stated, default=repr, skipkeys=True)  # a ValueError if a YAML alias is part of what it refers to
     except _RefusedError as error:
         raise ConfigError(f"{path}: line {error}") from None
     # PyYAML raises more than YAMLError: ValueError for 2024-13-01, LookupError and AttributeError for odd scalars.
@@ -104,7 +105,7 @@ def _load_json(text: str) -> Any:
     """Return the value of JSON. Refuse a repeated key: JSON is also YAML, in which `_Loader` finds such a key and its line."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):  # JSON that PyYAML can't parse is not checked
-        yaml.compose(text.replace("\t", " "), _Loader)
+        yaml.compose(re.sub("[\t\x7f-\x9f]", " ", text), _Loader)  # PyYAML refuses these characters, or most of them
     return value
 
 

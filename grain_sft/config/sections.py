@@ -75,7 +75,7 @@ class LayoutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     kind: Annotated[str, LAYOUTS]
-    sequence_length: int
+    sequence_length: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -116,7 +116,7 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
         check_layout({**layout, **own}, f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
-        if "max_epochs" in source and "epochs" in own_sampler:
+        if None not in (source.get("max_epochs"), own_sampler.get("epochs")):
             raise ConfigError(f"{where}.sampler.epochs: max_epochs is the same. Give one of the two.")
 
 
@@ -156,7 +156,7 @@ def _check_batch_tokens(section: Mapping[str, Any], length: int | None, where: s
     if tokens is None or length is None:
         return
     found = f"{where}.global_batch_tokens is {tokens}"
-    if length < 1 or tokens < length:
+    if tokens < length:
         raise ConfigError(f"{found}, less than one row of layout.sequence_length={length}. Give {length} or more.")
     rows, remainder = divmod(tokens, length)
     if remainder:

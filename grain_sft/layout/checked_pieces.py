@@ -21,6 +21,8 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
     try:
         int64s = [None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns]
         pieces = Pieces._make(int64s)
+        if len(lengths := {len(column) for column in int64s if column is not None}) > 1:
+            raise ValueError(f"columns of lengths {sorted(lengths)}")
         faults = _faults(pieces, layout, rows)
     except (TypeError, ValueError, IndexError) as error:
         raise LayoutError(f"{method}: {error}. Expected int64 columns of one length.") from error

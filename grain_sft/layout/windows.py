@@ -32,8 +32,10 @@ class WindowLayout(Layout):
     def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
-        longest = self.sequence_length if max_target_sequence_length is None else max_target_sequence_length
-        self.max_target_sequence_length = as_sequence_length(longest)
+        name, longest = "max_target_sequence_length", max_target_sequence_length
+        if longest is None:
+            name, longest = "sequence_length", self.sequence_length
+        self.max_target_sequence_length = as_sequence_length(longest, name)
         self.chunk_size, remainder = divmod(self.max_target_sequence_length, self.sequence_length)
         if remainder:
             raise LayoutError(
@@ -47,7 +49,7 @@ class WindowLayout(Layout):
         self._starts = self._ends - self._counts
         if not self._counts.any():
             raise LayoutError(
-                f"sequence_length={self.max_target_sequence_length} leaves no row: the longest of {len(self._tokens)} shards "
+                f"{name}={self.max_target_sequence_length} leaves no row: the longest of {len(self._tokens)} shards "
                 f"has {self._tokens.max(initial=0)} tokens, and windows don't cross from one shard to the next."
             )
 
@@ -61,7 +63,7 @@ class WindowLayout(Layout):
         return Pieces(np.arange(len(rows)), np.zeros(len(rows), np.int64), shard, start, length)
 
     def left_out(self) -> list[LeftOut]:
-        shards = np.count_nonzero(self._tokens % self.sequence_length)
+        shards = np.count_nonzero(self._tokens % self.max_target_sequence_length)
         tokens = self.corpus.num_tokens - len(self) * self.sequence_length
         return [(f"ends of {shards:,} files that fill no row", None, tokens)]
 

@@ -148,6 +148,8 @@ def test_a_batch_in_tokens_is_whole_rows(config):
     for tokens, expected in ((7, "less than one row of"), (-8, "less than one row of"), (49, whole_rows)):
         message = error_of(put(config, "sampler.global_batch_tokens", tokens))
         assert f"global_batch_tokens is {tokens}, {expected}" in message
+    config = put(put(config, "sampler.global_batch_tokens", 8), "layout.sequence_length", 0)
+    assert "layout.sequence_length is 0; expected an integer (1 or more)" in error_of(config)
 
 
 def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats, tmp_path):

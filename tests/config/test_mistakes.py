@@ -30,7 +30,7 @@ from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, Transfor
         ("corpus.remote", {"second": 7}, "corpus.remote: unknown key 'second'"),
         ("corpus.remote", {"cache": {"folder": "kept"}}, "corpus.remote.cache lacks the key 'max_bytes'"),
         ("layout.kind", "window", "layout.kind is 'window'; expected one of windows, "),
-        ("layout.sequence_length", 0, "sequence_length=0: expected an integer, 1 or more"),
+        ("layout.sequence_length", 0, "layout.sequence_length is 0; expected an integer (1 or more)"),
         ("layout.sequence_length", 10_000, "leaves no row"),
         ("layout.ties", "stable", "max_target_sequence_length. Take it out, or write kind: packed."),
         ("sampler.seed", -1, "sampler.seed is -1; expected an integer (0 or more)"),
@@ -123,6 +123,7 @@ def test_without_an_eos_no_padding_is_made_of_it(config):
         ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
         ("a.json", '{\n\t"layout":{"kind":"windows",\n\t\t"kind":"a\\/b"}}', 3, "kind"),
         ("a.json", '{"transforms": [{"x": 1}, {"x": 1,\n "y": [[]],\n "\\u0078": 1}]}', 3, "x"),
+        ("a.json", '{"a": "\x7f", "seed": 1,\n "seed": 2}', 2, "seed"),
         ("a.yaml", "corpus: {path: a}\nlayout: {}\ncorpus: {}\n", 3, "corpus"),
         ("a.yaml", "sampler:\n  seed: 1\n  order: olmo\n  seed: 2\nsampler: {}\n", 4, "seed"),
         ("a.yaml", "transforms:\n- ngram_filter:\n    max_count: 1\n    'max_count': 2\n", 4, "max_count"),
@@ -132,6 +133,12 @@ def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path, name, tex
     path = tmp_path / name
     path.write_text(text)
     assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
+
+
+def test_an_alias_that_is_part_of_what_it_refers_to_is_an_error(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("corpus: &all\n  mixture: *all\n")
+    assert error_of(path) == f"{path}: not YAML: Circular reference detected"
 
 
 @pytest.mark.parametrize("place", ["layout.kind", "layout.algorithm", "sampler.order", "corpus.format"])

@@ -103,3 +103,12 @@ def test_integers_may_be_numpys_and_spans_are_plain_values():
     (span,) = layout.spans(np.int64(2))
     assert dataclasses.astuple(span) == (0, 8, 12, None) and hash(span) == hash(Span(0, 8, 12, None))
     assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
+
+
+def test_a_longest_length_is_named_and_its_windows_are_whole():
+    corpus = corpus_of([3 * 1024])
+    layout = WindowLayout(corpus, 1024, max_target_sequence_length=2048)
+    assert len(layout) == 2 and layout.left_out() == [("ends of 1 files that fill no row", None, 1024)]
+    for longest, problem in ((4096, "leaves no row"), (2**31, "positions are int32"), (0, "expected an integer")):
+        with pytest.raises(LayoutError, match=f"^max_target_sequence_length={longest}:? {problem}"):
+            WindowLayout(corpus, 1024, max_target_sequence_length=longest)

@@ -204,6 +204,8 @@ def test_receipts_contain_all_that_decides_a_mixture(folder):
     for source, weight in zip(config["corpus"]["mixture"].values(), (7, 2, 1), strict=True):
         source["weight"] = weight
     assert load(config).receipt.code == codes[0]
+    ending = put(put(config, "sampler.on_exhausted", "stop"), "corpus.mixture.web.sampler", {"epochs": 2})
+    assert load(put(ending, "corpus.mixture.web.max_epochs", None)).receipt == load(ending).receipt
 
 
 @pytest.mark.parametrize(
