@@ -114,8 +114,8 @@ class _IteratorWatch(_Watch):
         recent = list(activity.recent)
         if recent:
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
-        if stats.steps:
-            lines.append(f"before, the training loop took {_short(stats.elsewhere / stats.steps)} a step")
+        if stats.steps > 1:
+            lines.append(f"before, the training loop took {_short(stats.elsewhere / (stats.steps - 1))} a step")
         return lines
 
     def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
@@ -127,12 +127,13 @@ class _IteratorWatch(_Watch):
         # absl hides INFO unless its verbosity is raised
         log = logging.info if logging.level_info() else logging.warning
         if not steps:
-            log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
+            log("No step in %.0f s; the next one is %d.", seconds, iterator.next_step)
             return
         self._stats.longest = 0.0
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
-        training = _short((stats.elsewhere - before.elsewhere) / steps)
+        # before the first step of a run, the training loop took no time
+        training = _short((stats.elsewhere - before.elsewhere) / (steps if before.steps else max(1, steps - 1)))
         rates = f"{tokens / seconds:.0f} tokens/s, {steps / seconds:.2f} steps/s"
         waits = f"waited {waited} a step, {_short(stats.longest)} at most; the training loop took {training} a step"
         log("Steps %d to %d: %s; %s.", stats.next_step - steps, stats.next_step - 1, rates, waits)

@@ -55,12 +55,15 @@ class ObservedIterator(Protocol):
     Attributes:
       pipeline: Run of the batches.
       stats: Its `IteratorStats`: counts of delivered batches, and the step that `next` waits for.
+      next_step: Step whose batch `next` returns.
     """
 
     pipeline: Run
 
     @property
     def stats(self) -> Any: ...
+    @property
+    def next_step(self) -> int: ...
     def worker_pids(self) -> list[int] | None:
         """Return the ids of the worker processes, that of the next batch first; None without worker processes."""
 

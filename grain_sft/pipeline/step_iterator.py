@@ -181,6 +181,8 @@ class StepIterator(grain.DatasetIterator[T]):
         if self._closed:
             return
         with self._lock:
+            if self._closed:  # another thread closed it meanwhile
+                return
             self._closed = True
             self._position = self.next_step, {}
             self._stop()

@@ -161,3 +161,9 @@ def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch, hidden)
             next(batches)
             time.sleep(0.05)
     assert log.find(pattern)
+
+
+def test_a_summary_before_the_first_batch_has_the_step_of_the_start(folder, log, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.1")
+    with closing(make(folder, epochs=None).iter(start_step=1000, threads=0)):
+        assert log.wait(r"No step in \d+ s; the next one is 1000\.")

@@ -85,11 +85,11 @@ def train(arguments: Sequence[str], options: Options) -> None:
         needed = "it needs Python 3.12 and what docs/maxtext.md installs"
         raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
     originals = [(patched, dict(vars(patched))) for patched in (interface, module)]
-    interface.make_olmo_grain_train_iterator = run.make_training
-    interface.make_olmo_grain_eval_iterator = run.make_evaluation
-    trainer.check_first(module, run.check)
-    trainer.follow(module, run.follow)
     try:
+        interface.make_olmo_grain_train_iterator = run.make_training
+        interface.make_olmo_grain_eval_iterator = run.make_evaluation
+        trainer.check_first(module, run.check)
+        trainer.follow(module, run.follow)
         module.main([str(module.__file__), *arguments])  # MaxText finds the trainer's default config by this path
     finally:
         for patched, attributes in originals:  # undo the patches, for another run in this process
