@@ -1,4 +1,4 @@
-"""grain_sft: a step number goes in, this host's batch for a TPU comes out, and nothing else decides it."""
+"""Input pipeline for language models in JAX. The step number alone decides which batch comes next."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,10 @@ __all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", 
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or a submodule, on first access: Grain and JAX take seconds to import, and few commands need
-    them."""
+    """Import a public name, or any submodule, on first access.
+
+    Grain and JAX take seconds to import, and few commands need them.
+    """
     import importlib.util
 
     for module, names in _PLACES.items():

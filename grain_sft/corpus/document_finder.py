@@ -19,8 +19,8 @@ _CACHED_FROM = 1 << 23  # bytes of tokens; a scan of fewer takes milliseconds an
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    `content` and `tokens` are hashes of files, which this machine caches. If they are not cached, one pass over the files
-    computes the hashes and finds the documents, and `documents` returns them without a second pass.
+    `content` and `tokens` are made of hashes of files, and this machine caches the hashes. If a hash is not cached, one pass
+    over the files computes the hashes and finds the documents, and `documents` returns them without a second pass.
 
     Args:
       corpus: Corpus whose documents are found.
@@ -36,7 +36,7 @@ class DocumentFinder:
 
     @functools.cached_property
     def _hashes(self) -> list[str]:
-        """Hashes of the boundary files, or of each shard's tokens, from the cache if it has them."""
+        """Hash of each boundary file, or of each shard's tokens: from the cache, or else by `_hash_and_find`."""
         corpus = self.corpus
         if self._by_files:
             return content.hashes_of(boundary_files(corpus), self._hash_and_find)
@@ -83,6 +83,7 @@ class DocumentFinder:
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None
+            # if the hashes were cached, this pass may have read other bytes than those that were hashed
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(

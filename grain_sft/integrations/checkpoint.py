@@ -1,6 +1,7 @@
 """States of a run's data for checkpoints: the next step, and the receipt. A run on other data refuses the state.
 
-A state does not depend on the number of hosts."""
+A state does not depend on the number of hosts.
+"""
 
 import json
 from collections.abc import Mapping
@@ -65,15 +66,15 @@ class Stateful(StepIterator[Any]):
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`. If this raises an error of `resume_step`, the iterator stays at its step."""
+        """Continue at the step of `state`. If `resume_step` refuses `state`, raise its error and stay at the current step."""
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
 class CheckedIterator(Stateful, PipelineIterator):
     """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
 
-    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take this iterator, too. But they write a
-    file per process, so the number of processes must be the same when they restore.
+    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take this iterator, too. But they write
+    one file for each process, so a run must restore with the number of processes that it saved with.
 
     Args:
       pipeline: Run of this host.
@@ -154,9 +155,9 @@ class RunRecord:
         self.path = path
 
     def begin(self, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Check that the steps before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
+        """Check that the step before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
 
-        Records from `step` on are dropped.
+        A run that went back to `step` does the later steps again, so records that begin at `step` or later are dropped.
 
         Args:
           pipeline, step: Pipeline and next step of the run.
@@ -164,7 +165,7 @@ class RunRecord:
           write: Whether to write; only one process writes, and the others check.
 
         Raises:
-          PipelineError: The earlier steps were run on other data, or the file is not such a record.
+          PipelineError: The step before `step` used other data, or the file is not such a record.
           RowIndexError: `pipeline` does not have the step.
           StorageError, CorpusFileError: The file can't be written or read.
         """
@@ -173,6 +174,7 @@ class RunRecord:
         if runs:
             state = {**runs[-1], _STEP: step}
             resume_step(state, pipeline, allow_other_data=allow_other_data, holder=self.path)
+        # data may differ, and need a new record, although the check passed: an amendment that begins at `step` or later is new
         if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
             runs.append(data_state(pipeline, step))
         if write and runs != recorded:

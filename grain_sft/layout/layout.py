@@ -26,10 +26,10 @@ RECEIPT_VERSION = 2
 """Version of the content and method of receipt hashes; part of every hash."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
-"""Segments of a row, as `row_segments` returns them."""
+"""Segments of a row: their first tokens, their lengths, and where the row begins. See `FromPieces.row_segments`."""
 
 BEGIN_OF_ROW = (0, 0)
-"""Third item of the `RowSegments` of a whole row. Only rows of a `ColumnsLayout` may begin within a segment or after some."""
+"""Where a whole row begins: the third item of its `RowSegments`. Only a row of a `ColumnsLayout` can have another value."""
 
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
@@ -41,17 +41,19 @@ class FromPieces(Traits):
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
-    """Function of a row number that returns two lists with an entry for each segment of the row: its first token, counted
-    through the corpus, and its length. Sources use it instead of `pieces` if rows have few long segments. None if the layout
-    has only `pieces`.
+    """Function of a row number that returns the three items below. Sources use it instead of `pieces` if rows have few long
+    segments. None if the layout has only `pieces`.
 
-    The third item states where the row begins: how many segments of the whole row end before column 0, and the position of
-    column 0 in its segment. In columns of a row it is (1, 12) if column 0 is position 12 of segment 2. In a whole row it is
-    `BEGIN_OF_ROW`."""
+    1. The first token of each segment, counted through the corpus.
+    2. The length of each segment.
+    3. Where the row begins. If its columns are a part of a longer row (`ColumnsLayout`), the item has two numbers: how many
+       segments of the longer row end before column 0, and the position of column 0 in its segment. It is (1, 12) if column 0
+       is position 12 of segment 2. For a whole row, it is `BEGIN_OF_ROW`.
+    """
 
     @property
     def kind(self) -> str:
-        """Name of the layout in reports; `package.module:Name` for a class from another package."""
+        """Name of the layout in reports and receipts; by default, `package.module:Name`."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
     @property
@@ -91,11 +93,11 @@ class FromPieces(Traits):
         return costs
 
     def left_out(self) -> list[LeftOut]:
-        """Return the documents and tokens that no row holds, and the padding of the rows."""
+        """Return the documents and tokens that no row holds, and the padding of the rows; by default, only the padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
-        """Return the ascending numbers of the rows with a token of `documents`, int64 [n] in [0, num_documents).
+        """Return the ascending numbers of the rows with a token of `documents`, which are document numbers.
 
         Raises:
           RowIndexError: A number is not in [0, num_documents).
@@ -174,7 +176,7 @@ class Layout(FromPieces):
         if "pieces" not in vars(cls):
             return
         for name, default in vars(FromPieces).items():
-            is_of_python = name.startswith("__") and name != "__repr__"
+            is_of_python = name.startswith("__") and name != "__repr__"  # such as `__doc__`; `__repr__` states the rows
             if not is_of_python and name not in vars(cls):
                 setattr(cls, name, default)
         if not cls.__module__.startswith("grain_sft."):
@@ -236,7 +238,7 @@ class _TokensOf:
         start, length = start[length > 0], length[length > 0]
         order = np.argsort(start)  # some formats list documents in any order
         self._starts = start[order]
-        # Item n is the greatest end of the n documents that start first.
+        # item n is the greatest end of the first n documents in `_starts`
         self._ends = np.append(0, np.maximum.accumulate((start + length)[order]))
         self._shard_begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
 

@@ -37,7 +37,7 @@ class Fit:
       open_cpu_s: Processor seconds until the pipeline was opened.
       opening: Requests, received bytes and local bytes until the pipeline was opened.
       base_mb: Memory of a process without its batches and without the answers of the bucket.
-      batch_bytes: Bytes of the arrays that only one batch has. All batches share the others.
+      batch_bytes: Bytes of the arrays that each batch has for itself. Arrays that all batches share do not count.
     """
 
     request_ms: float
@@ -99,7 +99,7 @@ class Measured:
 def measure_processes(
     pipeline: Pipeline, config: str, hosts: int, steps: range, conditions: Conditions, count: int
 ) -> Measured:
-    """Measure `count` evenly spaced hosts over the first `MAX_STEPS` steps, and fit the model to them.
+    """Measure `count` evenly spaced hosts over the first `MAX_STEPS` of `steps`, and fit the model to them.
 
     Each host runs in its own process with empty caches, as on a new machine.
 
@@ -112,7 +112,7 @@ def measure_processes(
       count: Number of processes, 1 or more.
 
     Raises:
-      PipelineError: A process failed, or took more than an hour. The message has the last line that it printed.
+      PipelineError: A process failed, or took more than an hour. The message of a failure has the last line of stderr.
     """
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
@@ -142,7 +142,10 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with its caches in `folder`: of derived files and, if it has one, of shards."""
+    """Return the environment with the cache of derived files in `folder`, and the shard cache too, if the environment sets one.
+
+    A cache of derived files in a bucket stays.
+    """
     changed = dict(environment)
     if files.cache_url() is None:
         changed[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
@@ -173,8 +176,9 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
     """Return the fit of the model to the figures of one process.
 
-    The model with `request_ms` 0 predicts too short times of batches. The missing seconds, divided by the number of requests,
-    give `request_ms`. The model with this `request_ms` gives the time of the first batch, and the rest of start-up is `open_s`.
+    With `request_ms` 0, the model's batches take less time than the measured ones. The missing seconds of a batch, divided by
+    its number of requests, give `request_ms` (the median over the batches). The model with this `request_ms` gives the time of
+    the first batch, and the rest of start-up is `open_s`.
     """
     demand = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
     requests = demand.requests[:, 0]

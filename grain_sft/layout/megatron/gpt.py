@@ -186,19 +186,23 @@ class MegatronGptLayout(Layout):
         return pieces._replace(position=pieces.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return the columns [row, column, start, length, document] of the parts of documents in samples of a data set."""
+        """Return the columns [row, column, start, length, document] of the parts of documents in `samples` of a data set.
+
+        The stream of a data set is a list of entries, each of which is one unit (a document or a sequence, see `Recipe.make`).
+        """
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)
-        begin = samples * self._cut.length  # all begins and stops are counted through the stream
+        # begins and stops of samples, entries and pieces are token offsets in the stream
+        begin = samples * self._cut.length
         stop = np.minimum(begin + self.sequence_length, stream.ends[-1])
         first = stream.ends.searchsorted(begin, side="right")
         row, within = expand_counts(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
-        entry = first[row] + within
+        entry = first[row] + within  # entry of each piece
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
         piece_begin = np.maximum(begin[row], entry_begin)
         piece_stop = np.minimum(stop[row], stream.ends[entry])
-        # A unit is a document or a sequence; see `Recipe.make`. `order` counts units from the first of the data set.
+        # `order` has the unit of each entry, counted from the first unit of the data set
         unit = stream.order[entry] + np.int64(self._firsts[dataset])
         document = arrays["documents"][unit] if "documents" in arrays else unit
         start = arrays["starts"][unit] + piece_begin - entry_begin
@@ -235,6 +239,6 @@ class MegatronGptLayout(Layout):
         self._open()
 
     def __repr__(self) -> str:
-        """Return everything that decides the rows: Grain compares this text when it restores an iterator."""
+        """Return everything that decides the rows. Grain compares this text when it restores an iterator."""
         split = "" if self._recipe.split is None else f", split={self._recipe.split}"
         return f"MegatronGptLayout({self._recipe!r}, weights={self.corpus.weights}, rows={len(self)}{split})"

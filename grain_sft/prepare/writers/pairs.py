@@ -1,7 +1,7 @@
 """Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
-`pairs.idx` has four uint64 for each pair: the index of its first token, then the numbers of tokens of its prompt, chosen
-response and rejected response.
+`pairs.idx` has four uint64 for each pair: the index of its first token in the shard, then the lengths of its prompt,
+chosen response and rejected response. A pair's tokens follow each other in this order.
 """
 
 import numpy as np
@@ -20,9 +20,10 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def _columns(block: Block) -> tuple[Array, list[Array]]:
-    """Return the mask of the tokens, and three arrays [pairs]: numbers of tokens of prompts, chosen and rejected responses."""
+    """Return the mask of the tokens, and three arrays int64 [pairs]: lengths of prompts, chosen and rejected responses."""
     num_pairs = len(block.lengths)
-    pairs = np.arange(num_pairs).repeat(block.lengths)  # of each token
+    pairs = np.arange(num_pairs).repeat(block.lengths)  # pair of each token
+    # in blocks of pairs, a token's loss is the number of its part (`Format.of_pairs`)
     lengths = [np.bincount(pairs[block.loss == part], minlength=num_pairs) for part in (PROMPT, CHOSEN, REJECTED)]
     return (block.loss != 0).astype(np.uint8), lengths
 
