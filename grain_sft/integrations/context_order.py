@@ -6,7 +6,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 
 Columns = tuple[int, int]
-"""First column and the one after the last."""
+"""Range of columns: the first, and the one after the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,8 +14,9 @@ class ContextOrder:
     """Order of a row's columns in the global array.
 
     In the natural order, causal attention gives the devices with the beginning of a row less work than those with its end. The
-    load-balanced order of n shards cuts a row into 2n chunks, and shard k has chunks k and 2n - 1 - k: with 2 shards, the order
-    of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced` makes this order on TPUs (DUAL_CHUNK_SWAP).
+    load-balanced order divides a row among n shards of devices: it cuts the row into 2n chunks, and shard k has chunks k and
+    2n - 1 - k. With 2 shards, the order of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced` makes this order
+    on TPUs (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
@@ -40,7 +41,7 @@ class ContextOrder:
             raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change it, or sequence_length.")
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
-        """Return which columns of a row are at columns [start, stop) of the global array, as ranges in the array's order.
+        """Return the ranges of a row's columns that make the columns [start, stop) of the global array, in the array's order.
 
         With 2 shards, columns [0, 8) of the array of a row of 16 tokens are columns [0, 4) and [12, 16) of the row.
         """
@@ -48,11 +49,11 @@ class ContextOrder:
             return [(start, stop)]
         size = length // (2 * self.shards)
         ranges: list[Columns] = []
-        for number in range(start // size, -(-stop // size)):  # chunks of the array
-            chunk = number // 2 if number % 2 == 0 else 2 * self.shards - 1 - number // 2  # chunk of the row
-            shift = (chunk - number) * size
-            first = max(start, number * size) + shift
-            end = min(stop, (number + 1) * size) + shift
+        for place in range(start // size, -(-stop // size)):  # number of a chunk in the array
+            chunk = place // 2 if place % 2 == 0 else 2 * self.shards - 1 - place // 2  # its number in the row
+            shift = (chunk - place) * size
+            first = max(start, place * size) + shift
+            end = min(stop, (place + 1) * size) + shift
             if ranges and ranges[-1][1] == first:
                 ranges[-1] = ranges[-1][0], end
             else:

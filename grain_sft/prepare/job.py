@@ -1,6 +1,8 @@
-"""`Job`: a preparation after its inputs were scanned. It makes chunk files, a plan, the corpus's files, and the manifest.
+"""`Job`: a preparation after its inputs were scanned.
 
-Files are written atomically, so a job that was stopped continues with the first file that is missing.
+A job renders parts of the inputs to chunk files, tokens and losses of documents, and plans the corpus from them. Then the
+writer of the corpus's format writes its files, and the job ends with the manifest. Files are written atomically, so a job that
+was stopped continues with the missing files.
 """
 
 import collections
@@ -61,7 +63,7 @@ class Job(Renderer):
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """All that decides the output, as JSON, for comparison with later runs."""
+        """JSON of all that decides the output. The manifest records it, so a later run can find what changed."""
         files_of_inputs = [
             {"path": entry.path, "size": entry.size, "records": entry.records, "digest": entry.digest}
             for entry in self.inputs
@@ -75,7 +77,7 @@ class Job(Renderer):
             self.chunks.write(group, self.chunk(self.groups[group]))
 
     def plan(self) -> Plan:
-        """Return the plan of the corpus after all units are rendered. Raise a PrepareError if a split has no documents."""
+        """Return the plan of the corpus. All units must be rendered. Raise a PrepareError if a split has no documents."""
         documents = ChunkDocuments(self.chunks, self.headers)
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
@@ -133,14 +135,14 @@ class Job(Renderer):
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order. All units of a group are of one dataset."""
         dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
-        # number of the first group of each dataset, then the number of all groups
+        # groups are in the order of the datasets; the last entry, of no dataset, is the number of all groups
         first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
         first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
         return [np.arange(start, stop, dtype=dtype) for start, stop in itertools.pairwise(first_documents)]
 
     def _count(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
-        """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
+        """Return the statistics of the documents `ids`. A document that occurs twice in `ids` counts twice."""
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)
         for number, records in enumerate(self.chunks.records(documents.headers)):
@@ -159,7 +161,8 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return `steps` as a list. After each step add its `size` to `done`, and call `progress(what, done, total)`."""
+    """Return the list of `steps`, whose iteration does the work. After each step, add its `size` to `done`, and call
+    `progress(what, done, total)`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     finished = []

@@ -1,4 +1,4 @@
-"""Rules that put documents into the splits train and val, and order them. Each rule does what the tool of its format does."""
+"""Rules that divide documents into the splits train and val, and order them, as each format's own tool does."""
 
 import array
 import random
@@ -19,9 +19,10 @@ Splits = dict[str, Ids]
 
 
 def select(ids: Ids, amount: str) -> Ids:
-    """Return `amount` of a dataset, like open-instruct's `DatasetConfig.select_samples` (dataset_transformation.py).
+    """Return the documents that `amount`, a factor or a count as text, selects from a dataset.
 
-    With amount "2.5" that is the whole dataset twice, in order, then a random half of it.
+    Amount "2.5" selects the whole dataset twice, in order, then a random half of it. The choice is that of open-instruct's
+    `DatasetConfig.select_samples` (dataset_transformation.py).
     """
     value = parse_amount(amount)
     target = int(value * len(ids)) if isinstance(value, float) else value
@@ -35,10 +36,11 @@ def select(ids: Ids, amount: str) -> Ids:
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as open-instruct does: drop documents, then order the others like `datasets.Dataset.shuffle(seed)`, which is
-    numpy's `default_rng(seed).permutation`. The first share of that order is "val", which open-instruct itself lacks."""
+    """Order documents as open-instruct does: leave out those that are not kept, then order the others like
+    `datasets.Dataset.shuffle(seed)`, which is numpy's `default_rng(seed).permutation`. The first share of that order is "val".
+    open-instruct itself has no "val"."""
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
-    # only kept documents remain, so `kept[kept]` is true for all of them
+    # `ids[kept]` holds kept documents only; `kept[kept]` is as long, and all true
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
@@ -84,15 +86,15 @@ def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request,
 
     Args:
       ids: Numbers of the documents.
-      kept: Whether each document is kept.
+      kept: Whether each document of `ids` is kept.
       order: Permutation of the indices of `ids`. Its first share is "val".
       request: Request.
-      shuffled: Whether documents in a split have the order `order`. Otherwise they have the order of `ids`.
+      shuffled: Whether the documents of a split are in the order of `order`. Otherwise they are in the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
     splits: Splits = {}
     for name, part in parts.items():
         indices = part if shuffled else np.sort(part)
-        splits[name] = ids[indices[kept[indices]]]
+        splits[name] = ids[indices[kept[indices]]]  # numbers of those documents of the part that are kept
     return splits

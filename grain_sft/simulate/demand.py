@@ -17,7 +17,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of a gather that are requested together.
+    """Ranges that one gather, a group of reads that a batch makes at the same time, requests together.
 
     Attributes:
       gather: Gather that reads the ranges.
@@ -79,7 +79,7 @@ class Demand:
 
 
 class DemandModel:
-    """Model of the demand of some hosts, which walks through the steps and keeps what the hosts have cached and checked.
+    """Model of the demand of some hosts. It walks through the steps, and keeps which files each host has cached and checked.
 
     Without a shard cache, each piece of a row is one request. With a shard cache, each block that the cache lacks is one
     request. Before a host reads a file for the first time, it checks the file: it requests both ends of the file. If the index
@@ -89,7 +89,7 @@ class DemandModel:
       reads: Ranges of the rows.
       sampler: Sampler of the run with its number of hosts.
       conditions: Speeds of hosts and network.
-      hosts: Numbers of the hosts.
+      hosts: Numbers of the hosts, ascending.
 
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
@@ -119,7 +119,7 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
-            # number of turns of the threads until the first `prefetch` batches are made
+            # turns that make the run's first `prefetch` batches, see `_checking_reads`: 4 batches take 2 threads 2 turns
             turns = -(-self.conditions.prefetch // threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
@@ -139,7 +139,7 @@ class DemandModel:
         for number, ask in enumerate(asks):
             if number in from_caches:
                 requests, received = from_caches[number]
-                # a shard cache requests about `BATCH_BYTES` at once, so 3 times as many bytes take at least 3 rounds
+                # a shard cache fetches at most about `BATCH_BYTES` at a time: 3 times `BATCH_BYTES` take 3 rounds or more
                 min_rounds = -(-received // shard_cache.BATCH_BYTES)
             else:
                 requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
@@ -151,7 +151,7 @@ class DemandModel:
         return demand
 
     def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
-        """Return the checks and the ranges that one gather requests from the bucket.
+        """Return what one gather requests from the bucket: the ends of files that it checks, then the ranges that it reads.
 
         The gather's reads of local files, and its requests for the versions of files, are added to `demand` directly.
 
@@ -186,14 +186,14 @@ class DemandModel:
         """Return the cell and the file of each read that checks its file, sorted by cell and file.
 
         In the first `turns` turns of a run, the threads of a host make one batch each, at the same time. With 2 threads, turn 0
-        makes steps 0 and 1, and turn 1 makes steps 2 and 3. If steps 0 and 1 both read a new file, both check this file. In all
-        later steps, only the first step that reads a file checks this file.
+        makes steps 0 and 1, and turn 1 makes steps 2 and 3. If steps 0 and 1 both read a new file, both check this file. If a
+        file is first read after these turns, only the first step that reads it checks it.
         """
         checked = self._checked[number]
         num_files = checked.shape[1]
         cell, file = np.divmod(np.unique(cell * num_files + file), num_files)
         step, host = np.divmod(cell, len(self.hosts))
-        turn = np.minimum(step // self.conditions.threads, turns)  # all later steps have the turn `turns`
+        turn = np.minimum(step // self.conditions.threads, turns)  # all later steps count as turn `turns`
         _, first, inverse = np.unique(host * num_files + file, return_index=True, return_inverse=True)
         first_read = first[inverse]  # for each read, the index of the first one of the same file on the same host
         is_first = np.arange(len(cell)) == first_read

@@ -35,7 +35,7 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows. Every token outside them is padding, and none in them is. None if the reader did not compute
+      pieces: Pieces of the rows. Tokens in the pieces are no padding, all others are. None if the reader did not compute
         the pieces, or if documents in them were replaced by padding afterwards (`withdrawn.py`).
     """
 
@@ -52,11 +52,11 @@ class Arrays:
     """Thread-safe allocator of arrays. It reuses the memory of an array that nobody refers to any more, not even by a view.
 
     The first write to new memory of some hundred KB takes up to 10 times as long as a later one, since the system zeroes and
-    maps its pages. An allocator keeps at most 256 MiB, and frees them when it is deleted.
+    maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.
 
-    Every array begins at a page (4096 bytes) or half a page after one. Processors tell loads from earlier stores by the low 12
-    bits of addresses. So a copy takes up to 8 times as long if it goes from byte 0 of one page to byte 8 of another. Arrays
-    from malloc may lie like this by chance.
+    Every array begins at the first byte of a page of 4096 bytes, or in its middle. Processors tell loads from earlier stores by
+    the low 12 bits of addresses, which are the offset in a page. So a copy from byte 0 of one page to byte 8 of another takes
+    up to 8 times as long as other copies. Arrays from malloc may lie like this by chance.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Arrays:
         self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
-        """Return an uninitialised array that begins at a page or, if `half` is 1, half a page after one."""
+        """Return an uninitialised array that begins at a page's first byte or, if `half` is 1, in its middle."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize
             buffer = self._free((shape, dtype, half), _Buffer, size, half)
@@ -74,8 +74,8 @@ class Arrays:
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
         """Return what `views` made of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer.
 
-        One buffer is faster than `count` buffers. The first array begins half a page after a page, the second at a page, and
-        so on.
+        One buffer is faster than `count` buffers. The first array begins in the middle of a page, the second at a page's
+        first byte, and so on.
 
         Args:
           views: Function that returns the views of a new buffer. It is called once for each buffer, so all calls with equal
@@ -93,7 +93,7 @@ class Arrays:
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come in between
+        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept, so that Ctrl-C leaves no kept buffer without
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
@@ -113,6 +113,7 @@ class _Buffer:
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
+        # `-address % _PAGE` is the number of bytes to the next page
         self.begin = -self.memory.__array_interface__["data"][0] % _PAGE + half * (_PAGE // 2)
         self.references = 0
 
@@ -122,7 +123,7 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all arrays.
-      numbers, array: Numbers of the arrays, and the function that returns the array of a number. With iteration over `arrays`
+      numbers, array: `range(count)`, and the function that returns array i of `arrays`. With iteration over `arrays`
         instead of `map(array, numbers)`, a batch of windows takes 2 % longer.
       first, rows: Bytes of the first array, and bytes of each row of the first array.
       views: The caller's views of this memory.
@@ -130,7 +131,7 @@ class Stack(_Buffer):
 
     def __init__(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> None:
         rows, row_bytes = shape[0], shape[1] * 4
-        step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2
+        step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2  # whole pages and a half, from array to array
         super().__init__(count * step, 1)
         self.arrays = np.ndarray((count, *shape), np.int32, self.memory, self.begin, (step, row_bytes, 4))
         self.array, self.numbers = self.arrays.__getitem__, range(count)

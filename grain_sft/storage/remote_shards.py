@@ -19,7 +19,8 @@ from grain_sft.types import Ints
 
 
 class RemoteShards:
-    """The remote files among `shards`. Each is checked against its stamp when it is first read.
+    """The remote files among `shards`. Before the first read of a file, its first and last bytes are compared with its stamp.
+    If the stamp has no version, the size is compared, too.
 
     Args:
       shards: Local and remote files.
@@ -61,7 +62,7 @@ class RemoteShards:
 
     def _check(self, shards: Sequence[FileStamp], remote_files: Sequence[RemoteFile]) -> None:
         """Compare the first and last bytes of files with their stamps."""
-        pieces, place = [], 0
+        pieces, place = [], 0  # for each file: the piece of its head, then the piece of its tail
         for file, shard in zip(remote_files, shards, strict=True):
             size = min(DIGEST_BYTES, shard.size - shard.data_offset)
             for offset in (shard.data_offset, shard.size - size):
@@ -81,7 +82,7 @@ class RemoteShards:
                 raise CorpusFileError(replaced(shard))
 
     def _explain_failure(self, shards: Sequence[FileStamp]) -> None:
-        """Raise a CorpusFileError if a read failed because a file was replaced."""
+        """Raise a CorpusFileError if a file's size or version is not the indexed one: that is why the read failed."""
         for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
             _check_size(shard, info)
             if shard.version not in (None, version_of(info)):
@@ -89,7 +90,7 @@ class RemoteShards:
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
-    """Return the indexed version of each file, or the present one if the index has no version.
+    """Return each file in its indexed version. If the index has no version of a file, return it in its present version.
 
     Raises:
       CorpusFileError: A file without an indexed version is missing, or its size has changed.
@@ -103,6 +104,7 @@ def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
             _check_size(shard, present[shard.path])
             version = version_of(present[shard.path])
         fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
+        # names the file in the shard cache; it differs if any field does
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified

@@ -35,9 +35,9 @@ class Options:
         """Return the options in `arguments`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
 
         Raises:
-          ConfigError: An unknown name or trainer, or a value that is neither true nor false.
+          ConfigError: The name of an option or of the trainer is unknown, or a boolean option is neither "true" nor "false".
         """
-        declaration: Any = cls
+        declaration: Any = cls  # `Any`: mypy would refuse this class as the argument of `options_of`
         known = {PREFIX + name: option for name, option in options_of(declaration).items()}
         texts = {name: os.environ[name.upper()] for name in known if name.upper() in os.environ}
         values: dict[str, Any] = texts | {PREFIX + name: text for name, text in arguments.items()}
@@ -56,7 +56,7 @@ class Options:
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path of the option `name`.
+        """Return the path of the option `name`. `noun` says what it is a path of, for the message.
 
         Raises:
           ConfigError: The option is not given.
@@ -72,7 +72,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Return MaxText's arguments and grain_sft's options of a command line.
 
     Raises:
-      ConfigError: As in `Options.from_environment`; another `dataset_type`; or a word that MaxText would ignore.
+      ConfigError: As in `Options.from_environment`. Or an option is given twice with different values, `dataset_type` is not
+        `olmo_grain`, or a word of MaxText is not `key=value`. The first word may be a config file instead.
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]

@@ -19,7 +19,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     Disadvantages: a step has either long documents or short ones, unless the packing gives most rows equal costs (algorithm
     "balanced"). An epoch takes 8 bytes a row in memory, and 0.3 s per million rows.
 
-    Rows of equal cost are in random order. If the steps of an epoch do not read all rows, they leave out random ones.
+    Rows of equal cost are in random order. If the steps of an epoch do not read all rows, the unread rows are random.
     """
 
     @functools.cache
@@ -37,11 +37,11 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         rows: Ints = random.permutation(num_rows)
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]
-        steps = random.permutation(len(cuts) - 1)  # step steps[0] reads the cheapest rows, and so on
-        # for each row in `by_cost`: the number of its step in `steps`, and a slot of that step
-        number, slot = expand_counts(np.diff(cuts)[steps])
-        shuffled_in_steps = by_cost[np.lexsort((random.random(len(by_cost)), number))]
-        rows[cuts[steps][number] + slot] = shuffled_in_steps
+        steps = random.permutation(len(cuts) - 1)  # steps[0] reads the cheapest rows, steps[1] the next
+        # for each row in `by_cost`: index into `steps`, and slot in that step
+        rank, slot = expand_counts(np.diff(cuts)[steps])
+        shuffled_in_steps = by_cost[np.lexsort((random.random(len(by_cost)), rank))]
+        rows[cuts[steps][rank] + slot] = shuffled_in_steps
         return rows
 
     return cached_by_epoch(rows_of_epoch)
