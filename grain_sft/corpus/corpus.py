@@ -86,7 +86,8 @@ class Corpus(CorpusData):
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` with these arguments. A `bos_token_id` that `dtype` can't hold is a CorpusError.
 
-        If the arguments find the same documents as `documents`, both share one finder, so that the files are read once.
+        If the arguments find the same documents as `documents`, the result is the corpus's own finder, so that the files are
+        read once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -106,9 +107,10 @@ class Corpus(CorpusData):
 
     @functools.cached_property
     def _readers(self) -> tuple[npt.NDArray[np.int64], ShardReader, LossReader | None]:
-        """Token offsets at which shards begin, int64 [shards + 1] (the last is `num_tokens`); readers of tokens and loss.
+        """The bounds of shards, and the readers of tokens and of loss.
 
-        The readers may be used by several threads.
+        The bounds are int64 [shards + 1]: the token offset at which each shard begins, then `num_tokens`. The readers may be
+        used by several threads.
         """
         bounds = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
         tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
@@ -156,12 +158,13 @@ class Corpus(CorpusData):
     def iter_documents(self) -> Iterator[Document]:
         """Yield every document in order, as views of the block that was read. Errors are those of `documents` and `read`.
 
-        A block is consecutive documents of about `_BLOCK_TOKENS` tokens. Some formats list documents in any order. A document
-        that begins before its predecessor ends is therefore the first of a new block.
+        A block is consecutive documents of at most `_BLOCK_TOKENS` tokens together, or one longer document. It is one range of
+        tokens. Some formats list documents in any order, so a document that begins before its predecessor ends begins a new
+        block.
         """
         start, length = self.documents
         stop = start + length
-        out_of_order = np.flatnonzero(start[1:] < stop[:-1]) + 1  # numbers of documents
+        out_of_order = np.flatnonzero(start[1:] < stop[:-1]) + 1  # documents that begin a new block
         run_ends = np.append(out_of_order, len(start))
         first = 0
         while first < len(start):
@@ -209,8 +212,8 @@ class Corpus(CorpusData):
           path: Path of the JSON file, written atomically. Paths of files below its folder are stored relative to it, so
             that the folder can be moved.
           format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
-          sequence_length: Number of tokens in a row, which a "maxtext" index states; not used by "grain_sft".
-          tokenizer: Name of the tokenizer in a "maxtext" index; None for that of the corpus.
+          sequence_length: Number of tokens in a row, for a "maxtext" index only.
+          tokenizer: Name of the tokenizer, for a "maxtext" index only. None means the tokenizer of the corpus.
 
         Raises:
           StorageError: `path` can't be written, or is a file of the corpus.

@@ -17,7 +17,7 @@ _SAME_TRAITS = (
     "one_segment",
     "transforms",
 )
-"""Traits of whole rows that their columns have, too."""
+"""Traits that a `ColumnsLayout` takes unchanged from the layout of whole rows."""
 
 
 class ColumnsLayout(Layout):
@@ -63,27 +63,30 @@ class ColumnsLayout(Layout):
         """See `Layout.pieces`. Pieces of the whole rows are cut at the first and the last of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
+        # 0 or less for a piece outside these columns
         length = np.minimum(whole.column + whole.length, self._stop) - begin
         skipped = begin - whole.column
         cut = whole._replace(column=begin - self.first_column, start=whole.start + skipped, length=length)
         if whole.position is not None:
             cut = cut._replace(position=whole.position + skipped)
-        kept = np.flatnonzero(length > 0)  # the others have no token in these columns
+        kept = np.flatnonzero(length > 0)
         return Pieces(*[None if values is None else values[kept] for values in cut])  # type: ignore[arg-type]
 
     @property
     def mean_segments(self) -> float:
-        """Estimate of the mean number of segments in these columns, as if segments ended equally often in every column."""
+        """Estimate of the mean number of segments in these columns, if segments end equally often in each column."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:
-        """Return `Layout.row_segments` of these columns. With it, a read of 32,768 of 131,072 columns of 8 rows takes
-        0.5 ms; with `pieces` 0.7 ms."""
+        """Return the segments of a row in these columns, as `Layout.row_segments` does.
+
+        Without this function, readers use `pieces`: 0.7 ms instead of 0.5 ms for 32,768 of 131,072 columns of 8 rows.
+        """
         assert self._layout.row_segments is not None
         starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW
         column = 0  # column of the whole row at which the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row)[:2], strict=True)):
-            position = max(0, self.first_column - column)
+            position = max(0, self.first_column - column)  # tokens of the segment before these columns
             num_tokens = min(length, self._stop - column) - position
             if num_tokens > 0:
                 if not starts:

@@ -20,7 +20,7 @@ class PaddedLayout(Layout):
       min_tokens: Number of tokens below which a document has no row.
 
     Attributes:
-      dropped: Number of documents that are left out.
+      dropped: Number of documents below `min_tokens`, which have no row.
       cut_tokens: Tokens of longer documents that no row holds.
 
     Raises:

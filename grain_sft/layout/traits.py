@@ -43,7 +43,7 @@ class Traits:
     # Documents and segments.
 
     follows_documents: bool = False
-    """Whether `pieces` names the document of each piece. Windows do not: they are cut without a search for documents."""
+    """Whether `pieces` states the document of each piece. Windows don't: they are cut without a search for documents."""
 
     finder: DocumentFinder | None = None
     """Finder of the documents that make the rows. None if they are the corpus's own, or if rows do not follow documents."""
@@ -118,7 +118,7 @@ class Traits:
 
     @property
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
-        """int64 [documents, 2]: numbers of the input and of the line of each of `documents`; None if the corpus lacks them.
+        """int64 [documents, 2], input and line of each of `documents`, as in `Corpus.sources`; None if the corpus lacks them.
 
         A layout may end documents elsewhere than its corpus. Then the first token of a document decides: the document has the
         source of the corpus's document that holds this token.
@@ -134,13 +134,15 @@ class Traits:
     def epoch_of(
         self, rows: Int64[np.ndarray, " rows"]
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-        """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch. With 2 epochs of
-        100 rows, row 130 is row 30 of epoch 1, and row 200 is row 0 of epoch 2."""
+        """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
+
+        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2.
+        """
         return np.zeros(len(rows), np.int64), rows
 
 
 def sources_of(corpus: Corpus) -> Ints | None:
-    """Return `corpus.sources`, without a search for documents."""
+    """Return `corpus.sources` without a search for documents, and so without the check that each document has an entry."""
     if corpus.sources_file is None or "sources" in vars(corpus):
         return corpus.sources
     data = read_whole(corpus.sources_file)

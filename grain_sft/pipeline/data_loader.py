@@ -16,7 +16,7 @@ from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers
 
-# Number of threads of a loader without worker processes, and number of batches that they keep ready.
+# A loader without worker processes has `_THREADS` threads, which keep `_PREFETCH` batches ready.
 _THREADS, _PREFETCH = 2, 8
 
 
@@ -38,6 +38,7 @@ class StepDataset(grain.MapDataset[Element]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        # Grain pickles the dataset to send it to a worker process
         for observer in observers_of(self._pipeline):
             observer.worker_started(self._pipeline)
 
@@ -45,7 +46,7 @@ class StepDataset(grain.MapDataset[Element]):
         return f"GrainSftSteps(start={self._start})"
 
     def __repr__(self) -> str:
-        return repr(self._pipeline)  # Grain compares it when it restores the state of a DataLoader
+        return repr(self._pipeline)  # Grain compares this text when it restores the state of a DataLoader
 
 
 def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:
@@ -84,7 +85,7 @@ class _StepSampler:
 
 
 class _BatchLoader(grain.DataLoader):
-    """A DataLoader whose worker processes start when an iterator is created, and not with the first batch."""
+    """A DataLoader whose worker processes start when its iterator is created. Grain's own start with the first batch."""
 
     def __iter__(self) -> Iterator[Element]:
         iterator: Any = super().__iter__()
@@ -113,7 +114,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            # set before anything else, because Ctrl-C may interrupt the next lines
+            # set first, because Ctrl-C may interrupt the next lines, such as `str(error)`
             self._failure = "an exception"
             self._failure = str(error) or type(error).__name__
             workers.stop(self._iterator)  # ends the other workers too

@@ -1,4 +1,4 @@
-"""Epochs: which steps read which rows of each epoch of one sequence of rows, for batches whose size may change."""
+"""Epochs of one sequence of rows: which step reads which rows of which epoch. The batch size may change at any step."""
 
 import functools
 import math
@@ -38,11 +38,11 @@ class RunningEpochs:
         return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self._num_rows)
 
     def _first_row(self, epoch: int) -> int:
-        """Return the first row of `epoch`, as a number of rows after the first row of step 0; negative if it is earlier."""
+        """Return how many rows after the first row of step 0 `epoch` begins. The number is negative if it begins earlier."""
         return epoch * self._num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:
-        """Return the number of steps whose rows are all in the epochs before `epoch`."""
+        """Return the number of steps that end before `epoch` begins. A step that also reads rows of `epoch` does not count."""
         return self._sizes.step_of(max(0, self._first_row(epoch)))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
@@ -80,13 +80,13 @@ class RunningEpochs:
 
 
 class _Piece(NamedTuple):
-    """Consecutive steps of one batch size, in epochs that each begin with a step.
+    """Consecutive steps of one batch size, for `EndingEpochs`. A piece may begin inside an epoch.
 
     Attributes:
       step: First step.
       size: Number of rows of each step.
       epoch, first_index: Epoch of the first row of `step`, and its index in the epoch.
-      steps_left: Number of steps of that epoch, from `step` on.
+      steps_left: Number of steps from `step` to the end of `epoch`.
       steps_per_epoch: Number of steps in each later epoch.
     """
 
@@ -106,7 +106,7 @@ class _Piece(NamedTuple):
         return self.epoch + 1 + later_epochs, steps * self.size
 
     def first_step(self, epoch: int) -> int:
-        """Return the first step of `epoch`, if this piece lasted until then."""
+        """Return the first step of this piece that is in `epoch` or later, as if no other piece followed."""
         if epoch <= self.epoch:
             return self.step
         return self.step + self.steps_left + (epoch - self.epoch - 1) * self.steps_per_epoch
@@ -129,7 +129,7 @@ class EndingEpochs(RunningEpochs):
         epoch, index = start
         for step, size in zip(sizes.steps, sizes.sizes, strict=True):
             if self._pieces:
-                epoch, index = self._pieces[-1].begin(step - 1)
+                epoch, index = self._pieces[-1].begin(step - 1)  # of the last step of the previous piece
                 index = min(num_rows, index + self._pieces[-1].size)
             steps_per_epoch = num_steps(num_rows, size)
             if not steps_per_epoch:

@@ -79,7 +79,7 @@ class Demand:
 
 
 class DemandModel:
-    """Model of the demand of some hosts. It walks through the steps, and keeps which files each host has cached and checked.
+    """Model of the demand of some hosts. It walks through the steps, and keeps what each host has cached and checked.
 
     Without a shard cache, each piece of a row is one request. With a shard cache, each block that the cache lacks is one
     request. Before a host reads a file for the first time, it checks the file: it requests both ends of the file. If the index

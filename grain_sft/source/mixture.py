@@ -45,14 +45,14 @@ class MixtureSource(RowSource):
         for name, index, own in self.layout.split(rows):  # a `FILL_ROW` counts as a row of the first source
             element = self._readers[name].read(own)
             for key, array in batch.items():
-                array[index] = element.get(key, element["loss_mask"])  # only `loss_weights` may be missing
+                array[index] = element.get(key, element["loss_mask"])  # the mask is for a missing `loss_weights`
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return a copy of the mixture that reads some of its rows from other sources.
+        """Return a copy of the mixture that reads the rows of the named sources from `sources` instead.
 
         Args:
-          sources: Sources by name. Each has the rows of the mixture's source of this name, and replaces it.
+          sources: Sources by name. Each must have the same rows as the mixture's source of this name.
         """
         changed = copy.copy(self)
         changed._readers = {**self.sources, **sources}
@@ -63,5 +63,5 @@ class MixtureSource(RowSource):
         return type(self)({name: source.columns(start, stop) for name, source in self.sources.items()})
 
     def __repr__(self) -> str:
-        """Return what decides its values and nothing else: Grain compares it when it restores an iterator."""
+        """Return a text of what decides the values, and of nothing else: Grain compares it when it restores an iterator."""
         return f"MixtureSource({self.sources!r})"

@@ -1,4 +1,7 @@
-"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and a record of each thread's activity."""
+"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and a record of each thread's activity.
+
+An artifact is a file of named arrays that is made once per machine or bucket, and then memory-mapped.
+"""
 
 from grain_sft.storage import activity, artifact, cache_blocks, files, hashing, shard_cache
 from grain_sft.storage.file_stamp import (

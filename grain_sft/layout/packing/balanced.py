@@ -1,9 +1,9 @@
 """Balanced packing: rows whose attention costs the same, as far as single long documents allow it.
 
 The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill, and
-places long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the half
-of the rows that costs less gets one each, and the row that costs least gets the longest. Best fit then places the short
-documents, which cost little and fill any space.
+places long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
+cheaper half of the rows gets one document each, and the cheapest row gets the longest. A row without space for its document
+gets none in that round. Best fit then places the short documents, which cost little and fill any space, and those left over.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 _SHORT = (0.3, 0.5)
-"""Share of the tokens that is in "short" documents. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""
-_PADDING = 0.005  # most padding, as a share of all rows
+"""Shares of the tokens that are in "short" documents. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""
+_PADDING = 0.005  # most padding, as a share of the tokens of all rows
 
 
 def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
@@ -37,7 +37,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
       short: Share of the tokens that best fit places.
     """
     totals = np.cumsum(lengths)
-    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1
+    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # up to the document that reaches the share
     num_rows = min(-(-int(totals[-1]) // capacity), num_long)
     bins = np.full(len(lengths), -1)
     costs = np.zeros(num_rows, np.int64)

@@ -10,7 +10,7 @@ def concat_then_split(lengths: Ints, options: PackingOptions) -> PackedRows:
     """Return the rows of documents of any `lengths`, in their order. Only the last row has padding."""
     ends, capacity = np.cumsum(lengths), options.sequence_length
     begins, num_tokens = ends - lengths, int(lengths.sum())
-    cuts = np.union1d(begins, np.arange(0, num_tokens, capacity))  # a piece begins with its document or its row
+    cuts = np.union1d(begins, np.arange(0, num_tokens, capacity))  # a piece begins where a document or a row begins
     stops = np.append(cuts[1:], num_tokens)
     document = np.searchsorted(ends, cuts, side="right")
     pieces_of_rows = np.bincount(cuts // capacity)
