@@ -1,6 +1,6 @@
 """Benchmarks of loaders: of windows, compared with MaxText's loader, and of packed rows, compared with Grain's packing.
 
-The loaders run in turn, in one process. A plain copy of rows in memory is the limit of their speed.
+The loaders take turns in one process. Each speed is compared with that of a plain copy of rows in memory, the limit.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from grain_sft.sampling import IndexSampler
 from grain_sft.source import Element, NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
-VOCABULARY = 100_278  # of the tokenizer dolma2
+VOCABULARY = 100_278  # size of the vocabulary of the tokenizer dolma2
 
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
-_STEP_S, _STEPS = 0.005, 200  # length and number of the training steps whose wait is measured
+_STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number of such steps
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
@@ -54,7 +54,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
     tokens = scale.sequence_length * scale.batch_size
     figures = {}
-    for name, median in medians.items():
+    for name, median in medians.items():  # a loader that makes no inputs and targets has a limit without them
         limit_name = LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT
         figures[name] = rate(tokens, median, medians[limit_name])
     with contextlib.closing(filtered.iter()) as batches:
@@ -65,7 +65,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
-    """Write raw uint32 files of random tokens, which the page cache then holds, and return their paths."""
+    """Write raw uint32 files of random tokens, and return their paths. The page cache holds the files after that."""
     rng = np.random.default_rng(0)
     paths = []
     try:
@@ -81,7 +81,7 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
 
 
 def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
-    """Return MaxText's `olmo_grain` loaders of the same files; none if MaxText is not installed."""
+    """Return MaxText's `olmo_grain` loaders of the files of `corpus`; an empty dict if MaxText is not installed."""
     try:
         from maxtext.input_pipeline import olmo_data, olmo_data_grain
     except ImportError:
@@ -123,6 +123,7 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speeds of loaders of packed rows for each of `PROFILES`."""
     for profile in PROFILES:
         loaders = _loaders(profile, folder)
+        # `TURNS` short turns instead of each long one: all loaders then see the same changes in the machine's other work.
         medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
         tokens = profile.sequence_length * profile.batch
         rows = {}
@@ -158,12 +159,13 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 
 def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
-    """Return a function that copies a batch: `inputs` document by document from `tokens`, the other arrays like `limit`."""
+    """Return a function that copies a batch: `inputs` document by document from `tokens`, the other arrays as `limit` does."""
     copies = []  # for each step, int64 [documents, 3]: target in `inputs`, start in `tokens`, and length of each document
     for step in range(sampler.steps_per_epoch):
         pieces = layout.pieces(sampler.rows(step))
         copies.append(np.stack([pieces.offsets(layout.sequence_length), pieces.start, pieces.length], axis=1))
     steps = itertools.cycle(copies)
+    # Memoryviews copy 200 tokens in 0.4 us, arrays in 0.6 us.
     source, inputs = tokens.data, np.empty(batch["inputs"].size, tokens.dtype).data
     copy_others = limit({key: array for key, array in batch.items() if key != "inputs"})
 

@@ -36,10 +36,10 @@ class ReadAhead(Generic[T]):
 
     An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks no thread: the caller waits only
     for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good
-    when an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and
-    Grain's prefetching do not survive Ctrl-C.
+    when an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use a `Condition`, so executors
+    and Grain's prefetching do not survive Ctrl-C.
 
-    Callers take turns: they hold a lock of their own around each method.
+    The methods take no lock. If several threads call them, the callers must hold a lock of their own around each call.
 
     Args:
       make: Function of a step. If there is only one thread, it is called in the order of the steps.
@@ -50,10 +50,10 @@ class ReadAhead(Generic[T]):
       close: Function that `close` calls, in any thread.
 
     Attributes:
-      slots: Results by step, ascending, from the step of the last `advance` on. The caller may read one that is ready, and set
-        its `value` to None once it has taken it.
-      due: First step after which the caller has to call `advance`. After earlier steps it need not: `ahead / 2` results
-        are ready or being made, and waking threads takes 10 to 20 us.
+      slots: Results by step, ascending, from the step of the last `advance` on. The caller may read a slot that is ready, and
+        set its `value` to None once it has taken the value.
+      due: First step after which the caller has to call `advance`. After an earlier step, more than `ahead // 2` later steps
+        have been requested already. The caller then saves the 10 to 20 us of waking the threads.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ReadAhead(Generic[T]):
         _open.add(self)
 
     def get(self, step: int) -> Slot[T]:
-        """Wait for the result of `step`, which is not before the step of the last `advance`, and return it."""
+        """Wait for the result of `step`, and return it. `step` must not be before the step of the last `advance`."""
         slot = self.slots.get(step)
         if slot is None or not slot.ready:
             self.advance(step)
@@ -92,7 +92,7 @@ class ReadAhead(Generic[T]):
         slots = self.slots
         while slots and (before := next(iter(slots))) < step:
             slots.pop(before, None)
-        if self._next - step > self._half and self._started:
+        if self._next - step > self._half and self._started:  # enough steps are requested
             return
         end = min(step + self._ahead, self._end)
         for wanted in range(self._next, end):
@@ -114,8 +114,8 @@ class ReadAhead(Generic[T]):
             self._close()
 
     def _start(self) -> None:
-        """Start the threads, from a thread of its own, which no exception reaches. May be called again."""
-        if not self._starting.acquire(blocking=False):
+        """Start the threads. Runs in a thread of its own, which Ctrl-C does not reach. Only the first call does anything."""
+        if not self._starting.acquire(blocking=False):  # never released
             return
         started = 0
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
@@ -124,7 +124,7 @@ class ReadAhead(Generic[T]):
                 started += 1
         self._started = True
         if not started:
-            self._work()
+            self._work()  # this thread makes all results
 
     def _work(self) -> None:
         while self._wanted.get() is not None:
@@ -138,7 +138,7 @@ class ReadAhead(Generic[T]):
                     slot.error = error
                 slot.ready = True
                 slot.done.release()
-                del slot  # a batch that was taken is not kept while this waits
+                del slot  # while this thread waits, it must not keep a batch that the caller has taken
         self._wanted.put(None)  # for the other threads
 
 
@@ -151,7 +151,7 @@ def _refuse(step: int) -> NoReturn:
 
 
 def _forked() -> None:
-    """In a forked child, raise an error where a caller would wait without end, and leave worker processes to the parent."""
+    """In a forked child, let `get` raise an error instead of waiting without end, and leave worker processes to the parent."""
     for reader in list(_open):
         reader.slots, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
     _open.clear()

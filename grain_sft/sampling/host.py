@@ -9,7 +9,7 @@ from grain_sft.errors import SamplerError
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Data-loading process `index`, from 0, of `count`. An index of `count` or more is a `SamplerError`."""
+    """Data-loading process number `index` of `count`, counted from 0. An index of `count` or more is a `SamplerError`."""
 
     index: int
     count: int
@@ -24,7 +24,10 @@ class Host:
 
     @classmethod
     def from_jax(cls) -> Self:
-        """Return the host of this JAX process. Call `jax.distributed.initialize` before: this starts JAX's backend."""
+        """Return the host of this JAX process.
+
+        This starts JAX's backend, so call `jax.distributed.initialize` first.
+        """
         import jax
 
         return cls(jax.process_index(), jax.process_count())

@@ -35,7 +35,7 @@ def fill_segments(
         return np.zeros(tokens.shape, np.int32), firsts
     row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
     assert segment is not None and position is not None
-    if not len(firsts) or firsts[0]:  # the first row is only padding: it gets a piece of no tokens
+    if not len(firsts) or firsts[0]:  # the first row is only padding: insert an empty piece, which its padding follows
         columns = (row, length, segment, position, firsts)
         row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
     ends = firsts + length
@@ -43,21 +43,21 @@ def fill_segments(
     np.subtract(firsts[1:], firsts[:-1], out=run_lengths[:-1])
     run_lengths[-1] = tokens.size - firsts[-1]
     segments = segment.astype(np.int32).repeat(run_lengths).reshape(tokens.shape)
-    segment_starts = (firsts - position).astype(np.int32).repeat(run_lengths)
+    segment_starts = (firsts - position).astype(np.int32).repeat(run_lengths)  # flat index of each token's position 0
     np.subtract(_arange(tokens.size), segment_starts, out=positions.reshape(-1))
     for piece in (run_lengths - length).nonzero()[0].tolist():
         padding = slice(ends[piece], firsts[piece] + run_lengths[piece])
         tokens.reshape(-1)[padding] = pad
         segments.reshape(-1)[padding] = 0
         positions.reshape(-1)[padding] = 0
-    if position.any():  # some segment continues in the next piece
+    if position.any():  # a segment may have several pieces: keep the end of its last piece
         ends = ends[np.append((segment[1:] != segment[:-1]) | (row[1:] != row[:-1]), True)]
     return segments, ends - 1
 
 
 @functools.lru_cache(maxsize=2)
 def _arange(size: int) -> Int32s:
-    """Return 0, 1, 2, ... Cached, since a new array of some hundred KB takes longer than the arithmetic on it."""
+    """Return 0, 1, 2, ..., from a cache: making an array of some hundred KB takes longer than the arithmetic on it."""
     numbers = np.arange(size, dtype=np.int32)
     numbers.flags.writeable = False
     return numbers
@@ -65,8 +65,10 @@ def _arange(size: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each. Their
-    positions start at `first`."""
+    """Return segment ids, positions, segment ids of targets, and mask, of rows that are one full segment each.
+
+    The positions of each row start at `first`. The arrays are cached, and therefore read-only.
+    """
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))
     target_segments = segments.copy()

@@ -74,8 +74,11 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the options that environment variables set: those of `Limits`, and $GRAIN_SFT_SHARD_CACHE (the folder),
-        $GRAIN_SFT_SHARD_CACHE_BYTES and $GRAIN_SFT_SHARD_CACHE_UNIT."""
+        """Return the options that environment variables set.
+
+        $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS set the limits. $GRAIN_SFT_SHARD_CACHE sets the folder of the
+        cache; without it, nothing is cached. $GRAIN_SFT_SHARD_CACHE_BYTES and $GRAIN_SFT_SHARD_CACHE_UNIT set its sizes.
+        """
         limits = super().from_environment()
         folder = os.environ.get(SHARD_CACHE_VARIABLE)
         if not folder:
@@ -96,7 +99,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
         Raises:
           CorpusError: An unknown key or a wrong value.
-          StorageError: `seconds` or `requests` is not above zero, or not a number in the environment.
+          StorageError: `seconds` or `requests` is not above zero, or its environment variable is not a number.
         """
         if isinstance(given, RemoteOptions):
             return given

@@ -32,7 +32,7 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return parts of whole record batches, each of at least `least` bytes except the last, and an empty note.
 
-    A file whose dictionaries change between two batches is one part, because a part is read with the first dictionaries.
+    A part is read with the dictionaries that precede the first batch. If a file changes them between batches, it is one part.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
@@ -52,7 +52,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
         for start in range(unit.start, unit.stop, _READ):
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
-        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0
+        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # `_head` returns no magic
         for batch in ipc.open_stream(py_buffer(data).slice(stream_start)):
             batch.validate(full=True)
             yield from rows_of(batch)
@@ -72,8 +72,10 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as JSON values. Keys whose value is None are left out, because a column has a null
-    where a JSON record lacks the key."""
+    """Yield the rows of a record batch as dicts, without the keys whose value is None.
+
+    A column has a null where a JSON record lacks the key.
+    """
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     for start in range(0, batch.num_rows, _ROWS):
@@ -129,7 +131,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
     if read_exactly(path, size, batches_end, stream_end) != _END_OF_STREAM:
         raise CorpusFileError(f"{path}: ends without Arrow's end-of-stream marker. Is it cut short? Copy it again.")
     is_complete = stream_end == size
-    if stream.is_file:  # after the stream it has a footer, the length of the footer in 4 bytes, and the magic
+    if stream.is_file:  # a footer, the length of the footer in 4 bytes, and the magic follow the stream
         tail = files.read_range(path, max(stream_end, size - len(_MAGIC) - 4), size)
         footer_size = int.from_bytes(tail[:4], "little")
         is_complete = tail[4:] == _MAGIC and stream_end + footer_size + len(tail) == size

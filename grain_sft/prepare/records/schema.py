@@ -44,7 +44,7 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record, which `--schema` can map.
       turn_keys: Keys of its messages that `--schema` can map.
-      signs: Keys of a record. If a record has all of them, "auto" infers this schema. Empty if "auto" uses no signs for it.
+      signs: If a record has all of these keys, "auto" infers this schema. Empty for schemas that no keys alone can show.
     """
 
     parse: Callable[[Record], Conversation]
@@ -71,7 +71,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     name, keys = check_schema(schema)
     if name == "auto":
         name = _detect(record)
-        name = messages if name == "chat" else name
+        name = messages if name == "chat" else name  # "messages", "episode" and "tools" have the same keys as "chat"
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
@@ -83,7 +83,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of a record from `inputs.read_records`: bytes of JSON, a row, or a RecordError to raise."""
+    """Return the conversation of a record from `inputs.read_records`. It is JSON in bytes, a row, or a RecordError to raise."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -157,7 +157,7 @@ def _parse_openchat(record: Record) -> Conversation:
 
 
 def _parse_sharegpt(record: Record) -> Conversation:
-    """{"conversations": [{"from", "value", "weight"}], "system", "tools"}; turns may be {"role", "content"} as well."""
+    """{"conversations": [{"from", "value", "weight"}], "system", "tools"}. Instead, all turns may be {"role", "content"}."""
     messages: list[Message] = []
     for index, entry in enumerate(entries_of(record, "conversations")):
         where = f"conversations[{index}]"
@@ -198,10 +198,13 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 
 
 def _parse_preference(record: Record) -> Conversation:
-    """{"prompt", "chosen", "rejected"}, each a text or a list of messages. Both responses may repeat the prompt. Messages that
-    both responses begin with are moved to the prompt. The assistant's messages in the prompt get weight 0."""
+    """{"prompt", "chosen", "rejected"}, each a text or a list of messages. The responses are `chosen` and `rejected`.
+
+    Both may repeat the prompt. Further messages that both begin with are moved to the prompt. The assistant's messages in the
+    prompt get weight 0. Without a prompt, two texts are plain documents.
+    """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
-    is_document = not prompt and not isinstance(record.get("chosen"), list)  # two plain texts without a prompt
+    is_document = not prompt and not isinstance(record.get("chosen"), list)
     role = DOCUMENT if is_document else "assistant"
     responses = [_messages_of(record, key, role) for key in ("chosen", "rejected")]
     if all(response[: len(prompt)] == prompt for response in responses):
@@ -215,7 +218,7 @@ def _parse_preference(record: Record) -> Conversation:
                 "response, or the same prompt before both responses."
             )
     chosen, rejected = responses
-    shared = 0  # messages that both responses begin with; never the last message of a response
+    shared = 0  # number of messages that both responses begin with, without the last message of either
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     prompt = _untrained([*prompt, *chosen[:shared]])
@@ -273,7 +276,7 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 def _detect(record: Record) -> str:
     """Return the schema of a record, inferred from its keys. A record with 'text' and no schema's signs is a plain document."""
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
-    # Parquet and some tools write null for absent keys
+    # Parquet and some tools write null for absent keys: of two schemas, the one without nulls counts
     filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
     if len(filled) > 1:
         keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)

@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates: a sandbox with the functions that transformers gives to templates.
 
-It does not import transformers. So a template renders the same text with every tokenizer and every version of transformers.
+It does not import transformers, so a template renders the same text with every version of transformers.
 """
 
 import json
@@ -14,7 +14,9 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Variable with two texts that the tag {% generation %} writes before and after a marked text. By default it writes none."""
+"""Name of a template's variable: a pair of texts, which {% generation %} writes before and after the text that it marks.
+
+Without the variable, the tag writes only the text that it marks."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -37,7 +39,7 @@ class Namespace(jinja2.utils.Namespace):
     """Jinja's namespace, except that it refuses names with a leading underscore: with one, a template can leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *values = args
+        self, *values = args  # a template may give an attribute named `self`
         jinja2.utils.Namespace.__init__(self)
         for name, value in dict(*values, **kwargs).items():
             self[name] = value
@@ -61,7 +63,7 @@ def to_json(
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
-"""Value of `strftime_now`, the function for today's date: templates see that it is undefined."""
+"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined; to call it is an error."""
 
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
@@ -74,13 +76,14 @@ def compile_template(text: str) -> jinja2.Template:
     """Compile a chat template."""
     try:
         return ENVIRONMENT.from_string(text)
-    except Exception as error:  # Python refuses what Jinja makes of deeply nested blocks
+    except Exception as error:  # deeply nested blocks raise a `RecursionError`, or a `SyntaxError` of Python
         place = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise PrepareError(f"the chat template is not a valid Jinja template: {error}{place}.") from error
 
 
 def marks_turns(text: str) -> bool:
     """Return whether a template has the tag {% generation %}."""
+    # This tag is the only one that calls a method of an extension.
     return ENVIRONMENT.parse(text).find(jinja2.nodes.ExtensionAttribute) is not None
 
 
