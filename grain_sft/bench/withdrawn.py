@@ -21,11 +21,11 @@ CASES = {
     136: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),  # chats
     5_400: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),  # long documents
 }
-"""Kind of the layout, rows of a batch and tokens of a row, by the tokens of the median document."""
+"""By the tokens of the median document: kind of the layout, rows of a batch and tokens of a row, of each measured case."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the microseconds of a batch without and with the withdrawal, and of the share of speed that is left."""
+    """Yield a table: microseconds of a batch without and with the withdrawal, and their quotient, the share of speed left."""
     figures = {}
     for median, cases in CASES.items():
         here = folder / str(median)

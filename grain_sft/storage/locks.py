@@ -21,7 +21,8 @@ class ForkSafeLock:
     """Lock that is free in a forked process, where the thread that held it does not exist.
 
     Attributes:
-      lock: Lock to enter. It is implemented in C, so that Ctrl-C cannot arrive between acquiring and entering it.
+      lock: Lock to enter, as `with fork_safe.lock:`. Do not keep it: a fork replaces it in the child. Since it is written in C,
+        Ctrl-C cannot arrive between acquiring and entering it.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,8 @@ class ForkSafeLock:
 class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     """Exclusive lock of an open file, usable as a context. `release` frees the lock and closes the file.
 
-    A forked child closes its copy of the descriptor, which would keep the lock for as long as the child lives.
+    A failure to lock closes the file too. A forked child closes its copy of the descriptor: an open copy would keep the lock
+    for as long as the child lives.
 
     Args:
       fd: Descriptor of the open file.
@@ -97,7 +99,9 @@ def is_at(fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, so that one process of the machine makes this file. The lock is a file `.lock` next to it.
+    """Hold the lock of `target`, so that only one process of the machine makes this file at a time.
+
+    The lock is a file next to it, with the suffix `.lock` instead of the target's: `plan.lock` for `plan.npz`.
 
     Raises:
       StorageError: The folder can't be written to, or its file system has no locks.
@@ -123,7 +127,9 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the open file `fd`, and close the file at the end. On a file system without locks, hold none.
+    """Hold the lock of the open file `fd`, and close the file at the end.
+
+    On a file system without locks, close the file at the start and hold no lock.
 
     Args:
       fd: Descriptor of the open file.
@@ -138,14 +144,14 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
             stack.enter_context(HeldLock(fd, wait=wait))
         except BlockingIOError as error:
             raise StorageError(in_use) from error
-        except OSError:
+        except OSError:  # the file system has no locks
             pass
         yield
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Block SIGINT. Processes that are started in the context inherit this, so that only this process handles Ctrl-C."""
+    """Block SIGINT. Processes that start in the context inherit the block, so that only this process handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -87,7 +87,7 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. A file that was moved loses the version that the index records."""
+        """Return the file at its present path. At a new path, the version that the index records means nothing."""
         present = _locate(path, file.path, options)
         version = file.version if present == file.path else None
         return dataclasses.replace(file, path=present, version=version, root=None)
@@ -110,13 +110,14 @@ def _pinned(corpus: Corpus) -> Corpus:
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse an index whose entries contradict each other, and local files whose size is not that in the index.
+    """Refuse an index whose entries contradict each other, and local files whose size differs from the index.
 
     Remote files are checked when they are read.
     """
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
+        # A range of a file's sequences ends before the file does.
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
         if bytes_after < 0 or (bytes_after and not is_range):
             raise CorpusError(f"{shard_has} after {shard.data_offset} bytes, not its size of {shard.size}. {_DAMAGED}")
@@ -146,8 +147,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 def _locate(index: str, listed: str, options: ReadOptions) -> str:
     """Return the present path of a file that an index lists as `listed`.
 
-    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If that changes
-    nothing, `path_remap` applies to the absolute path.
+    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If that leaves a relative
+    path as it was, `path_remap` applies to the absolute path too.
     """
     path = options.remap(listed)
     if files.is_remote(path) or os.path.isabs(path):
@@ -165,8 +166,8 @@ def _choose_loss(
 
     Args:
       path: Path of the index.
-      indexed: `use_loss_mask` in the index. None if the files had no masks, or if version 0.1.0 wrote the index, which left out
-        the masks of files in lists.
+      indexed: `use_loss_mask` in the index. None if the files had no masks when they were indexed. Version 0.1.0 also wrote
+        None for files in lists that had masks.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
       listing: Names in the folders of the files.
@@ -185,8 +186,8 @@ def _choose_loss(
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
-    # The index lists no masks, but they exist. This is right only if it was saved with use_loss_mask=False. If so, the caller
-    # asks for the masks now, and each token file must have one.
+    # The index lists no masks, but masks exist. If it was saved with use_loss_mask=False, the caller now asks for them with
+    # use_loss_mask=True, and each token file must have one. Otherwise the index is out of date.
     if indexed is not False or len(with_loss) < len(parts):
         raise CorpusError(
             f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "

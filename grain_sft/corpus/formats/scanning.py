@@ -71,7 +71,7 @@ class TokenFile(NamedTuple):
       loss_kind: Kind of the loss file: "bool", "float32" (weights) or "labels".
       boundaries: Path of the boundary file; "" for a token file without one.
       boundaries_kind: Kind of the boundary file, as in `BoundaryFile`.
-      continues: Whether the first document began in the token file before; None if unknown.
+      continues: Whether the first document began in the preceding token file; None if unknown.
       label: Label of the token file in its mix.
     """
 
@@ -94,7 +94,7 @@ class Split:
       dtype: Dtype of the tokens, or its name; None if unknown.
       dtypes: Names of the dtypes that the format allows.
       sources: Path of the file that states the source of each document; "" for a split without one.
-      continued: Those of `files` whose first document began in the file before; None if unknown.
+      continued: Those of `files` whose first document began in the preceding file; None if unknown.
     """
 
     files: tuple[str, ...] = ()
@@ -181,8 +181,8 @@ def _implied_dtype(
 
     A .npy header states the dtype. A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
 
-    Without loss files, return the last of `allowed` if the format limits dtypes, else None. For None, `scan_shard` takes the
-    dtype in the header of a .npy file, and uint32 for a raw file.
+    Without loss files, return the last of `allowed` if the format limits dtypes. Otherwise return None: then `scan_shard` takes
+    the dtype in the header of a .npy file, and uint32 for a raw file.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
@@ -204,7 +204,7 @@ def _implied_dtype(
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
-    """Return the shard of a token file and its sidecar files, and the dtype of its tokens, as `scan_shard`."""
+    """Return the shard of a token file and its sidecar files, and the dtype of its tokens."""
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
@@ -213,7 +213,10 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
 
 
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
-    """Check that a loss file has a value for each token. Labels must be their token or IGNORED, in the first and last 4 KiB."""
+    """Check that a loss file has a value for each token.
+
+    A label must be its token or IGNORED. Only the labels in the first and the last `DIGEST_BYTES` are checked.
+    """
     if shard.num_tokens != loss.count:
         raise CorpusError(
             f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
@@ -244,7 +247,7 @@ def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
     """Check that the caller names one label mask for each token file, in the same order.
 
-    The order is that of the numbers in their names: `mask_2.npy` must be listed where `tokens_2.npy` is.
+    If both lists have the same numbers in their names, `mask_2.npy` must be listed where `tokens_2.npy` is.
     """
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)

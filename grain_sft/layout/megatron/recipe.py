@@ -27,7 +27,8 @@ class Variant(NamedTuple):
       blends: Whether megatron-core's rules for blends apply. If True, each shard is a data set, even if the corpus has no
         weights, and each share of a weighted blend is rounded up: weights 0.5 and 0.5 and 5 samples give 3 + 3 rows. If False,
         the shards of a corpus without weights are one data set, and a weighted blend has `num_samples` rows, 5 in the example.
-      by_documents: Whether the sequences of one document stay together in the stream.
+      by_documents: Whether the units of a stream, which shuffles move, are whole documents. If False, they are sequences, and
+        those of one document may be far apart.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
       masks_targets: Whether predictions of EOD take no loss.
@@ -121,7 +122,7 @@ class Recipe:
         Returns:
           Arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
             starts: First token of each unit, counted through the corpus.
-            documents: Number of each unit in `corpus.documents`; absent where units are documents.
+            documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
             firsts: First unit of each data set.
             order N, ends N, shuffle N: `Stream` of data set N, counted without data sets of weight 0.
             chosen, taken: `Blend` of several data sets.
@@ -145,7 +146,7 @@ class Recipe:
         return arrays
 
     def _datasets(self, corpus: Corpus, units: Documents) -> list[_Dataset]:
-        """Return the data sets of the corpus that have a weight above 0."""
+        """Return the data sets of the corpus that have a weight above 0. Each is one shard, or the only one is all shards."""
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
         # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
@@ -154,6 +155,7 @@ class Recipe:
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
         datasets, weights = [], self._weights(corpus)
+        # Not strict: a data set of all shards has two borders, and only the first shard is used.
         for shard, weight, border, end in zip(corpus.shards, weights, borders, borders[1:], strict=False):
             if weight:
                 first, stop = (0, end - border) if self.split is None else split_range(*self.split, end - border)
@@ -178,7 +180,7 @@ class Recipe:
         return weights
 
     def _refuse_split(self, corpus: Corpus) -> None:
-        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a `.bin` and `.idx` pair, its prefix."""
+        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a prefix."""
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
                 splits = self.traits.splits
@@ -188,7 +190,7 @@ class Recipe:
                 )
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
-        """Return the stream of a data set, which has `num_samples` samples or more; one epoch for None."""
+        """Return the stream of a data set. It has `num_samples` samples or more; with None, it is one epoch."""
         sizes = units.length[dataset.first : dataset.stop]
         if self.index_dir is None:
             return make_stream(sizes, num_samples, self.cut, self.seed)
@@ -200,7 +202,7 @@ class Recipe:
     def _needs(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
         """Return the number of samples that the stream of each data set must have, and the number of samples of the blend.
 
-        The first is None for one epoch, the second for as many as the streams have.
+        None for a stream means one epoch. None for the blend means as many samples as the streams have.
         """
         samples = self.num_samples
         if samples is None or (len(datasets) > 1 and not corpus.weights):
@@ -214,7 +216,7 @@ class Recipe:
     def _blend(
         self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None
     ) -> Blend:
-        """Return the blend of the streams of `datasets`. It has `size` samples; as many as the streams have for None."""
+        """Return the blend of the streams of `datasets`. It has `size` samples; with None, as many as the streams allow."""
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
             shares = normalized([dataset.weight for dataset in datasets])

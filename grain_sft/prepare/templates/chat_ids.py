@@ -54,7 +54,7 @@ class Encoder(abc.ABC):
         Args:
           text: The rendered chat.
           spans: Spans of its characters that take loss.
-          expected: Control tokens that the template writes.
+          expected: Control tokens that the template writes. `expected.placed` is true if their places in the text are known.
           plain: Whether a text that spells a control token is encoded as ordinary text, not refused.
 
         Raises:
@@ -86,7 +86,7 @@ class WholeChats(Encoder):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # the token for unknown characters
+        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # for unknown characters
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
@@ -131,7 +131,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens. Their spans exclude spaces around the tokens."""
+        """Return the encoding, its ids, and its control tokens. The spans of these exclude spaces around them."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
@@ -143,10 +143,10 @@ class WholeChats(Encoder):
             start, stop = encoded.token_to_chars(index)
             piece = text[start:stop]
             if number in self._unknown_ids and not self._spells(number, piece):
-                continue
+                continue  # an unknown character
             start += len(piece) - len(piece.lstrip())
             stop -= len(piece) - len(piece.rstrip())
-            controls.append(Control(number, start, max(start, stop)))
+            controls.append(Control(number, start, max(start, stop)))  # a piece of spaces becomes an empty span
         return encoded, ids, controls
 
     def _spells(self, number: int, piece: str) -> bool:
@@ -156,11 +156,11 @@ class WholeChats(Encoder):
 
 
 class ChatPieces(Encoder):
-    """Encoder of each text between two control tokens alone, by SentencePiece or tiktoken.
+    """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
     These libraries never make control tokens of text. A document ends in the tokenizer's EOS. If the template writes an EOS at
     the end, whitespace after this EOS is left out. Otherwise an EOS is added. The added EOS takes loss if the chat ends in a
-    turn that takes loss.
+    turn that takes loss, and this turn ends in text, not in a control token.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -172,7 +172,7 @@ class ChatPieces(Encoder):
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id
-        starts = [0, *(control.stop for control in controls)]  # of the texts between control tokens
+        starts = [0, *(control.stop for control in controls)]  # where the texts between control tokens start
         ends_in_eos = bool(controls) and controls[-1].id == eos and not text[starts[-1] :].strip()
         if ends_in_eos:
             text = text[: starts[-1]]
@@ -189,7 +189,7 @@ class ChatPieces(Encoder):
                 loss.append(np.array([any(first <= control.start < last for first, last in spans)]))
         adds_eos = not ends_in_eos and eos is not None
         if adds_eos:
-            # no text and no control token follows the last turn that takes loss
+            # no text follows the last turn that takes loss, and the last control token is before the end of this turn
             ends_turn = bool(spans) and not text[spans[-1][1] :].strip() and starts[-1] < spans[-1][1]
             tokens.append(eos)
             loss.append(np.array([ends_turn]))
@@ -224,9 +224,10 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
             continue
         first, last = encoded.char_to_token(start), encoded.char_to_token(stop - 1)
         if first is None or last is None:  # a character that the tokenizer's normalizer drops
+            # `searchsorted` needs ascending offsets.
             starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
             first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
-        # if the last character has several tokens, such as one for each of its bytes, `char_to_token` returns the first one
+        # If the last character has several tokens, such as one for each of its bytes, `char_to_token` returns the first one.
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
         loss[first : last + 1] = True
