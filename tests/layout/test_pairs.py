@@ -89,13 +89,12 @@ def test_a_trace_finds_the_steps_of_a_pair(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path):
     corpus = open_corpus(write_pairs(tmp_path, make_pairs(20, 5)))
     for options, message in (
+        ({"sequence_length": 1}, "sequence_length=1: expected an integer, 2 or more"),
         ({"prompt_length": 48}, "prompt_length=48: expected 1 to 47"),
         ({"long_pairs": "cut"}, "long_pairs='cut': expected 'truncate' or 'drop'"),
     ):
         with pytest.raises(GrainSftError, match=message):
-            PairsLayout(corpus, 48, **options)
-    with pytest.raises(GrainSftError, match="sequence_length=1: expected an integer, 2 or more"):
-        PairsLayout(corpus, 1)
+            PairsLayout(corpus, **{"sequence_length": 48} | options)
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
     with pytest.raises(GrainSftError, match="its documents are not preference pairs"):
         PairsLayout(open_corpus(tmp_path / "a.npy", dtype="uint32", eos_token_id=2), 48)

@@ -123,11 +123,12 @@ WRONG_MESSAGES = [
 
 
 def test_chats_keep_further_keys_for_the_templates():
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    kept = {"content": None, "loss": 2.75, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    call = {"role": "assistant", **kept}
     record = {"messages": [*TURNS, {**TURNS[2], "weight": 0}, call], "id": "x", "tools": [{"name": "f"}]}
     found = parse_record(record)
     assert found.messages[3] == Message("assistant", "a", 0.0)
-    assert found.messages[4] == Message("assistant", "", None, {"content": None, "tool_calls": call["tool_calls"]})
+    assert found.messages[4] == Message("assistant", "", None, kept)
     assert found.tools == ({"name": "f"},)
 
 
@@ -136,6 +137,8 @@ WRONG_RECORDS = [
     (user(wieght=1), ["messages[1]: unknown key 'wieght'", "'weight'"]),
     (user(weight="1"), ["messages[1].weight: '1'"]),
     (user(train=False), ["messages[1].train: false; a mask of this name is not read", "--schema chat:weight=train"]),
+    (user(loss=0), ["messages[1].loss: the number 0; a mask of this name is not read"]),
+    (user(loss=1), ["messages[1].loss: the number 1; a mask of this name is not read"]),
     (user(weight=-1), ["messages[1].weight: -1"]),
     (user(weight=float("nan")), ["messages[1].weight: nan"]),
     (user(weight=10**400), ["messages[1].weight: 1000"]),
@@ -203,6 +206,8 @@ def test_a_key_whose_value_is_null_is_absent(schema):
     record = {"messages": [turn | nulls for turn in TURNS[schema == "tools" :]], "conversations": None, "tools": None}
     assert parse_record(record, schema) == Conversation(TALK[schema == "tools" :])
     assert parse_record({"messages": None, "conversations": SHAREGPT}) == Conversation(TALK)
+    call = {"role": "assistant_toolcall", "name": "f"}
+    assert parse_record({"messages": [call | {"content": None}]}) == parse_record({"messages": [call]})
 
 
 UNKNOWN = [
