@@ -110,7 +110,10 @@ class ChatTemplate:
         return token.end() if token and token.group(1) in self._ends else stop
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Return where the content of the turn text[start:stop] ends: before whitespace and the token that ends the turn."""
+        """Return where the content of the turn text[start:stop] ends: before the token that ends the turn, if there is one.
+
+        Whitespace at the end of the turn is not content: "Hi<|im_end|>" and a newline end after "Hi".
+        """
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 
@@ -155,7 +158,8 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
     """Return `count` characters that occur in no string of the values. By default they are from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+FFFE and U+FFFF of a plane are no characters
+    # codes that end in FFFE or FFFF are no characters
+    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
         raise RecordError("messages: have too many different characters to follow them through a chat template.")
