@@ -16,6 +16,7 @@ IMPORT_GRAIN = "import grain"
 SHUFFLE_ROWS = 724_000_000  # number of rows of 8192 tokens in OLMo-3's pretraining mix
 SHUFFLE_FILES = 950  # number of its files
 
+# `run_program` puts imports and the function `memory` before each of these programs
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 begin = time.perf_counter()

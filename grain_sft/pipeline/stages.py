@@ -66,6 +66,7 @@ class StagedPipeline(Pipeline):
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
+            # with equal numbers, all steps of the stage are skipped
             if sampler.num_steps is None or first_step < self._skips.step_of(sampler.num_steps):
                 own_amendments = _unweighted(stage.amendments_of(self.amendments))
                 pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
@@ -108,10 +109,10 @@ class StagedPipeline(Pipeline):
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs of `count` stages from which this run may have been made by adding stages.
+        """Return the earlier runs of `count` stages that this run may continue with its later stages.
 
-        Adding a stage may give an end to the last stage before it. So the runs differ in their last stage: it has no end, its
-        present end, or an end after `last_step`. With `count` 1, a run without stages comes first.
+        Whoever adds a stage may also give an end to the stage before it. So the runs differ in their last stage: it has no end,
+        its present end, or an end after `last_step`. With `count` 1, a run without stages comes first.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step
@@ -177,5 +178,5 @@ class StagedPipeline(Pipeline):
 
 
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
-    """Return the amendments without their weights; those that neither skip nor withdraw are left out."""
+    """Return the amendments without their weights, which `placed` applies. Leave out those that neither skip nor withdraw."""
     return [dataclasses.replace(change, reweight={}) for change in amendments if change.skip or len(change.withdraw)]

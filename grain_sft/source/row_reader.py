@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK_TOKENS = 1 << 15
-"""Tokens of a block: few enough that its bytes are still in the processor's cache when they are widened."""
+"""Tokens of a block: few enough that the block's bytes are still in the processor's cache when they are widened."""
 
 
 class _Block(NamedTuple):
@@ -50,7 +50,7 @@ class RowReader:
         shards, self._length = corpus.shards, corpus.rows.sequence_length
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._fields = self._row.names or ()
-        # rows that store the ends of segments are filled by counting; if all take loss, they lack `target_segment_ids` too
+        # rows that store the ends of segments are filled by counting; if all tokens take loss, `target_segment_ids` are too
         self._counting = Counting(self._length) if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -76,7 +76,7 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        # one block needs no groups; `fill_rows` reads nothing and returns False where another way is faster, or the only one
+        # one block needs no groups; `fill_rows` reads nothing and returns False if `read_groups` is faster, or has to be used
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:
@@ -134,7 +134,7 @@ class RowReader:
                 buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
             else:
                 copied.append((tokens[rows], ..., stored["tokens"]))
-            # one copy shifts all rows; what it puts at the end of a row, a token of the next row, is set to 0 after it
+            # one copy shifts all rows; it puts the next row's first token at the end of a row, where the next copy puts 0
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
             copied.append((targets[rows, -1], ..., ZERO))
             copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]

@@ -1,7 +1,7 @@
 """Reader of rows of few long segments. It fills all arrays of a row while the row's tokens are in the processor's cache.
 
-`Layout.row_segments` gives the segments of a row. With `Layout.pieces` instead, two rows of 32,768 tokens take 150 us, not 120
-(`bench --only packed`). Arrays are copied through memoryviews, because a copy by numpy takes longer to begin.
+`Layout.row_segments` gives the segments of a row. Two rows of 32,768 tokens take 120 us; with `Layout.pieces` instead, they
+would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because a copy by numpy takes longer to begin.
 """
 
 from bisect import bisect_right
@@ -40,7 +40,7 @@ class Counting:
 
 
 class SegmentRow:
-    """One row of a batch: views of its part of each of the batch's arrays.
+    """One row of a batch, as views of the batch's arrays.
 
     Args:
       stack: The batch's arrays.
@@ -95,7 +95,7 @@ class SegmentRow:
                 target_segments[end - 1] = 0
 
     def shift(self) -> None:
-        """Fill the targets: of each input the next one, and 0 at the end of the row."""
+        """Fill the targets: the next input for each column, and 0 for the last column."""
         self._first_targets[:] = self._next_inputs
         self._last_target[0] = 0
 
@@ -122,11 +122,16 @@ class SegmentReader:
     def read(
         self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
     ) -> tuple[ReadRows, list[list[int]], bool]:
-        """Return `rows` (int64, in [0, len(layout))), the ends of the segments of each, and whether int32 holds every token, as
-        far as that is checked. With `shifted`, check tokens and make targets and their segment ids, as if all tokens took loss.
+        """Return (`rows`, ends of each row's segments, fit).
+
+        Args:
+          rows: int64 [n], row numbers in [0, len(layout)).
+          arrays: Arrays that the rows are read into.
+          shifted: Whether to make targets and their segment ids, as if all tokens took loss. If so, `fit` is False if a token
+            does not fit into int32. Otherwise tokens are not checked, and `fit` is True.
 
         Raises:
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         fit, check = True, shifted and not self._fit
         of_rows, (inputs, targets, segments, positions, target_segments) = arrays.stack(
@@ -145,12 +150,12 @@ class SegmentReader:
             )
         filled = zip(self._reader.fill(pieces_of), of_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
-            padding = ends[-1] if ends else 0
-            if padding < self._length:
-                row.tokens[padding:] = self._pad
+            padding_begin = ends[-1] if ends else 0
+            if padding_begin < self._length:
+                row.tokens[padding_begin:] = self._pad
             if not self._wide:
                 row.inputs[...] = row.tokens
-            if check and np.minimum.reduce(row.inputs) < 0:
+            if check and np.minimum.reduce(row.inputs) < 0:  # a uint32 of 2**31 or more
                 fit = False
             row.fill(ends, shifted, begin)
             if shifted:

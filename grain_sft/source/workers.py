@@ -27,10 +27,10 @@ _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 def start(iterator: Any) -> Any:
     """Start all worker processes of a Grain iterator now, and return the iterator that owns them, for `stop`.
 
-    Without this function, Grain starts each process when it is first read from. The processes do not get Ctrl-C: the process
+    Without this function, Grain starts each process at the first read from it. The processes do not get Ctrl-C: the process
     that reads from them handles it, and may continue.
     """
-    resource_tracker.ensure_running()  # unblocks signals in this thread when it starts
+    resource_tracker.ensure_running()  # before SIGINT is blocked: the start of the tracker unblocks it in this thread
     with _startable(), without_interrupts():
         iterator.get_state()  # makes Grain create the iterators that own the processes
         inner = getattr(iterator, "_iterator", iterator)
@@ -83,17 +83,18 @@ class InOrder:
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
-    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. Of exit
-    # functions, the last one that was registered runs first. `finalize` may register its own before that of `multiprocessing`.
+    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. So the
+    # iterator is stopped before. The exit function that is registered last runs first: `finalize` alone would not be enough,
+    # since it may have registered its exit function before `multiprocessing` did.
     atexit.register(once)
     return once
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator. Wait at most 10 seconds; a worker that still runs then ends with this process.
+    """Close a Grain iterator. Wait at most 10 seconds; a worker that still runs after that ends with this process.
 
     The wait is bounded because a worker that was killed may have held a lock, and Grain then waits for this lock forever. A
-    thread that waits for an element gets an error.
+    thread that waits for an element of `iterator` gets an error.
 
     The references to the iterators that this one reads from are dropped. Otherwise Grain would close those iterators again at
     the end of the interpreter, when their modules are gone, and print a traceback.
@@ -120,7 +121,7 @@ def stop(iterator: Any) -> None:
 
 def _close(iterator: Any) -> None:
     iterator.close()
-    for each in _tree(iterator):  # `close` empties these queues, and a thread may still wait for an element of one
+    for each in _tree(iterator):  # `close` has emptied the queues: without a last element, a thread would wait forever
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
             with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue
@@ -128,7 +129,7 @@ def _close(iterator: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """In a worker process of Grain's, end when the parent ends. Otherwise the worker waits forever for room in its queue."""
+    """In a Grain worker process, end when the parent ends. Otherwise the worker waits forever for room in its queue."""
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
         return
@@ -143,7 +144,7 @@ def end_with_parent() -> None:
 
 
 def in_worker() -> bool:
-    """Return whether this is a worker process of Grain's."""
+    """Return whether this is a Grain worker process."""
     return bool(getattr(sys.modules.get(_PREFETCH), "_is_in_worker_process", False))
 
 
@@ -168,9 +169,9 @@ def _tree(iterator: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _startable() -> Iterator[None]:
-    """While this is entered, Grain can start worker processes.
+    """Let Grain start worker processes in the context.
 
-    Grain asks absl for its own flags, which fails before the command line is parsed. So the flags get their defaults.
+    Grain reads its absl flags, which fails before the command line is parsed. So the flags get their defaults.
 
     `multiprocessing` makes every worker run the main script again, which fails in a script without an
     `if __name__ == "__main__"` guard. So the main script is hidden. Workers do not need it: cloudpickle sends them all that
@@ -190,7 +191,7 @@ def _startable() -> Iterator[None]:
 
 
 def default_grain_flags() -> None:
-    """Make Grain's own flags readable, with their defaults, where absl has not parsed the command line, now or ever."""
+    """Make Grain's absl flags readable, with their defaults, if absl has not parsed the command line."""
     if flags.FLAGS.is_parsed():
         return
     for module, defined in flags.FLAGS.flags_by_module_dict().items():

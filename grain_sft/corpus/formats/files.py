@@ -61,7 +61,7 @@ class Files(Format):
         return corpus_of_files(sources, options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file of a `NAME.csv.gz`, else `path`. A name that no token file has is a CorpusError."""
+        """Return the token file of a `NAME.csv.gz`, else `path`. Raise CorpusError for other files, such as `a.json`."""
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
@@ -223,8 +223,8 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
     `before` is the token file before `part` in the corpus, or "". If the split lists another file before `part`, the result is
-    False. A split may not list `part`: its name has no number, or its folder can't be listed. If so, the result is False for
-    files in two folders.
+    False. Some splits do not list `part`, since its name has no number or its folder can't be listed. Then the result is False
+    if `before` is in another folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -245,7 +245,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:
         split = splits[0]
-        if split.files != tuple(paths):  # the sources file also lists the documents of files left out
+        if split.files != tuple(paths):  # it also lists the documents of files left out
             split = dataclasses.replace(split, sources="")
         return split
     facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}

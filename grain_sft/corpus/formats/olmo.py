@@ -76,8 +76,8 @@ class Olmo(Format):
         The metadata are those in corpus.json or prepare.json, else those in dataset_statistics.json. An unknown EOS id is taken
         from the files of the tokenizer.
 
-        `Split.files` lists the part before each part that exists, even if it does not exist itself. If only parts 0 and 3
-        exist, the list is parts 0, 2 and 3. Part 3 then does not follow part 0, so no document continues from part 0 to part 3.
+        `Split.files` lists each part that exists and the part before it, which may be missing. If only parts 0 and 3 exist, the
+        list is parts 0, 2 and 3. Part 3 then does not follow part 0, so no document continues from part 0 to part 3.
         """
         folders = folders_of_split(home)
         statistics = listing.read_json(home, _STATISTICS)
@@ -134,9 +134,9 @@ class Olmo(Format):
 
 
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
-    """Return whether the parts of a folder have label masks, by its metadata, and the path of the metadata.
+    """Return (value, path): whether the metadata of a folder state that its parts have label masks, and their path.
 
-    Metadata of this format without the key `LABEL_MASKS` mean that the parts have masks: their writers always write masks.
+    Metadata of this format without the key `LABEL_MASKS` count as True: their writers always write masks.
     A folder without metadata returns (None, "").
     """
     implied: tuple[bool | None, str] = None, ""
@@ -183,7 +183,7 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
     by_number: dict[int, str] = {}
     for name in sorted(names):
         if match := pattern.fullmatch(name):
-            number = int(match[1][:18])
+            number = int(match[1][:18])  # `int` refuses very long numbers
             if number in by_number:
                 raise CorpusError(
                     f"{folder}: {by_number[number]} and {name} are both part {number}. Remove one of them."

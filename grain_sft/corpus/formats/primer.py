@@ -32,10 +32,10 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of the split of a file, or of the first split of a folder that has tokens and labels.
+        """Return the `home` of a file's split. For a folder, return the `home` of its first split with tokens and labels.
 
-        A folder may have files of this format, but no such split. The result is then the first `home` that was tried, so that
-        `read` raises an error that names the missing file.
+        If a folder has files of this format, but no such split, the result is the first `home` that was tried. `read` then
+        raises an error that names the missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):

@@ -23,7 +23,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
     Attributes:
       tokens: uint32 [n].
-      loss: bool or float32 [n], loss of the token with the same index: it is not shifted to the token before.
+      loss: bool or float32 [n]. `loss[i]` belongs to `tokens[i]`: nothing is shifted yet.
       text_bytes: Number of bytes of a plain document's text in UTF-8; None for conversations.
     """
 
@@ -89,7 +89,7 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render, or whose text spells a special token.
 
-        It can't render a role that `roles` lacks, or a second system text.
+        A template can't render a role that `roles` lacks, or a second system text.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
@@ -114,7 +114,7 @@ class Template(abc.ABC):
                 self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
-        """Return for each message whether it takes loss: if its role is in `learned`, and its weight is not 0.
+        """Return whether each message takes loss. It does if its role is in `learned` and its weight is not 0.
 
         Raises:
           RecordError: No message has a role in `learned`. Or a message has a weight other than 0 and 1. Or a message has
@@ -168,7 +168,7 @@ class PiecesTemplate(Template):
         self.forbid(tokenizer.control_ids)
 
     def forbid(self, ids: Iterable[int]) -> None:
-        """Refuse texts that become one of these tokens."""
+        """Refuse texts whose encoding has one of these ids."""
         self._is_forbidden[list(ids)] = True
 
     @abc.abstractmethod
@@ -202,6 +202,7 @@ class PiecesTemplate(Template):
             if isinstance(pieces, RecordError):
                 results.append(pieces)
                 continue
+            # `encoded` has the texts of the accepted conversations only, in order
             ids = [next(encoded) if isinstance(value, str) else _as_array(value) for value, _ in pieces]
             results.append(result_of(self.document, pieces, ids))
         return results
@@ -243,7 +244,8 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 class SpecialText:
     """Search for special tokens in text.
 
-    A text without any of their first characters takes 0.2 ns a character. The pattern alone would take up to 13 ns.
+    `find` first looks for the first characters of the tokens. A text that has none of them takes 0.2 ns a character; the
+    pattern alone would take up to 13 ns.
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:
