@@ -1,4 +1,4 @@
-"""Amendments: changes of a run from a step on, which leave every batch before it as it is."""
+"""Amendments: changes of a run from a step on. The batches of earlier steps stay as they are."""
 
 import dataclasses
 import hashlib
@@ -74,13 +74,13 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a difference between receipts can matter before `step`; with None, at any step.
+    """Return whether a part that differs between receipts can change a batch before `step`, or any batch if `step` is None.
 
     It can't if each text begins with "from step N: ", where N is at least `step`.
 
     Args:
       step: Next step of a run.
-      texts: Text of the part that differs in each receipt; None for a receipt without the part.
+      texts: Text of the part in each receipt; None for a receipt without the part.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
@@ -111,7 +111,7 @@ def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
     """Return `sampler` with the skipped steps and the weights of `amendments`.
 
     Raises:
-      SamplerError: An amendment has weights, but the sampler is not that of a mixture or lacks a source.
+      SamplerError: An amendment has weights, but `sampler` is not a mixture's, or lacks a source that is reweighted.
     """
     skips = skips_of(amendments)
     reweights = reweights_of(amendments)
@@ -126,7 +126,10 @@ def skips_of(amendments: Iterable[Amendment]) -> list[tuple[int, int]]:
 
 
 def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]:
-    """Return (data step, amendment) of each amendment with weights, sorted by step."""
+    """Return (data step, amendment) of each amendment with weights, sorted by step.
+
+    The data step is the step that the sampler counts, skipped steps included.
+    """
     amendments = sorted(amendments, key=lambda amendment: amendment.step)
     skips = StepMap(skips_of(amendments))
     return [(skips.data_step(amendment.step), amendment) for amendment in amendments if amendment.reweight]

@@ -19,7 +19,7 @@ from grain_sft.storage import ForkSafeLock, activity
 T = TypeVar("T")
 
 MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
-"""Number of batches that may wait to be counted. It is 0 if other processes read the metrics, from a folder."""
+"""Number of batches that may wait to be counted: none if another process reads the metrics from a folder at any time."""
 
 
 class IteratorStats:
@@ -29,7 +29,7 @@ class IteratorStats:
       steps, tokens: Numbers of batches, and of their tokens, padding included.
       waited: Seconds inside `next`.
       elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
-      longest: Longest wait, in seconds; the reader may set it to 0.
+      longest: Longest wait, in seconds. Code that reads it may set it to 0.
       next_step: Step after the last one that arrived.
       waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
       stalled: Copy of `waiting` that an observer sets during a long wait; else None. When the wait ends, `stall_ended` of the
@@ -44,7 +44,7 @@ class IteratorStats:
         self._last_arrival = 0.0
 
     def count(self, arrival: Arrival) -> bool:
-        """Count a batch. Return False if it is counted already: `next` was interrupted, and delivered it again."""
+        """Count a batch. Return False if it was counted before: an interrupted `next` may deliver a batch twice."""
         _, step, _, tokens, requested_at, arrived_at = arrival
         if arrived_at <= self._last_arrival:
             return False

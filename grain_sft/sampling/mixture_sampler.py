@@ -129,7 +129,7 @@ class MixtureSampler(StreamSampler):
 
     @property
     def most_rows_off(self) -> float | None:
-        """Most rows by which a source may differ from its share after any number of rows; None where weights change."""
+        """Bound of the rows by which a source may differ from its share, after any number of rows; None if weights change."""
         return self._proportions.bound
 
     @property
@@ -180,8 +180,8 @@ class MixtureSampler(StreamSampler):
 
         Args:
           mixture: The sampler's mixture, or a mixture in it.
-          rows: int64 [n], rows of `mixture`.
-          indices: int64 [n], the same rows as indices of the sampler's mixture.
+          rows: int64 [n], rows of `mixture`, counted from the start of the run.
+          indices: int64 [n], index of each of these rows in the sampler's mixture.
         """
         if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
             self._fail((mixture, mixture.failure[1]), int(lacking.min()))
@@ -199,7 +199,7 @@ class MixtureSampler(StreamSampler):
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
         """Raise the error that a source has no row for `index` of the sampler's mixture.
 
-        `lacking` is the proportions of the source's mixture, and the number of the source in it.
+        `lacking` identifies the source: the proportions of the mixture that it belongs to, and its number in that mixture.
         """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
@@ -213,12 +213,12 @@ class MixtureSampler(StreamSampler):
 
     def _span(self, number: int, epoch: int) -> EpochSpan | None:
         source, path = self.streams[number].source, self._paths[number]
-        # rows of the stream, which count from its start
+        # begin and end of the epoch in rows of the stream: row 0 is the first row that the run reads
         epoch_begin = epoch * source.num_instances - source.rows_before
         begin, end = max(0, epoch_begin), epoch_begin + source.num_instances
         if end <= 0:
             return None
-        # rows of the mixture; -1 where the mixture never draws the row of the stream
+        # first and last row of the epoch, as indices of the mixture; -1 if the mixture never draws the row
         first, last = find_drawn(path, np.array([begin, end - 1])).tolist()
         run_end = math.inf if self.num_steps is None else self.batch_sizes.before(self.num_steps)
         if first < 0 or first >= run_end:
@@ -235,7 +235,7 @@ class MixtureSampler(StreamSampler):
 
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         source = self.streams[number].source
-        rows = indices + (epoch * source.num_instances - source.rows_before)  # of the stream, from its start
+        rows = indices + (epoch * source.num_instances - source.rows_before)  # of the stream, as in `_span`
         rows_of_mixture = np.where(rows < 0, -1, find_drawn(self._paths[number], np.maximum(rows, 0)))
         steps = self.batch_sizes.steps_of(rows_of_mixture)
         before, sizes = self.batch_sizes.of_steps(steps)

@@ -1,9 +1,11 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
-episode_tool also renders tool calls, and ends each block with a line break. In a turn of the assistant, the text and the
-closing tag take loss, and the opening tag does not. `<myPT_eot>` takes loss, too. A tag that is not a token of the tokenizer
-is encoded as ordinary text. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a
-message are rendered; the `context` of a record is not.
+episode_tool also renders tool calls, and ends each block with a line break. In a turn of the assistant, the opening tag takes
+no loss; all that follows, to the closing tag, takes loss. `<myPT_eot>` takes loss, too. A tag that is not a token of the
+tokenizer is encoded as ordinary text, so a content that spells this tag is an error, even with `--special-text encode`.
+
+Rendered are the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite` of
+assistant messages. The `context` of a record and the content of a tool call are not rendered.
 
 Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
