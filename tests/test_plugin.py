@@ -223,6 +223,9 @@ def test_a_format_from_outside_is_written_and_refuses_masks_that_it_does_not_hol
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(bytes([0, 1, 1, 1, 1, 1, 1]))
     assert main([*convert, "--overwrite"]) == 1
     assert "1 of the 7 tokens of train take none" in capsys.readouterr().err
+    assert main([*convert[:-1], "grain_sft_example.broken:plain"]) == 1
+    expected = "format 'grain_sft_example.broken:plain' is a function; expected Format. Fix the name."
+    assert expected in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*convert[:-1], "articles"])
     assert "'articles' is not a format. Give one of olmo, " in capsys.readouterr().err
@@ -275,14 +278,6 @@ def test_a_template_that_cannot_be_made_is_an_error(tmp_path, capsys, template, 
     assert main([*command, "--val-frac", "0", "--workers", "1", "-o", str(tmp_path / "out")]) == 1
     message = capsys.readouterr().err
     assert message.startswith(f"grain-sft prepare: template {name!r} ") and expected in message
-
-
-def test_a_function_is_not_a_format_to_write(tmp_path, capsys):
-    np.array([5, 2], "<u2").tofile(tmp_path / "token_ids_part_0000.npy")
-    name = "grain_sft_example.broken:plain"
-    convert = ["convert", str(tmp_path), "--dtype", "uint16", "--eos-token-id", "2", "-o", str(tmp_path / "out")]
-    assert main([*convert, "--format", name]) == 1
-    assert f"format {name!r} is a function; expected Format. Fix the name." in capsys.readouterr().err
 
 
 def test_a_function_of_other_arguments_is_neither_an_order_nor_an_algorithm(tmp_path):
