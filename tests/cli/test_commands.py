@@ -33,6 +33,12 @@ def mix(tmp_path, write_tokens):
     return path
 
 
+@pytest.fixture
+def config(mix):
+    corpus = {"dtype": "uint16", "path_remap": {"{TOKENIZER}": "tok"}}
+    return write_config(mix.with_name("çağr.yaml"), sections(mix, 8, layout="windows", corpus=corpus))
+
+
 def test_index_describes_a_mix_and_writes_its_index(mix, tmp_path, capsys):
     out = tmp_path / "index.json"
     arguments = ["index", str(mix), *ARRAYS, "--tokenizer-name", "tok", "--sequence-length", "128", "-o", str(out)]
@@ -210,31 +216,22 @@ def test_a_command_that_needs_no_jax_leaves_one_that_was_imported_in_place(monke
         "simulate {config} --hosts 1 --steps 0:1 --processes 0 -o {output}",
         "simulate {config} --hosts 1 --steps 0:1 --processes 0 --html {output}",
         "train-tokenizer {texts} --vocab-size 300 -o {text}",
-        "index {mix} --dtype uint16 -o {mix}",
+        "index {mix} --dtype uint16 --tokenizer-name tok -o {mix}",
     ],
 )
-def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, write_tokens, failure, command):
+def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, failure, command):
     pytest.importorskip("matplotlib")
-    shard = write_tokens("tokens.npy", np.arange(99), "uint16")
-    mix = tmp_path / "mix.txt"
-    mix.write_text("web,tokens.npy\n")
-    files = sections(mix, 8, layout="windows", corpus={"dtype": "uint16"})
-    config = write_config(tmp_path / "config.yaml", files)
     text = tmp_path / "texts" / "a.txt"
     text.parent.mkdir()
     text.write_text("a text\n" * 90)
     (tmp_path / "link").symlink_to(tmp_path)
     names = {"config": config, "texts": text.parent, "text": text, "mix": mix}
-    for output in (shard, tmp_path / "link" / shard.name, config, mix):
+    for output in (tmp_path / "tok/a/0.npy", tmp_path / "link/tok/a/0.npy", config, mix):
         status, error = failure(*command.format(**names, output=output).split())
         assert status == 1 and "is an input, which the output" in error
 
 
-def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, write_tokens):
-    write_tokens("tokens.npy", np.arange(99), "uint16")
-    config = write_config(
-        tmp_path / "çağr.yaml", sections("tokens.npy", 8, layout="windows", corpus={"dtype": "uint16"})
-    )
+def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, config):
     command = [sys.executable, "-m", "grain_sft", "verify", config.name]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environment, cwd=tmp_path)

@@ -16,12 +16,6 @@ from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_r
 LENGTH = 64
 
 
-def test_a_corpus_without_documents_is_asked_for_its_eos(tmp_path, failure):
-    np.full(4000, 5, np.uint16).tofile(tmp_path / "a.bin")
-    words = ("pack", tmp_path / "a.bin", "--dtype", "uint16", "--eos-token-id", 0, "--sequence-length", LENGTH)
-    assert "no document has a token" in (error := failure(*words)[1]) and "Is its eos_token_id right?" in error
-
-
 @pytest.fixture
 def chats(tmp_path):
     return write_episodes(tmp_path / "chats", documents(200, longest=90))
@@ -117,12 +111,14 @@ def test_the_learning_rate_is_printed_for_a_batch(chats, capsys, packed):
     assert f"learning rate {rate:.4e}, OpenChat's for batches of 32,768 tokens" in capsys.readouterr().out
 
 
-def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed):
+def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed, failure):
     paths = [write_tokens(f"{name}.npy", [5, 6, EOS, 7, EOS, 8, 9], "uint16") for name in "ab"]
     words = ["--dtype", "uint16", "--eos-token-id", EOS, "--algorithm", "best_fit_decreasing"]
     found = packed(*paths, *words, "--source-group-size", 2)
     assert (found["corpus"]["documents"], found["corpus"]["tokens_in_documents"]) == (4, 10)
     assert found["packing"]["rows"] == 1 and "4 tokens are in no document" in capsys.readouterr().out
+    _, error = failure("pack", *paths, *words[:2], "--eos-token-id", 0, "--sequence-length", LENGTH)
+    assert "no document has a token" in error and "Is its eos_token_id right?" in error
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What `open_corpus` takes: globs, directories, lists, single files; what it refuses; and the fingerprint of what it opens."""
 
 import errno
-import functools
 import os
 import shutil
 
@@ -10,20 +9,8 @@ import pytest
 from batches import open_files
 from sft_files import documents, error_of, write_episodes
 
-from grain_sft import (
-    GrainSftError,
-    IndexSampler,
-    NpyDataSource,
-    PackedLayout,
-    PaddedLayout,
-    Pipeline,
-    WindowLayout,
-    load,
-    open_corpus,
-)  # fmt: skip
+from grain_sft import GrainSftError, load, open_corpus
 from grain_sft.errors import CorpusFileError, WrongTypeError
-
-LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 
 
 @pytest.fixture
@@ -273,20 +260,3 @@ def test_it_is_this_one(folder):
     # Runs are resumed by it: whoever changes how it is made must raise FINGERPRINT_VERSION, and this value with it.
     expected = "sha256:c64f2a83cc59bf92c3dfdcb1c31b35098da5b2ff0c1135df77a8772bdf777eca"
     assert fingerprint(folder, eos_token_id=1) == expected
-
-
-def test_a_path_in_place_of_a_corpus_and_a_corpus_in_place_of_a_layout_get_a_sentence(tree):
-    corpus = open_corpus(tree)
-    layout = WindowLayout(corpus, 1)
-    sampler = IndexSampler(len(layout), global_batch_size=1, seed=0)
-    for make, message in (
-        *(
-            (functools.partial(each, str(tree), 8), "corpus is .*expected the result of open_corpus")
-            for each in LAYOUTS
-        ),
-        (lambda: NpyDataSource(corpus), r"layout is Corpus.*expected a layout, such as WindowLayout"),
-        (lambda: Pipeline(layout, sampler), r"source is WindowLayout.*expected NpyDataSource\(layout\)"),
-        (lambda: Pipeline(NpyDataSource(layout), 5), r"sampler is 5.*expected a sampler, such as IndexSampler"),
-    ):
-        with pytest.raises(WrongTypeError, match=message):
-            make()

@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import threading
+import time
+from unittest import mock
 
 import grain
 import numpy as np
@@ -9,8 +12,10 @@ import pytest
 from batches import Plain, assert_one_run, assert_same
 from etils import epath
 
+import grain_sft
 from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
-from grain_sft.errors import GrainSftError, RowIndexError
+from grain_sft.errors import GrainSftError, RowIndexError, WrongTypeError
+from grain_sft.pipeline import Observer
 
 LENGTH = 16
 ROWS = 60
@@ -279,15 +284,45 @@ def test_a_step_given_by_position_works_with_a_warning_that_names_it(source):
 
 
 def test_parts_that_do_not_fit_are_named(source):
-    with pytest.raises(GrainSftError, match=r"NgramFilter.*needs the key 'tokens'.*place transforms"):
-        pipeline(source, transforms=TRANSFORMS[::-1])[0]
-    with pytest.raises(GrainSftError, match="59 rows, but the source has 60"):
-        Pipeline(source, IndexSampler(59, global_batch_size=4, seed=0), [ShiftTargets()])
-    with pytest.raises(GrainSftError, match=r"not a grain.transforms.Map.*no Batch"):
-        pipeline(source, transforms=[grain.transforms.Batch(4)])
-    with pytest.raises(
-        GrainSftError, match=r"transforms is ShiftTargets.*; expected a list, such as \[ShiftTargets\(\)\]"
+    layout, sampler, fewer = source.layout, pipeline(source).sampler, IndexSampler(59, global_batch_size=4, seed=0)
+    for error, message, make in (
+        (
+            GrainSftError,
+            "needs the key 'tokens'.*place transforms",
+            lambda: pipeline(source, transforms=TRANSFORMS[::-1])[0],
+        ),
+        (GrainSftError, "59 rows, but the source has 60", lambda: Pipeline(source, fewer, [ShiftTargets()])),
+        (
+            GrainSftError,
+            "not a grain.transforms.Map.*no B",
+            lambda: Pipeline(source, sampler, [grain.transforms.Batch(4)]),
+        ),
+        (
+            GrainSftError,
+            r"transforms is .*; expected a list, .*\[Shift",
+            lambda: Pipeline(source, sampler, ShiftTargets()),
+        ),
+        (GrainSftError, r"schedule is 5 .*; expected a list of pairs \(step", lambda: pipeline(source, schedule=5)),
+        (WrongTypeError, "layout is Corpus.*a layout, such as WindowLayout", lambda: NpyDataSource(layout.corpus)),
+        (WrongTypeError, r"source is WindowLayout.*expected NpyDataSource\(l", lambda: Pipeline(layout, sampler)),
+        (WrongTypeError, "sampler is 5.*expected a sampler, such as IndexSampler", lambda: Pipeline(source, 5)),
+        (WrongTypeError, "corpus is .*expected the result of open_corpus", lambda: WindowLayout("a", 8)),
+        (WrongTypeError, "corpus is .*expected the result of open_corpus", lambda: grain_sft.PaddedLayout("a", 8)),
+        (WrongTypeError, "corpus is .*expected the result of open_corpus", lambda: grain_sft.PackedLayout("a", 8)),
     ):
-        Pipeline(source, IndexSampler(60, global_batch_size=4, seed=0), ShiftTargets())
-    with pytest.raises(GrainSftError, match=r"schedule is 5 .*; expected a list of pairs \(step, global_batch_size\)"):
-        IndexSampler(60, global_batch_size=4, seed=0, schedule=5)
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_threads_that_close_an_iterator_at_once_close_it_once(source):
+    observer = Observer()
+    observer.iterator_closed = mock.Mock()
+    iterator = Pipeline(source, pipeline(source).sampler, TRANSFORMS, observers=[observer]).iter()
+    threads = [threading.Thread(target=iterator.close) for _ in range(2)]
+    with iterator._lock:  # as during a slow `next`
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    observer.iterator_closed.assert_called_once_with(iterator)

@@ -6,18 +6,9 @@ import shutil
 import pytest
 from audit_runs import ENDINGS
 from batches import load
-from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft.errors import PipelineError
 from grain_sft.provenance import check_audit
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpora")
-    olmo = write_olmo(folder / "olmo", documents(40, seed=3, longest=40))
-    episodes = write_episodes(folder / "episodes", documents(30, 5, longest=40), shards=3)
-    return {"olmo": {"path": str(olmo), "eos_token_id": 2, "dtype": "uint16"}, "episodes": {"path": str(episodes)}}
 
 
 def run(config, steps, tmp_path, again=range(0)):
@@ -41,7 +32,7 @@ def findings(tmp_path, pipeline):
 
 @pytest.fixture
 def config(corpora):
-    layout, sampler = {"kind": "padded", "sequence_length": 32}, {"seed": 1, "global_batch_size": 4}
+    layout, sampler = {"kind": "padded", "sequence_length": 32}, {"seed": 1, "global_batch_size": 15}
     return {"corpus": corpora["olmo"], "layout": layout, "sampler": sampler}
 
 
