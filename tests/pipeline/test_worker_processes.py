@@ -8,12 +8,14 @@ import sys
 import textwrap
 import threading
 import time
+from unittest import mock
 
 import grain
 import pytest
 from batches import pipeline_of
 
-from grain_sft import WindowLayout, open_corpus
+from grain_sft import Pipeline, WindowLayout, open_corpus
+from grain_sft.pipeline import Observer
 from grain_sft.source.workers import InOrder
 
 SCRIPT = """
@@ -166,3 +168,18 @@ def test_workers_end_with_their_iterator_which_says_that_it_was_closed(write_tok
         assert not process.is_alive()
     with pytest.raises(ValueError, match="closed"):
         next(iterator)
+
+
+def test_threads_that_close_an_iterator_at_once_close_it_once(write_tokens):
+    made = pipeline_of(WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16))
+    observer = Observer()
+    observer.iterator_closed = mock.Mock()
+    iterator = Pipeline(made.source, made.sampler, made.transforms, observers=[observer]).iter()
+    threads = [threading.Thread(target=iterator.close) for _ in range(2)]
+    with iterator._lock:  # as during a slow `next`
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    observer.iterator_closed.assert_called_once_with(iterator)
