@@ -9,9 +9,8 @@ import pytest
 from batches import Plain, assert_one_run, assert_same
 from etils import epath
 
-import grain_sft
 from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
-from grain_sft.errors import GrainSftError, RowIndexError, WrongTypeError
+from grain_sft.errors import GrainSftError, RowIndexError
 
 LENGTH = 16
 ROWS = 60
@@ -289,18 +288,4 @@ def test_parts_that_do_not_fit_are_named(source):
         (r"schedule is 5 .*a list of pairs \(step, global_batch_size\)", lambda: pipeline(source, schedule=5)),
     ):
         with pytest.raises(GrainSftError, match=message):
-            make()
-
-
-def test_parts_of_other_types_get_a_sentence(source):
-    layout, sampler = source.layout, pipeline(source).sampler
-    for message, make in (
-        (r"layout is Corpus.*expected a layout, such as WindowLayout", lambda: NpyDataSource(layout.corpus)),
-        (r"source is WindowLayout.*expected NpyDataSource\(layout\)", lambda: Pipeline(layout, sampler)),
-        (r"sampler is 5.*expected a sampler, such as IndexSampler", lambda: Pipeline(source, 5)),
-        ("corpus is .*expected the result of open_corpus", lambda: WindowLayout("a", 8)),
-        ("corpus is .*expected the result of open_corpus", lambda: grain_sft.PaddedLayout("a", 8)),
-        ("corpus is .*expected the result of open_corpus", lambda: grain_sft.PackedLayout("a", 8)),
-    ):
-        with pytest.raises(WrongTypeError, match=message):
             make()

@@ -17,7 +17,7 @@ from grain_sft import (
     ShiftTargets,
     WindowLayout,
 )
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, WrongTypeError
 
 LENGTH = 32
 BATCH = 6
@@ -93,3 +93,17 @@ def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(sour
     assert_same({key: array[: len(source)] for key, array in joined.items()}, expected)
     assert not any(array[len(source) :].any() for key, array in joined.items() if key != "inputs")
     assert set(joined["inputs"][len(source) :].ravel().tolist()) <= {source.layout.corpus.pad_token_id}
+
+
+def test_parts_of_other_types_get_a_sentence(source):
+    layout, sampler = source.layout, pipeline(source).sampler
+    for message, make in (
+        (r"layout is Corpus.*expected a layout, such as WindowLayout", lambda: NpyDataSource(layout.corpus)),
+        (r"source is \w+Layout.*expected NpyDataSource\(layout\)", lambda: Pipeline(layout, sampler)),
+        (r"sampler is 5.*expected a sampler, such as IndexSampler", lambda: Pipeline(source, 5)),
+        ("corpus is .*expected the result of open_corpus", lambda: WindowLayout("a", 8)),
+        ("corpus is .*expected the result of open_corpus", lambda: PaddedLayout("a", 8)),
+        ("corpus is .*expected the result of open_corpus", lambda: PackedLayout("a", 8)),
+    ):
+        with pytest.raises(WrongTypeError, match=message):
+            make()
