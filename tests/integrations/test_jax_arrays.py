@@ -101,9 +101,7 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
 
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_another_stopped(
-    folder, pipeline, tmp_path, processes
-):
+def test_any_number_of_processes_goes_on_where_another_stopped(folder, pipeline, tmp_path, processes):
     state = None
     for number, count in enumerate((processes, *(other for other in (1, 2, 4) if other != processes))):
         job = job_of("", config(folder), CASES, STEPS) | ({"state": state} if state else {})
@@ -116,9 +114,7 @@ def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_an
 @pytest.mark.processes
 @pytest.mark.parametrize(("processes", "loaders"), [(2, [0]), (2, [1]), (4, [1, 2]), (4, [3])])
 @pytest.mark.parametrize("num_rows", [BATCH, 2 * BATCH])
-def test_processes_that_do_not_load_get_their_rows_from_those_that_do(
-    folder, pipeline, tmp_path, processes, loaders, num_rows
-):
+def test_processes_that_do_not_load_get_rows_of_others(folder, pipeline, tmp_path, processes, loaders, num_rows):
     job = job_of("", config(folder), CASES, STEPS, loaders=loaders, num_rows=num_rows)
     printed = run(job, processes, DEVICES // processes, tmp_path)
     check(printed, digests(pipeline, range(STEPS), num_rows), CASES)
@@ -247,9 +243,7 @@ def test_every_batch_may_lack_the_same_columns(folder, pipeline):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (1, 8), (4, 4), (4, 8)])
-def test_a_mesh_that_divides_the_sequence_has_the_global_arrays_of_one_that_does_not(
-    chats, tmp_path, processes, devices
-):
+def test_a_mesh_that_divides_the_sequence_has_the_same_global_arrays(chats, tmp_path, processes, devices):
     cases = [*CASES, *(BY_4 if devices == 8 else ())]
     jobs = columns_jobs(chats, cases, layouts=["windows", "packed", "padded"], shards=[1, 2, 4])
     check_columns(run(jobs, processes, devices // processes, tmp_path), jobs)

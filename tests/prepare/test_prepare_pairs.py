@@ -132,11 +132,7 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
         ({"chosen": turns("a", "b"), "rejected": turns("a", "b")}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
-        (
-            {"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")},
-            {},
-            "begins with a message of the user",
-        ),
+        ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "with a message of the user"),
         (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
     ],
 )

@@ -93,16 +93,12 @@ class WrongId(TEMPLATES["text"]):
 
 
 @pytest.mark.parametrize("number", ["size", "-1", str(2**40), str(2**70)])
-def test_an_id_that_the_tokenizer_lacks_is_an_error_with_template_id_vocabulary_and_record(
-    number, tmp_path, monkeypatch
-):
+def test_an_id_that_the_tokenizer_lacks_is_an_error_of_its_record(number, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     model = save_sentencepiece(tmp_path)
     size = load_tokenizer(model).vocab_size
     number = number.replace("size", str(size))
     path = write(tmp_path / "a.jsonl", ["0", str(size - 1), number])
-    expected = (
-        f":3: template test_template_file:WrongId made the token id {number}; expected an id from 0 to {size - 1}, "
-    )
+    expected = f":3: template test_template_file:WrongId made the token id {number}; expected .* 0 to {size - 1}, "
     with pytest.raises(RecordError, match=expected):
         prepare(request_of(model, path, template="test_template_file:WrongId"), tmp_path / "out", workers=1)
