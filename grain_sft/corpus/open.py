@@ -163,7 +163,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
     single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
     with inside(local_folder, single_path or ""):
         corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
-    # A file that has a `root` was unpacked into the cache by its format, and the cache is its `root`.
+    # Files with a `root` need no check: their format unpacked them into the cache, which is their `root`.
     options.check_paths([file.path for file in corpus.files() if file.root is None])
     if local_folder is None:
         return corpus

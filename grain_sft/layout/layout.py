@@ -48,7 +48,7 @@ class FromPieces(Traits):
     2. The length of each segment.
     3. Where the row begins. If its columns are a part of a longer row (`ColumnsLayout`), the item has two numbers: how many
        segments of the longer row end before column 0, and the position of column 0 in its segment. It is (1, 12) if column 0
-       is position 12 of segment 2. For a whole row, it is `BEGIN_OF_ROW`.
+       is position 12 of the second segment. For a whole row, it is `BEGIN_OF_ROW`.
     """
 
     @property
@@ -176,7 +176,8 @@ class Layout(FromPieces):
         if "pieces" not in vars(cls):
             return
         for name, default in vars(FromPieces).items():
-            is_of_python = name.startswith("__") and name != "__repr__"  # such as `__doc__`; `__repr__` states the rows
+            # such as `__doc__`, but not `__repr__`, which states the rows
+            is_of_python = name.startswith("__") and name != "__repr__"
             if not is_of_python and name not in vars(cls):
                 setattr(cls, name, default)
         if not cls.__module__.startswith("grain_sft."):
@@ -220,7 +221,7 @@ class Layout(FromPieces):
         return {"corpus": ", ".join(facts), "layout": self._rows_receipt}
 
     def _tokens_hash(self) -> str | None:
-        """Return the hash of all tokens if the layout follows documents that the corpus finds by EOS alone, else None."""
+        """Return the hash of all tokens if the layout follows documents and the corpus has no boundary files, else None."""
         return self.corpus.find_documents().tokens if self.follows_documents else None
 
     def _repr_html_(self) -> str:

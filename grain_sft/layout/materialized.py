@@ -12,7 +12,7 @@ class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages:
-    the rows take space on disk (each token, and usually 4 bytes more), and another length or algorithm needs new rows.
+    the rows take space on disk (the tokens, and usually 4 more bytes for each), and another length or algorithm needs new rows.
 
     Args:
       corpus: Corpus in the format `rows`.

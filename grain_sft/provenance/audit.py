@@ -110,7 +110,7 @@ class AuditLog(Observer):
         return [file.path for file in self._files]
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """Write the entries of the batch that the trainer gets now. A second call with the same delivery writes nothing.
+        """Write the entries of the batch that the trainer gets now. A delivery whose entries are written is ignored.
 
         Ctrl-C may raise an exception between any two statements. So attributes that belong together change in one assignment.
 
@@ -133,7 +133,7 @@ class AuditLog(Observer):
             sizes = [os.fstat(fd).st_size for fd in opened]
             changed = [size != file.end for file, size in zip(self._files, sizes, strict=True)]
             is_retry = step == self._unwritten_step
-            # Entries that wait since a failed call don't fit after those of another writer: their file gets new ones.
+            # A failed call leaves entries waiting. If another writer has changed their file since, new ones replace them.
             lacks = [not is_retry or (file.waits and new) for file, new in zip(self._files, changed, strict=True)]
             if any(lacks):
                 for file, fd in zip(self._files, opened, strict=True):

@@ -18,7 +18,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
       parts: Trace, or the parts that `iter_trace` yields.
 
     Returns:
-      Columns by name, with an entry for each source in the trace. A source is listed even if all its tokens are withdrawn.
+      Columns by name, with an entry for each source in the trace, even if an amendment has withdrawn all its tokens.
         source: Name of the source, or its number if it has no name.
         documents: Number of distinct documents; 0 if the layout does not follow documents.
         segments, tokens: Number of segments, and of tokens that are not withdrawn.

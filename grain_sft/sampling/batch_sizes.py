@@ -36,7 +36,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. A `ComputedSizes` lists all sizes that a step may have.
+      sizes: Size from each of `steps` on; in a `ComputedSizes`, instead, every size that a step may have.
       schedule: The pairs (step, size) of the argument.
 
     Raises:
@@ -81,7 +81,7 @@ class BatchSizes:
         return StepRows(before + (steps - first) * sizes, sizes)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """Return the step that reads each of `rows`, int64 [n], which count the rows of the run from 0."""
+        """Return the step that reads each of `rows`: int64 [n], row numbers of the run, from 0."""
         first, sizes, before = self._columns[:, np.searchsorted(self._before, rows, side="right") - 1]
         steps: Ints = first + (rows - before) // sizes
         return steps
@@ -138,7 +138,7 @@ class JoinedSizes(ComputedSizes):
             self._parts.append(_Part(first_step, first_row, sizes, shift, row_shift))
         self._first_steps = [part.first_step for part in self._parts]
         self._first_rows = [part.first_row for part in self._parts]
-        changes: dict[int, int] = {}  # size from each step of the run on: first steps of parts, and changes in them
+        changes: dict[int, int] = {}  # step of the run to size: for each part, its first step and its changes
         for part, end in zip(self._parts, [*self._first_steps[1:], sys.maxsize], strict=True):
             changes[part.first_step] = part.sizes.at(part.first_step + part.step_shift)
             for own_step, size in part.sizes.schedule:

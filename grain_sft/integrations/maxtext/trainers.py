@@ -16,8 +16,8 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 class Trainer:
     """A trainer of MaxText. The methods are those of pre-training, MaxText's own loop; subclasses override them.
 
-    Pre-training takes one batch a step, with all micro-batches. It writes checkpoint N after step N, so checkpoint 0 after the
-    first step.
+    Pre-training takes one batch a step, which holds all micro-batches. It writes checkpoint N after step N, so checkpoint 0
+    after the first step.
 
     Attributes:
       module: Name of the module with its `main`.
