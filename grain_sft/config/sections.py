@@ -139,8 +139,8 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Args:
       steps: Number of steps of the stage. The last stage may have neither `steps` nor `tokens`.
       tokens: Number of its tokens, padding included, rounded up to whole steps.
-      corpus: Keys of this section that differ in the stage. If these have a `path`, the stage inherits no key of the config's
-        `corpus`. The same holds for a `mixture` where the config has a `path`.
+      corpus: Keys of this section that differ in the stage. If these have a `path`, or a `mixture` in place of the config's
+        `path`, the stage inherits no key of the config's `corpus`.
       layout: Keys of this section that differ in the stage.
       sampler: Keys of this section that differ in the stage. Steps of its `schedule` count from the stage's first.
       transforms: Transforms of the stage, in place of all those of the config.

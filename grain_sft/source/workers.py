@@ -110,7 +110,7 @@ def stop(iterator: Any) -> None:
             closed.release()
 
     thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
-    try:  # an exception that arrives inside `thread.start` would keep this thread waiting
+    try:  # Ctrl-C in a direct call of `thread.start` could leave a lock held, and the new thread would wait for it forever
         _thread.start_new_thread(thread.start, ())
         closed.acquire(timeout=_CLOSES_IN)
     except RuntimeError:  # the interpreter ends, and starts no threads any more

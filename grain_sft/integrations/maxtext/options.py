@@ -73,7 +73,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
 
     Raises:
       ConfigError: As in `Options.from_environment`. Or an option is given twice with different values, `dataset_type` is not
-        `olmo_grain`, or a word of MaxText has dashes or is not `key=value`. The first one may be a config file instead.
+        `olmo_grain`, or a word of MaxText has dashes or is not `key=value` (the first may be a config file).
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]

@@ -34,8 +34,8 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        If a partial last sample counts, the quotient is rounded up. As in megatron-core, whose quotient is a 32-bit float, the
-        partial sample of some long streams is lost. megatron-core may also add a sample without tokens; this function doesn't.
+        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so in a long stream it may
+        count too few samples, as this function does, or one without tokens, which this function leaves out.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length

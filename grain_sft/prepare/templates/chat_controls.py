@@ -37,7 +37,7 @@ class Expected(NamedTuple):
 
     Attributes:
       controls: Control tokens in the order of the chat.
-      placed: Whether `start` and `stop` of the controls are right. If not, only their ids are: the template changes texts.
+      placed: Whether `start` and `stop` are right, not only `id`. They may be wrong if the template changes the chat's texts.
     """
 
     controls: list[Control]
