@@ -21,7 +21,7 @@ CASES = {
     136: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),  # chats
     5_400: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),  # long documents
 }
-"""By the tokens of the median document: kind of the layout, rows of a batch and tokens of a row, of each measured case."""
+"""Measured cases, by the median document's tokens: the kind of layout, rows in a batch, and tokens in a row."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:

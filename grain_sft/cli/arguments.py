@@ -150,7 +150,8 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
         pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
     for output in filter(None, outputs):
         of_corpora = [file.path for stage in pipeline.stages for file in stage.source.layout.corpus.files()]
-        named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]  # a mix, an index
+        # files that the config names, such as a mix or a saved index
+        named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]
         files.check_inputs_stay(output, [options.config, *named, *of_corpora])
     return pipeline
 
@@ -188,7 +189,7 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
 
 def add_stage(add: Callable[..., object]) -> None:
     """Add `--stage` by `add`, the method `add_argument` of a parser or a group."""
-    add("--stage", type=at_least(1), default=1, help="of a config with stages: which, from 1 (default: 1)")
+    add("--stage", type=at_least(1), default=1, help="number of the stage in a config with stages (default: 1)")
 
 
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:

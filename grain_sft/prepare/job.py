@@ -1,8 +1,8 @@
 """`Job`: a preparation after its inputs were scanned.
 
-A job renders parts of the inputs to chunk files, tokens and losses of documents, and plans the corpus from them. Then the
-writer of the corpus's format writes its files, and the job ends with the manifest. Files are written atomically, so a job that
-was stopped continues with the missing files.
+A job renders parts of the inputs to chunk files, which contain the tokens and losses of documents, and plans the corpus from
+the chunks. Then the writer of the corpus's format writes its files, and the job ends with the manifest. Files are written
+atomically, so a job that was stopped continues with the missing files.
 """
 
 import collections
@@ -135,7 +135,7 @@ class Job(Renderer):
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order. All units of a group are of one dataset."""
         dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
-        # groups are in the order of the datasets; the last entry, of no dataset, is the number of all groups
+        # each dataset's first group, then the number of groups; groups are in the order of the datasets
         first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
         first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64

@@ -22,7 +22,7 @@ _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 # in an SVG element, each colour becomes a variable of the page's style sheet, such as --c0
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
-_MAX_SOURCES = 7  # sources with a colour of their own if there are more than 8; the others are one sum
+_MAX_SOURCES = 7  # a mixture of more than 8 sources shows the 7 largest, and the sum of the others
 _MAX_CHARACTERS = 28  # most characters of a label
 _SIZE = (8.0, 3.2)  # inches
 

@@ -68,8 +68,8 @@ class OpenChat(PiecesTemplate):
         if not self.chosen.seq_level_weight:
             return weights
         divided = list(weights)
-        # A message has three pieces: prefix, text and end of turn. They are counted from the end, because one piece (BOS) or
-        # three (BOS, system text, end of turn) come first. The system text is divided too, but its weight is 0.
+        # A message has three pieces: prefix, text and end of turn. Texts are found from the end, because the number of
+        # pieces before the messages differs. A system text is divided too, but its weight is 0.
         for text in range(len(ids) - 2, 0, -3):
             end_of_turn = text + 1
             divided[text] /= len(ids[text]) + len(ids[end_of_turn])

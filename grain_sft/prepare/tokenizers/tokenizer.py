@@ -26,7 +26,7 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      encodes_whole_chats: Whether the library finds control tokens in a text itself, as transformers does.
+      encodes_whole_chats: Whether the library gets whole chats and finds the control tokens in them, as transformers does.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids; None where the tokenizer has no such token.
       sha256: Hash of the files that decide ids: the model file, or the files of a directory.
