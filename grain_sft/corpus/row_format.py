@@ -26,7 +26,7 @@ class RowFormat:
     Attributes:
       sequence_length: Number of tokens in every row. A shard holds whole rows.
       positions_dtype: "uint8", "uint16" or "uint32"; "" where rows store the ends of segments.
-      segments_dtype: "uint8", "uint16" or "uint32"; "" where rows store the ends of segments and all tokens take loss.
+      segments_dtype: "uint8", "uint16" or "uint32", for `segment_ids` and `target_segment_ids`; "" where rows have neither.
       most_segments: Highest number of segments in a row, where rows store the ends of segments; else 0.
       made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
     """

@@ -21,7 +21,7 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file of names. If an input is called `name`, the input is meant, and the file is not read.
+    """Path of a file of names. It is not read if a source or an input has the name that the user wrote.
 
     Attributes:
       name: What the user wrote, such as "chats.jsonl", before it became a path.
@@ -63,7 +63,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # with several layouts, a number that none of them has is lost on the way to the layouts' own numbers and back
+    # `within` drops numbers that a layout lacks, so a number that no layout keeps is missing (a single layout keeps all)
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -72,7 +72,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
 
 
 def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
-    """Return the numbers of documents, counted through all `corpora`, such as the splits of one: int64 [n], ascending.
+    """Return the numbers of documents, int64 [n], ascending. They count through all `corpora`, such as the splits of a corpus.
 
     Args:
       corpora: Corpora whose documents are named.

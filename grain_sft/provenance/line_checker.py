@@ -123,7 +123,7 @@ class LineChecker:
                 self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Report the amendments and stages of `pipeline` that were added after the delivery of a step that they change."""
+        """Report amendments and stages of `pipeline` that the last load lacked, if their first step was delivered."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._position.delivered:
                 without = f"without {change.kind} of the config: {change}"
@@ -188,8 +188,8 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # If the step was known, this line or an earlier line is wrong, and the step is now unknown. If it was unknown, this
-            # line states it, and it is now known.
+            # After a known step, this line or an earlier one is wrong, and the step becomes unknown. After an unknown step,
+            # this line states it.
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return
@@ -214,7 +214,7 @@ class LineChecker:
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None
             step = span.first if fields["action"] == START else span.last
-            # an unfinished epoch has its last step at `end_step`, and no event there
+            # where an endless run may never complete the epoch, `last` is `end_step`, and has no event: see `EpochSpan`
             return Event(step, fields["action"], epoch, number) if step < self._pipeline.end_step else None
         return None
 

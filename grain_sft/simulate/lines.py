@@ -52,7 +52,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         size = size_text(cache["bytes"]["mean"])
         yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
     if (start_up := figures["start"]) is not None:
-        opening = "requests that open local files not counted"
+        opening = "requests to open the corpus not counted (local files)"
         if not figures["as_bucket"]:
             opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
         yield "start-up", f"{start_up['seconds']:.1f} s until the first batch, {opening}"
@@ -74,7 +74,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
-    """Return how many rows were read, and how many of the layout's `rows`, as text."""
+    """Return how many rows were read, and how many different ones of the layout's `rows`, as text."""
     read = f"{coverage['rows_read']:,} read in {coverage['slots']:,} slots"
     if coverage["distinct"] is None:
         return read

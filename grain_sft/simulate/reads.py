@@ -24,7 +24,7 @@ class Ranges(NamedTuple):
     """Byte ranges that one `Gather` reads, as columns int64 [ranges].
 
     Attributes:
-      cell: Number of the batch that the range is read for: a batch of one step on one host is a cell of `Demand`.
+      cell: Number of the batch that reads the range: 11 for step 2 on host 3 of 4, as in `Demand`.
       file: Number of the file in `Gather.files`.
       offset: First byte.
       size: Number of bytes, 1 or more.
@@ -49,7 +49,7 @@ class Gather:
     Attributes:
       files: Files that are read.
       options: Options of remote files.
-      remote: bool [files], whether a read of the file is a request.
+      remote: bool [files], whether a read of the file counts as a request to a bucket.
       unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.

@@ -73,8 +73,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        The control token after `stop` may be the text of a message, not of the template: the template writes nothing between
-        contents, and the next content begins with "<|im_end|>". Then the turn ends at `stop`.
+        The control token after `stop` may be the text of a message, if the template writes nothing between contents and the
+        next one begins with "<|im_end|>". Then the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -110,7 +110,7 @@ def as_template(entry: Any) -> Any:
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
-    """Return a RecordError that names the text of the record that becomes the unexpected control token."""
+    """Return a RecordError that says which text of the record becomes the unexpected control token."""
     texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
     for index, message in enumerate(conversation.messages):
         texts.append((f"messages[{index}].content", message.content))
