@@ -4,6 +4,7 @@ import contextlib
 import glob as local_glob
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -259,9 +260,8 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         reason = error.strerror if os.path.isdir(existing) else "it is not a folder"
-        raise StorageError(
-            f"{path}: can't be written: {existing}: {reason}. Give an output in another folder."
-        ) from error
+        message = f"{path}: can't be written: {existing}: {reason}. Give an output in another folder."
+        raise StorageError(message) from error
 
 
 def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:
@@ -278,9 +278,11 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if `path` is not a regular file. A rename to /dev/null would replace the device by a file."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "a device or a pipe"
+    """Raise a StorageError if `path` is a folder, a device or a link to a pipe (/dev/stdout), which a file would replace."""
+    mode = os.stat(path).st_mode if os.path.exists(path) else 0
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (stat.S_ISFIFO(mode) and os.path.islink(path))
+    if stat.S_ISDIR(mode) or is_device:
+        kind = "a device or a pipe" if is_device else "a folder"
         raise StorageError(f"{path}: can't be written: it is {kind}; expected the name of a file. Give another name.")
 
 

@@ -78,5 +78,5 @@ def test_mistakes_have_their_sentences(three, write_tokens):
             automatic_learning_rate(three, **wrong)
     with pytest.raises(CorpusError, match="Give eos_token_id"):
         supervised_ratio(grain_sft.open_corpus(write_tokens("a.npy", [9, 9])))
-    with pytest.raises(CorpusError, match="have no tokens"):
+    with pytest.raises(CorpusError, match="no document has a token"):
         supervised_ratio(grain_sft.open_corpus(write_tokens("b.npy", [9, 9]), eos_token_id=EOS))
