@@ -51,7 +51,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def __getitem__(self, name: str) -> Entry:
-        """Return the entry of a name. Raise the table's error if there is none, or if it can't be imported."""
+        """Return the entry of a name. Raise the table's error if the name has no entry, or if the entry can't be imported."""
         entry = None
         if isinstance(name, str):  # a config may have a list instead
             entry = name if ":" in name else self._entries.get(name)
@@ -67,7 +67,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def _imported(self, name: str) -> Entry:
-        """Return the entry that `name`, `package.module:Name`, stands for."""
+        """Return the entry of `name`, which is `package.module:Name`."""
         module, _, attribute = name.partition(":")
         try:
             imported = getattr(importlib.import_module(module), attribute)

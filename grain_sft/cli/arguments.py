@@ -148,11 +148,12 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
 
     with elapsed("Opening"):
         pipeline = load(options.config, host=getattr(options, "host", None) or Host(0, 1))
-    for output in filter(None, outputs):
+    if given := [output for output in outputs if output]:
         of_corpora = [file.path for stage in pipeline.stages for file in stage.source.layout.corpus.files()]
         # files that the config names, such as a mix or a saved index
         named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]
-        files.check_inputs_stay(output, [options.config, *named, *of_corpora])
+        for output in given:
+            files.check_inputs_stay(output, [options.config, *named, *of_corpora])
     return pipeline
 
 

@@ -1,4 +1,4 @@
-"""Row numbers that callers ask a source for, and the number that stands for a row of padding."""
+"""Row numbers that callers ask a source for, and the number of a row of padding."""
 
 import operator
 from collections.abc import Sequence, Sized

@@ -45,7 +45,7 @@ class ScheduleTable:
       num_rows: Number of rows that will be chosen; None for no bound.
 
     Attributes:
-      bound: Most rows by which a source may differ from its share, if there is no deficit at the start.
+      bound: Most rows by which a source may differ from its share, if no source has a deficit at the start.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:

@@ -75,7 +75,7 @@ class LocalFile:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """Raise a CorpusFileError if the file is no longer the one that was indexed. Call this after each read.
+        """Raise a CorpusFileError if the file differs from the one that was indexed. Call this after each read.
 
         If size and time of the last write are unchanged, the content is not compared.
         """
@@ -182,7 +182,7 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files are still those that were indexed. A file that is no longer open is skipped:
+        """Check, after reads, that files are still those that were indexed. A closed file is skipped:
         `_make_room` checked it before it dropped it."""
         for number in numbers:
             file = self.get(number)

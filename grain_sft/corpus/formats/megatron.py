@@ -74,7 +74,7 @@ class Megatron(Format):
         listed = set(named)
         prefixes: list[str] = []
         for path in named:
-            # A glob matches both A.bin and A.idx. The .bin stands for the prefix.
+            # A glob matches both A.bin and A.idx. The prefix is taken from the .bin.
             if not weights and not path.endswith(_TOKENS) and f"{_stem(path)}{_TOKENS}" in listed:
                 continue
             prefixes_of_path = self._prefixes(files.absolute(path), listing)

@@ -75,6 +75,7 @@ class Order:
             """Return the `RowsAt` of checked permutations."""
 
             def rows_of(epoch: int) -> Ints:
+                """Return the checked permutation of an epoch: int64 [num_rows]."""
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
                 with entry_errors(SamplerError, f"order {permutation!r}, epoch {epoch}", expected):
                     rows = np.asarray(permutation(seed, epoch, num_rows))
