@@ -4,10 +4,8 @@ Several threads can hash the blocks of one file. A core hashes about 1 GB/s.
 """
 
 import concurrent.futures
-import contextlib
 import hashlib
 import os
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -61,34 +59,3 @@ def _of_file_block(fd: int, offset: int, size: int) -> bytes:
     if len(data) < size:
         raise EOFError(f"it ends at byte {offset + len(data)}")
     return of_block(data)
-
-
-class BlockHasher(contextlib.AbstractContextManager["BlockHasher"]):
-    """Context manager that hashes the blocks of several files in threads, while the caller works on the same blocks.
-
-    The caller adds the blocks of each file in order; blocks of different files may alternate. A block has `BLOCK` bytes; the
-    last one of a file may have fewer.
-
-    Args:
-      num_files: Number of files.
-    """
-
-    def __init__(self, num_files: int) -> None:
-        self._blocks: list[list[concurrent.futures.Future[bytes]]] = [[] for _ in range(num_files)]
-        self._pending: deque[concurrent.futures.Future[bytes]] = deque()
-        self._pool = concurrent.futures.ThreadPoolExecutor(THREADS)
-
-    def add(self, file: int, data: Any) -> None:
-        """Hash `data`, the next block of file number `file`. The caller must not change the buffer before `joined`."""
-        if len(self._pending) > THREADS:  # bounds the memory of blocks that are not hashed yet
-            self._pending.popleft().result()
-        block = self._pool.submit(of_block, data)
-        self._pending.append(block)
-        self._blocks[file].append(block)
-
-    def joined(self, file: int) -> str:
-        """Return the hash of file number `file`, whose blocks were all added."""
-        return joined(block.result() for block in self._blocks[file])
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
