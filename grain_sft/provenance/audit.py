@@ -85,6 +85,9 @@ class AuditLog(Observer):
         written. Entries are appended to existing files. If two runs append to one file, each of them logs a warning, and writes
         `dataset_load` and `resume` after the other's entries.
 
+    Attributes:
+      paths: Paths of the files that are written.
+
     Raises:
       PipelineError: The path is remote.
     """
@@ -94,20 +97,14 @@ class AuditLog(Observer):
         if files.is_remote(self.path):
             reason = "lines can't be added to a file in a bucket. Copy the log there when the run has ended"
             raise PipelineError(f"audit={self.path!r}: expected a local path: {reason}.")
-        paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
-        self._files = [_LogFile(path) for path in paths]
+        self.paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
+        self._ends = [0 for _ in self.paths]  # size of each file after the last entry that this log wrote
         self._lock = threading.RLock()
         self._next = -1  # step of the next batch, if the run is not interrupted
         self._next_entry_step = -1  # first step from `_next` on that has entries
-        self._unwritten_step = -1  # step whose entries wait in `_files`; -1 if all are written
         self._recorded: Delivery | None = None  # last delivery whose entries are written
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None
-
-    @property
-    def paths(self) -> list[str]:
-        """Paths of the files that are written."""
-        return [file.path for file in self._files]
 
     def batch_handed_out(self, delivery: Delivery) -> None:
         """Write the entries of the batch that the trainer gets now. A delivery whose entries are written is ignored.
@@ -115,7 +112,7 @@ class AuditLog(Observer):
         Ctrl-C may raise an exception between any two statements. So attributes that belong together change in one assignment.
 
         Raises:
-          StorageError: A file can't be written. A second call for the step writes what is missing.
+          StorageError: A file can't be written. Then no file is changed, and a second call for the step writes to all.
         """
         with self._lock:
             step = delivery.step
@@ -127,36 +124,34 @@ class AuditLog(Observer):
                 self._write(delivery.pipeline, step, delivery)
 
     def _write(self, pipeline: Run, step: int, delivery: Delivery) -> None:
-        """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
+        """Write the entries of `step` to all files. If this raises, the files are unchanged."""
         with contextlib.ExitStack() as locks:  # other writers wait until the entries are written
-            opened = [locks.enter_context(file.locked()) for file in self._files]
-            sizes = [os.fstat(fd).st_size for fd in opened]
-            changed = [size != file.end for file, size in zip(self._files, sizes, strict=True)]
-            is_retry = step == self._unwritten_step
-            # A failed call leaves entries waiting. If another writer has changed their file since, new ones replace them.
-            lacks = [not is_retry or (file.waits and new) for file, new in zip(self._files, changed, strict=True)]
-            if any(lacks):
-                for file, fd in zip(self._files, opened, strict=True):
-                    file.warn_of_other_writer(fd)
-                events, since, entries = self._entries(pipeline, step, sizes)
-                time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-                added = [(time, fields) for fields in entries]
-                columns = zip(self._files, lacks, changed, strict=True)
-                waiting = [file.with_waiting(added, anew=new) if lack else file for file, lack, new in columns]
-                self._files, self._events, self._since, self._unwritten_step = waiting, events, since, step
-            for file, fd in zip(self._files, opened, strict=True):
-                file.append(fd)
-        assert self._events is not None
-        following = next(self._events.following(step + 1), None)
-        entry_step = pipeline.end_step if following is None else following.step
-        self._unwritten_step, self._next, self._next_entry_step, self._recorded = -1, step + 1, entry_step, delivery
+            opened = [(path, locks.enter_context(_locked(path))) for path in self.paths]
+            sizes = [os.fstat(fd).st_size for _, fd in opened]
+            events, since, entries = self._entries(pipeline, step, sizes)
+            following = next(events.following(step + 1), None)
+            entry_step = pipeline.end_step if following is None else following.step
+            for (path, fd), end, size in zip(opened, self._ends, sizes, strict=True):
+                if 0 < end < size:
+                    _warn_of_other_writer(path, fd, end)
+            time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            try:
+                ends = [_append(path, fd, time, entries) for path, fd in opened]
+                state = ends, events, since, step + 1, entry_step, delivery
+                self._ends, self._events, self._since, self._next, self._next_entry_step, self._recorded = state
+            except BaseException:  # also Ctrl-C
+                if self._recorded is not delivery:  # else Ctrl-C came after the assignment: the entries are written
+                    for (_, fd), size in zip(opened, sizes, strict=True):
+                        with contextlib.suppress(OSError):
+                            os.ftruncate(fd, size)
+                raise
 
     def _entries(self, pipeline: Run, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
         """Return new values of `_events` and `_since`, and the entries of `step`.
 
-        `sizes` are the present sizes of the files. If one differs from the file's `end`, `dataset_load` is the first entry.
+        `sizes` are the present sizes of the files. If one differs from `_ends`, `dataset_load` is the first entry.
         """
-        loads = self._events is None or sizes != [file.end for file in self._files]
+        loads = self._events is None or sizes != self._ends
         run_is_new = self._events is None and not any(sizes) and step == 0
         events = self._events or Events(pipeline)
         jumps = loads or step != self._next
@@ -172,88 +167,50 @@ class AuditLog(Observer):
         return type(self), (self.path,)  # the copy in a worker process delivers no batches and writes nothing
 
 
-class _LogFile:
-    """One file of a log.
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """Yield the descriptor of a file under a lock that excludes other writers."""
+    with contextlib.ExitStack() as cleanup:
+        with _storage_errors(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            cleanup.callback(os.close, fd)
+        with contextlib.suppress(OSError):  # some file systems have no locks; one writer is safe without
+            cleanup.callback(HeldLock(os.dup(fd)).release)
+        yield fd
 
-    Args:
-      path: Path of the file.
-      end: Size of the file after the last entry that this log wrote; 0 before the first.
-      waiting: Entries to write, each with its time.
-    """
 
-    def __init__(self, path: str, end: int = 0, waiting: Sequence[tuple[str, Fields]] = ()) -> None:
-        self.path = path
-        self._state = end, waiting  # one attribute, so that Ctrl-C can't change one of the two alone
+def _warn_of_other_writer(path: str, fd: int, end: int) -> None:
+    """Log a warning: another process or pipeline has added entries after those of this log, which ended at `end`."""
+    with _storage_errors(path):
+        first = os.pread(fd, 200, end).split(b"\n")[0].decode(errors="replace")
+    found = f"another process or pipeline has added entries after those of this run, the first of them {first!r}"
+    logging.warning("%s: %s. Give each run an audit log of its own.", path, found)
 
-    @property
-    def end(self) -> int:
-        """Size of the file after the last entry that this log wrote."""
-        return self._state[0]
 
-    @property
-    def waits(self) -> bool:
-        """Whether there are entries to write."""
-        return bool(self._state[1])
+def _append(path: str, fd: int, time: str, entries: Sequence[Fields]) -> int:
+    """Append entries to a file, sync it, and return its new size."""
+    with _storage_errors(path):
+        size = os.fstat(fd).st_size
+        before = os.pread(fd, size, 0)
+        data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
+        line = FORMATS["." + path.rpartition(".")[2]]
+        for number, fields in enumerate(entries, (before + data).count(b"\n") + 1):
+            data += line(time, {**fields, "entry": number}).encode() + b"\n"
+        written = os.write(fd, data)
+        if written < len(data):
+            raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
+        os.fsync(fd)
+        if not size:
+            files.sync_folder(Path(path).parent)
+        return size + len(data)
 
-    def with_waiting(self, added: Sequence[tuple[str, Fields]], *, anew: bool) -> Self:
-        """Return this file with more entries to write; with `anew`, in place of those that wait."""
-        end, waiting = self._state
-        return type(self)(self.path, end, added if anew else [*waiting, *added])
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
-        """Yield the descriptor of the file under a lock that excludes other writers."""
-        with contextlib.ExitStack() as cleanup:
-            with self._errors():
-                os.makedirs(os.path.dirname(self.path), exist_ok=True)
-                fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                cleanup.callback(os.close, fd)
-            with contextlib.suppress(OSError):  # some file systems have no locks; one writer is safe without
-                cleanup.callback(HeldLock(os.dup(fd)).release)
-            yield fd
-
-    def warn_of_other_writer(self, fd: int) -> None:
-        """Log a warning if another process or pipeline has added entries after those of this log."""
-        with self._errors():
-            others = os.pread(fd, 200, self.end) if self.end else b""
-        if others:
-            first = others.split(b"\n")[0].decode(errors="replace")
-            found = (
-                f"another process or pipeline has added entries after those of this run, the first of them {first!r}"
-            )
-            logging.warning("%s: %s. Give each run an audit log of its own.", self.path, found)
-
-    def append(self, fd: int) -> None:
-        """Append all waiting entries to the file and sync it. If this raises, the file and the entries are unchanged."""
-        _, waiting = self._state
-        if not waiting:
-            return
-        with self._errors():
-            size = os.fstat(fd).st_size
-            before = os.pread(fd, size, 0)
-            data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
-            line = FORMATS["." + self.path.rpartition(".")[2]]
-            for number, (time, fields) in enumerate(waiting, (before + data).count(b"\n") + 1):
-                data += line(time, {**fields, "entry": number}).encode() + b"\n"
-            try:
-                written = os.write(fd, data)
-                if written < len(data):
-                    raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
-                os.fsync(fd)
-                if not size:
-                    files.sync_folder(Path(self.path).parent)
-                self._state = size + len(data), ()
-            except BaseException:  # also Ctrl-C
-                if self._state[1]:  # not if Ctrl-C came after the assignment: the entries are written
-                    with contextlib.suppress(OSError):
-                        os.ftruncate(fd, size)
-                raise
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn an OSError in the context into a StorageError."""
-        try:
-            yield
-        except OSError as error:
-            reason = f"the audit log can't be written ({error.strerror or error})"
-            raise StorageError(f"{self.path}: {reason}. Make room, or give another path.") from error
+@contextlib.contextmanager
+def _storage_errors(path: str) -> Iterator[None]:
+    """Turn an OSError in the context into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"the audit log can't be written ({error.strerror or error})"
+        raise StorageError(f"{path}: {reason}. Make room, or give another path.") from error
