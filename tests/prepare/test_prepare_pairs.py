@@ -22,7 +22,7 @@ def untrained(text):
 
 def shapes(number):
     """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
-    prompt, chosen = f"question {number}?" + " why" * (number % 7), f"yes {number}"
+    prompt, chosen = f"question {number:03}?" + "\nwhy" * (number % 7), f"yes {number}"
     rejected = "no" + " way" * (number % 5)
     both = {"chosen": turns(prompt, chosen), "rejected": turns(prompt, rejected)}
     replies = {"chosen": turns(prompt, chosen)[1:], "rejected": turns(prompt, rejected)[1:]}
@@ -33,6 +33,7 @@ def shapes(number):
         {"prompt": turns(prompt)} | both,
         {"prompt": prompt} | both,
         {"prompt": prompt} | replies,
+        {"instruction": prompt[:13], "input": prompt[14:], "chosen": chosen, "rejected": rejected},
     ]
     return records, (prompt, chosen, rejected)
 
@@ -70,7 +71,7 @@ def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, 
         records += found
         expected += [texts] * len(found)
     manifest = prepare(request_of(records, shuffle=False), tmp_path / "out", workers=1)
-    assert manifest["splits"]["train"]["documents"] == len(records) == 1080
+    assert manifest["splits"]["train"]["documents"] == len(records) == 1260
     library = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
 
     def ids(text):
@@ -133,6 +134,8 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
         ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "with a message of the user"),
+        ({"question": "a", "chosen": "b", "rejected": "c"}, {}, "has no prompt.* --schema preference:prompt=question"),
+        ({"Input": "a"} | dict.fromkeys(("chosen", "rejected"), turns("a", "b")[1:]), {}, "preference:prompt=Input"),
         (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
     ],
 )

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -75,11 +75,15 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
-        return SCHEMAS[name].parse(mapped)
+        found = SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
             raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
+    has_prompt = not found.rejected or found.messages[0].role not in (DOCUMENT, "assistant")
+    if schema == "auto" and not has_prompt and (hint := command_for(record)):
+        raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else --schema preference.")
+    return found
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
@@ -98,7 +102,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
     """
     name, colon, pairs = schema.partition(":")
     if name not in SCHEMAS and name != "auto":
-        raise PrepareError(f"schema {name!r}: expected 'auto', {_listed(SCHEMAS)}.")
+        raise PrepareError(f"schema {name!r}: expected 'auto', {', '.join(map(repr, SCHEMAS))}.")
     keys: dict[str, str] = {}
     for pair in pairs.split(",") if colon else ():
         key, equals, source = pair.partition("=")
@@ -110,7 +114,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
             )
         known = (*SCHEMAS[name].keys, *SCHEMAS[name].turn_keys)
         if key not in known:
-            raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {_listed(known)}.")
+            raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {', '.join(map(repr, known))}.")
         if key in keys:
             raise PrepareError(f"schema {schema!r}: maps {key!r} twice. Remove one of the two.")
         keys[key] = source
@@ -185,27 +189,29 @@ def _parse_alpaca(record: Record) -> Conversation:
         messages.append(Message("user", text_of(turn, "question", where)))
         messages.append(Message("assistant", text_of(turn, "answer", where)))
     parts = [text_of(record, "instruction"), optional_text(record, "input") or ""]
-    messages.append(Message("user", "\n".join(filter(None, parts))))
-    messages.append(Message("assistant", text_of(record, "output")))
+    messages += [Message("user", "\n".join(filter(None, parts))), Message("assistant", text_of(record, "output"))]
     return Conversation(tuple(messages), system=optional_text(record, "system") or None)
 
 
 def _parse_prompt_completion(record: Record) -> Conversation:
     """{"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0."""
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
-    messages = (*_untrained(prompt), *completion)
-    return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
+    return Conversation(
+        (*_untrained(prompt), *completion), system=optional_text(record, "system"), tools=_tools(record)
+    )
 
 
 def _parse_preference(record: Record) -> Conversation:
     """{"prompt", "chosen", "rejected"}, each a text or a list of messages. The responses are `chosen` and `rejected`.
 
     Both may repeat the prompt. Further messages that both begin with are moved to the prompt. The assistant's messages in the
-    prompt get weight 0. Without a prompt, two texts are plain documents.
+    prompt get weight 0. Two texts may have Alpaca's "instruction", "input", "history" as their prompt, or are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
-    is_document = not prompt and not isinstance(record.get("chosen"), list)
-    role = DOCUMENT if is_document else "assistant"
+    are_texts = not isinstance(record.get("chosen"), list)
+    if are_texts and not prompt and record.get("instruction") is not None:
+        prompt = list(_parse_alpaca({**record, "output": ""}).messages[:-1])
+    role = DOCUMENT if are_texts and not prompt else "assistant"
     responses = [_messages_of(record, key, role) for key in ("chosen", "rejected")]
     if all(response[: len(prompt)] == prompt for response in responses):
         responses = [response[len(prompt) :] for response in responses]
@@ -281,10 +287,8 @@ def _detect(record: Record) -> str:
     if len(filled) > 1:
         keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)
         raise RecordError(f"the record has {keys}, so its schema is not clear. Name it with --schema.")
-    if present:
-        return filled[0] if filled else present[0]
-    if "text" in record:
-        return "text"
+    if present or "text" in record:
+        return (filled or present or ["text"])[0]
     hints = [command_for(record), *(suggestion(key, _ALL_KEYS) for key in record), _NAME_THEM]
     hint = next(hint for hint in hints if hint)
     raise RecordError(f"the record's keys are {_keys(record)}; expected {_EXPECTED}.{hint}")
@@ -292,7 +296,3 @@ def _detect(record: Record) -> str:
 
 def _keys(record: Record) -> str:
     return ", ".join(shown(key) for key in list(record)[:8]) or "none"
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(repr(name) for name in names)

@@ -47,7 +47,7 @@ def command_for(record: Record) -> str:
 def _option_for_turns(record: Record) -> str:
     """Return the value of `--schema` for a record with a list of messages under a key of another name, else ""."""
     for key, value in record.items():
-        if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        if "rejected" in record or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
         text_keys = [name for name, text in value[0].items() if isinstance(text, str)]
         role = next((name for name in _ROLES if name in text_keys), "")
@@ -71,6 +71,8 @@ def _option_for_texts(record: Record) -> str:
         return next((key for name in names for key in text_keys if key.lower() == name), "")
 
     prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)
+    if "chosen" in record and "rejected" in record:
+        return _option("preference", (("prompt", prompt), ("system", system))) if prompt else ""
     if prompt and completion and "instruction" in text_keys:
         input_key = "context" if "context" in text_keys and "input" not in text_keys else "input"  # as in Dolly
         return _option("alpaca", (("input", input_key), ("output", completion), ("system", system)))
