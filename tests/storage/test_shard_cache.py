@@ -164,9 +164,7 @@ def test_a_block_that_can_not_be_opened_is_read_from_the_bucket_without_a_wait(m
     for path in cached(tmp_path):
         path.unlink()
         path.mkdir()
-    begin = time.monotonic()
-    assert_rows(source(MEMORY, tmp_path, seconds=20), [0])
-    assert time.monotonic() - begin < 10
+    assert_rows(source(MEMORY, tmp_path, seconds=1000), [0])  # beyond the timeout of a test
 
 
 def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
