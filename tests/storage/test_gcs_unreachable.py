@@ -52,6 +52,7 @@ def machine(monkeypatch, tmp_path):
 )
 def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, host, server):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+    monkeypatch.setenv("GCE_METADATA_HOST", "http://metadata.google.internal")  # not a host
     assert clients.filesystem(URL).server == server
 
 
@@ -115,6 +116,17 @@ def test_a_web_server_that_fails_or_is_not_reached_is_not_taken_for_one_without_
         server.shutdown()
     with pytest.raises(grain_sft.GrainSftError, match="the network does not reach"):
         files.size("http://127.0.0.1:9/tokens.npy")
+
+
+def test_a_server_that_answers_another_request_has_been_reached(machine):
+    pauses = [5, 0]
+
+    async def read_both():
+        fast = retries.retried(lambda: asyncio.sleep(0.05, "fast"), 60, server="s3://slow")
+        slow = retries.retried(lambda: asyncio.sleep(pauses.pop(0), "slow"), 60, server="s3://slow")
+        return await asyncio.gather(fast, slow)
+
+    assert asyncio.run(read_both()) == ["fast", "slow"]
 
 
 def test_a_server_whose_first_answers_are_failures_has_been_reached(monkeypatch):

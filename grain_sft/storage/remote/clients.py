@@ -4,6 +4,7 @@ For Google Cloud, this module searches for credentials before gcsfs does. Outsid
 minutes for a metadata server. This module waits at most `PROBES` times `PROBE_SECONDS`, 3 seconds.
 """
 
+import contextlib
 import functools
 import http.client
 import os
@@ -116,12 +117,10 @@ def _may_find_credentials() -> bool:
 def _answers_as_metadata_server(host: str) -> bool:
     """Return whether `host` answers as the metadata server of Google Cloud does. The answer is cached."""
     for _ in range(PROBES):
-        connection = http.client.HTTPConnection(host, timeout=PROBE_SECONDS)
         try:
-            connection.request("GET", "/", headers={"Metadata-Flavor": "Google"})
-            return connection.getresponse().getheader("Metadata-Flavor") == "Google"
+            with contextlib.closing(http.client.HTTPConnection(host, timeout=PROBE_SECONDS)) as connection:
+                connection.request("GET", "/", headers={"Metadata-Flavor": "Google"})
+                return connection.getresponse().getheader("Metadata-Flavor") == "Google"
         except (OSError, http.client.HTTPException):
             continue
-        finally:
-            connection.close()
     return False

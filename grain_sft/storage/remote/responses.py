@@ -51,7 +51,7 @@ def checked_sizes(
         if start == 0 and content_length is not None and content_length <= stop:
             return content_length, content_length
         raise RefusedBodyError(NO_RANGES)
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip())
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip(), re.IGNORECASE)
     if match is not None:
         sent_start, sent_stop = int(match.group(1)), int(match.group(2)) + 1
         size = None if match.group(3) == "*" else int(match.group(3))
@@ -66,9 +66,9 @@ def checked_sizes(
 
 def check_encoding(content_encoding: str | None, path: str = "") -> None:
     """Raise RefusedBodyError for a body with a Content-Encoding, except gzip of a file whose name ends with .gz."""
-    encoding = (content_encoding or "").lower()
-    if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
+    encodings = {encoding.strip() for encoding in (content_encoding or "").lower().split(",")}
+    if encodings - {"", "identity", "aws-chunked"} - ({"gzip"} if path.endswith(".gz") else set()):
         raise RefusedBodyError(
-            f"it is stored with Content-Encoding {encoding}, so its size and bytes are not those of its content. "
+            f"it is stored with Content-Encoding {content_encoding}, so its size and bytes are not those of its content. "
             "Upload it again uncompressed (without -Z, -z and -J)"
         )

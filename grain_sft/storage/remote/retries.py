@@ -127,8 +127,9 @@ async def retried(
                 _reached.add(server)
                 return result
             except Exception as error:
-                if not _is_unanswered(error):  # the server answered, so it gets all of `seconds`
+                if not _is_unanswered(error):
                     _reached.add(server)
+                if server in _reached:  # it answered this request or a concurrent one, so it gets all of `seconds`
                     is_first_contact = False
                     deadline = begin + seconds
                 if not is_transient(error):
