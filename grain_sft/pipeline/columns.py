@@ -29,7 +29,7 @@ def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
     An array of one value a row is returned whole. Columns that the batch does not have are a `PipelineError`.
     """
     # A transform may have dropped columns, so the width is that of the arrays, not of the layout.
-    width = first + min(array.shape[1] for array in batch.values() if array.ndim > 1)
+    width = first + min((array.shape[1] for array in batch.values() if array.ndim > 1), default=stop - first)
     if not 0 <= start < stop <= width:
         raise PipelineError(f"columns {start} to {stop} of a batch of {width}: expected 0 <= start < stop <= {width}.")
     return {key: array[:, start - first : stop - first] if array.ndim > 1 else array for key, array in batch.items()}

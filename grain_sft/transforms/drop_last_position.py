@@ -4,7 +4,7 @@ import grain
 import numpy as np
 
 from grain_sft.source import Element
-from grain_sft.transforms.element import require_keys
+from grain_sft.transforms.element import first_columns, require_keys
 
 
 class DropLastPosition(grain.transforms.Map):
@@ -24,7 +24,8 @@ class DropLastPosition(grain.transforms.Map):
           TransformError: `element` is the source's dict, without shifted targets.
         """
         require_keys(self, element, ("targets",))
-        return {name: np.ascontiguousarray(array[..., :-1]) for name, array in element.items()}
+        cut = first_columns(element, element["targets"].shape, -1)
+        return {name: np.asarray(array, order="C") for name, array in cut.items()}
 
     def __repr__(self) -> str:
         return "DropLastPosition()"

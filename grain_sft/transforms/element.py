@@ -24,6 +24,12 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
             )
 
 
+def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Element:
+    """Return `element` with the first `count` columns as views of arrays whose shape begins with `shape`: [L] or [rows, L]."""
+    cut = (*[slice(None)] * (len(shape) - 1), slice(count))
+    return {name: array[cut] if np.shape(array)[: len(shape)] == shape else array for name, array in element.items()}
+
+
 def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """Return `tokens` as int32, without a copy if they are 32 bits wide. Raise a `TransformError` if a token does not fit."""
     if tokens.dtype.itemsize >= 4 and tokens.size and int(tokens.max()) > INT32_MAX:

@@ -7,7 +7,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
 from grain_sft.layout import Layout
 from grain_sft.source import Element
-from grain_sft.transforms.element import require_keys
+from grain_sft.transforms.element import first_columns, require_keys
 
 
 class TrimToMultiple(grain.transforms.Map):
@@ -42,8 +42,7 @@ class TrimToMultiple(grain.transforms.Map):
         kept = min(length, max(1, -(-needed // self.multiple)) * self.multiple)
         if kept == length:
             return element
-        cut = {name: array[..., :kept] for name, array in element.items() if array.shape == segments.shape}
-        return {**element, **cut}
+        return first_columns(element, segments.shape, kept)
 
     def shapes(self, layout: Layout, rows: int) -> list[tuple[int, int]]:
         """Return every shape that a batch of `rows` rows of `layout` may have, shortest first."""

@@ -11,8 +11,10 @@ from sft_files import documents, write_episodes, write_olmo
 from grain_sft import GrainSftError, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, open_corpus
 from grain_sft.integrations.context_order import ContextOrder
 from grain_sft.layout import ColumnsLayout, MaterializedLayout, OlmoVslLayout, PackedLayout, WindowLayout
+from grain_sft.pipeline.columns import cut_columns
 from grain_sft.prepare.materialize import materialize
 from grain_sft.storage.activity import counts
+from grain_sft.transforms import DropLastPosition
 
 LENGTH, ROWS = 64, 4
 ORDERS = golden_values("context_order.json")["runs"]
@@ -127,6 +129,10 @@ def test_an_array_of_one_value_a_row_is_returned_whole(corpora):
     whole, part = pipeline[0], pipeline.read(0, np.arange(ROWS), columns=(8, 24))
     np.testing.assert_array_equal(part["num_targets"], whole["num_targets"])
     np.testing.assert_array_equal(part["inputs"], whole["inputs"][:, 8:24])
+    assert list(cut_columns({"num_targets": part["num_targets"]}, 8, 8, 24)) == ["num_targets"]
+    shorter = DropLastPosition().map(whole | {"logits": np.zeros((ROWS, LENGTH, 3))})
+    shapes = {name: array.shape for name, array in shorter.items() if name in ("num_targets", "inputs", "logits")}
+    assert shapes == {"num_targets": (ROWS,), "inputs": (ROWS, LENGTH - 1), "logits": (ROWS, LENGTH - 1, 3)}
 
 
 class Backwards(ShiftTargets):

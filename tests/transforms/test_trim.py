@@ -47,7 +47,7 @@ def test_rows_batches_of_padding_and_full_batches(source):
     for row in range(5):
         assert_same(trim.map(source[row]), {key: array[0] for key, array in trim.map(source.read([row])).items()})
     numbers = np.arange(40)
-    batch = trim.map(source.read(np.full(40, -1)) | {"row_number": numbers})
+    batch = trim.map(source.read(np.full(40, -1)) | {"row_number": numbers, "n": 3})
     assert batch["tokens"].shape == (40, 16) and batch["row_number"] is numbers
     batch = trim.map(source.read([-1, -1]))
     assert batch["tokens"].shape == (2, 16) and not batch["loss_mask"].any()
