@@ -208,13 +208,13 @@ def _plan(shared: str) -> Plan:
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
     """Return Beam's options; raise a `PrepareError` for unknown or invalid ones."""
     pipeline_options = beam.options.pipeline_options
-    options = pipeline_options.PipelineOptions(list(arguments))
-    standard = options.view_as(pipeline_options.StandardOptions)
-    standard.runner = standard.runner or "DirectRunner"
     parsers: list[Any] = []
     printed = io.StringIO()
     try:
         with _quiet(), contextlib.redirect_stderr(printed):
+            options = pipeline_options.PipelineOptions(list(arguments))
+            standard = options.view_as(pipeline_options.StandardOptions)
+            standard.runner = standard.runner or "DirectRunner"
             options.get_all_options(add_extra_args_fn=parsers.append)
             unknown = parsers[0].parse_known_args(list(arguments))[1]
     except SystemExit as error:  # argparse prints the whole usage first, then the error

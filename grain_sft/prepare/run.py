@@ -109,6 +109,7 @@ def dry_run(request: Request, records: int) -> str:
     Raises:
       GrainSftError: Options conflict, or an input or the tokenizer can't be read.
     """
+    records = as_integer("records", records, 0, PrepareError)
     datasets = [dataset.paths for dataset in request.datasets]
     renderer = Renderer(request, ())
     good: list[Rendered] = []

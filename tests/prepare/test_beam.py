@@ -105,6 +105,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
         (["--max-lenght=3"], "--max-lenght=3: neither grain_sft nor Beam's DirectRunner has such options"),
         (["stray"], "stray: neither"),
         (["--direct_num_workers=x"], "invalid int value: 'x'"),
+        (["--streaming=x"], "ignored explicit argument 'x'"),
         (["--runner=None"], "Unexpected pipeline runner: None"),
         (["--no_wait_until_finish"], "is renamed when the pipeline has ended"),
     ],

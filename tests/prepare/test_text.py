@@ -138,6 +138,8 @@ def test_a_dry_run_counts_what_is_dropped(spm: Path, tmp_path: Path) -> None:
     assert shown[0] == "4 of the first 4 records can be prepared; nothing was written."
     dropped = [line.removeprefix("dropped    1: ") for line in shown if line.startswith("dropped")]
     assert dropped == ["fewer than 3 tokens", "more than 30 tokens", "no text"]
+    with pytest.raises(PrepareError, match="records=-1"):
+        dry_run(request_of(spm, path), -1)
     assert shown[-1] == "| the answer</s>" and not [line for line in shown if line.startswith("cut")]
 
 

@@ -36,7 +36,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
-    if dictionaries_change:
+    if parts and dictionaries_change:
         parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
     return tuple(parts), ""
 

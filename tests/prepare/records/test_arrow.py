@@ -58,6 +58,10 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, many_units):
             writer.write_batch(batch)
     assert [raw["text"] for _, raw in read(path)] == [word for each in words for word in each]
     assert (len(units_of(path)[1]) == 1) == changing
+    with arrow.ipc.new_stream(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch[:0])
+    assert not read(path)
 
 
 def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, many_units):
