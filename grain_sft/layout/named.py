@@ -169,7 +169,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                     "INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
                 )
 
-    add(named)
+    add([named] if isinstance(named, int | str) else named)
     return np.array(numbers, np.int64), np.concatenate(of_names)
 
 

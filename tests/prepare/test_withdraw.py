@@ -110,6 +110,7 @@ def test_numbers_and_files_of_names(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(traits, "read_whole", lambda file: reads.append(file) or read(file))
     (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
     numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
+    assert corpus_documents_named([corpus], "12").tolist() == [12]  # not the documents 1 and 2
     assert len(reads) == 1 and numbers[:2] == [0, 1] and len(numbers) > 20
     (tmp_path / "names").write_text(str(tmp_path / "names"))
     padded = grain_sft.PaddedLayout(corpus, 64)
