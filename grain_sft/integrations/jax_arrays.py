@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -160,7 +160,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         prepared = batch if self._prepare is None else self._prepare(step, block, batch)
         first, end = block.columns or (0, 0)
         widths = self._placements_at(step) if block.columns is None else (end - first,)
+        check_type(f"the batch of step {step}", prepared, Mapping, "a dict of arrays")
         for key, array in prepared.items():
+            check_type(f"{key!r} of step {step}", array, np.ndarray | jax.Array, "an array")
             if array.ndim != 2 or len(array) != len(block.rows) or array.shape[1] not in widths:
                 expected = f"has shape {list(array.shape)}; expected {[len(block.rows), max(widths)]}"
                 fix = f"Remove the transform that changes it ({self.pipeline.at(step).transforms!r}), or correct `prepare`"

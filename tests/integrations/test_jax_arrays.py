@@ -227,6 +227,9 @@ def test_what_does_not_fit_is_named(folder, pipeline):
         changed = {key: array[part] for key, array in pipeline[0].items()}
         with pytest.raises(GrainSftError, match=r"has shape .*expected \[8, 32\].*correct `prepare`"):
             next(GlobalBatches(pipeline, sharding(), prepare=lambda *_, changed=changed: changed))
+    for wrong in (None, {"inputs": [[1]]}):
+        with pytest.raises(GrainSftError, match=r"of step 0 is .*; expected a"):
+            next(GlobalBatches(pipeline, sharding(), prepare=lambda *_, wrong=wrong: wrong))
 
 
 class Cut(DropLastPosition):
