@@ -26,7 +26,7 @@ def progress_bar() -> Iterator[Progress]:
         """Print a line, unless the last one was printed a moment ago or `what` has just begun."""
         nonlocal work, done_before, began, shown
         now = time.monotonic()
-        if what != work:
+        if what != work or done < done_before:
             work, done_before, began, shown = what, done, now, now
         if now - shown < (_REWRITTEN_EVERY if terminal else EVERY):
             return
@@ -82,4 +82,5 @@ def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 def _show(line: str, terminal: bool) -> None:
     before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
-    print(f"{before}{line}", end=after, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a closed stderr does not end the work
+        print(f"{before}{line}", end=after, file=sys.stderr, flush=True)

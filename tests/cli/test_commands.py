@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -185,6 +186,18 @@ def test_work_without_an_end_shows_how_long_it_has_taken(terminal, monkeypatch):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
     assert shown.getvalue().endswith("\r\x1b[K" if terminal else " s\n")
+
+
+def test_work_that_begins_again_has_no_negative_time_and_a_closed_stderr_does_not_end_work(monkeypatch):
+    shown = Mock(**{"isatty.return_value": False})
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(progress, "EVERY", 1e-9)
+    with progress.progress_bar() as show:
+        for done in (10, 20, 0, 10):
+            show("Work", done, 40)
+        assert shown.write.called and "-" not in str(shown.write.call_args_list)
+        shown.write.side_effect = BrokenPipeError
+        show("Work", 20, 40)
 
 
 @pytest.mark.parametrize("closed", [1, 2])
