@@ -235,7 +235,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
     elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):
         end_token = last_tokens[counts.argmax()]
-        sentence = f"{len(unended):,} {checked} end with the token {end_token}, not with EOS ({eos}). "
+        sentence = f"{counts.max():,} {checked} end with the token {end_token}, not with EOS ({eos}). "
         report.note("boundaries", path, sentence + "OLMo-core splits local files at EOS: it would not find these ends.")
     else:
         reason = f"ends with {last[ends_wrong][0]}. The boundaries are of other tokens, or eos_token_id is wrong."

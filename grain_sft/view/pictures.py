@@ -107,8 +107,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def short(name: str) -> str:
-    """Return a label for a file: its name without folders. If that is too long, return its end after an ellipsis."""
-    name = name.rpartition("/")[2] or name
+    """Return a label for a file or a source: its name. If that is too long, return its end after an ellipsis."""
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 

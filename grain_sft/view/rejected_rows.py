@@ -49,14 +49,14 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 
 
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
-    """Return the longest repetition in a row: from token `at` on, the same `period` tokens, `times` times. `text` shows them.
+    """Return the longest repetition that fails a row: from token `at` on, the same `period` tokens, `times` times. `text` shows
+    them.
 
-    The search covers the periods that the filter checks. For a filter from another package without `min_period` and
-    `max_period`, it covers the default periods of `NgramFilter`.
+    The search covers the periods that the filter checks, and prefers its `max_count` repeats. A filter from another package
+    without these attributes has the defaults of `NgramFilter`.
     """
-    defaults = NgramFilter()
-    min_period = getattr(ngram_filter, "min_period", defaults.min_period)
-    max_period = getattr(ngram_filter, "max_period", defaults.max_period)
+    names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
+    min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
     repetitions = [(0, 1, 1)]  # first token, period, times
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
@@ -66,7 +66,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
         if len(starts):
             longest = int((ends - starts).argmax())
             repetitions.append((int(starts[longest]), period, int(ends[longest] - starts[longest]) // period + 1))
-    first, period, times = max(repetitions, key=lambda repetition: repetition[1] * repetition[2])
+    first, period, times = max(repetitions, key=lambda each: (each[2] >= max_count, each[1] * each[2]))
     ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()
     raw_texts = [(token, texts.text(token)) for token in ids]
     joined = "".join(f" ⟨{token}⟩" if text is None else text for token, text in raw_texts)

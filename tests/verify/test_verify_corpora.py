@@ -84,6 +84,9 @@ def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shif
     pairs = [(0, 3), *((4 * number - 1, 4) for number in range(1, 50))]
     corpus = write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs)
     assert_finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
+    pairs = [(2 * number, 2) for number in range(100)]
+    corpus = write_train(tmp_path / "ended", [5, 7] * 95 + [5, 8] * 5, np.ones(200), pairs)
+    assert "95 of 100 documents checked end with the token 7" in str(check(corpus).findings)
 
 
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):

@@ -291,7 +291,8 @@ def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
 
 
 def test_sources_of_any_name_are_in_the_legend():
-    sources = {"columns": {"source": []}, "tokens": {"_a": [1, 2], 'id="x #0b7a75': [3, 4]}, "steps": [0, 1]}
+    tokens = {"_a": [1, 2], "a/b": [1, 2], "c/b": [3, 4], 'id="x #0b7a75': [3, 4]}
+    sources = {"columns": {"source": []}, "tokens": tokens, "steps": [0, 1]}
     report = {"lengths": {}, "packing": {}, "left_out": [], "sources": sources, "throughput": []}
     svg = draw_pictures(report)["mixture"].svg
-    assert ">_a<" in svg and '>id="x #0b7a75<' in svg
+    assert ">_a<" in svg and ">a/b<" in svg and ">c/b<" in svg and '>id="x #0b7a75<' in svg

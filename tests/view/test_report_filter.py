@@ -20,14 +20,14 @@ def test_a_filter_from_outside_is_reported_and_examples_end_where_the_repetition
         def map(self, element):
             return NgramFilter().map(element)
 
-    tokens = write_tokens("a.npy", np.tile([*([7] * 34), 2, *range(20, 40), 2], 3), "uint16")
+    tokens = write_tokens("a.npy", np.tile([*([7] * 34), *[*range(20, 33)] * 3, 2, *range(20, 40), 2], 3), "uint16")
     options = {"dtype": "uint16", "eos_token_id": 2}
-    layout = PaddedLayout(open_corpus(tokens, **options), 70)
+    layout = PaddedLayout(open_corpus(tokens, **options), 100)
     pipeline = pipeline_of(layout, [Repetitive()], global_batch_size=2, epochs=1)
     found = make_report(pipeline, TokenTexts(None))["filter"]
     assert (found["used"], found["rejected"]) == (True, 3)
     assert {each["text"] for each in found["examples"]} == {"·".join(["⟨7⟩"] * 34)}
-    stated = sections(tokens, 70, corpus=options, layout="padded", global_batch_size=2)
+    stated = sections(tokens, 100, corpus=options, layout="padded", global_batch_size=2)
     stated["amendments"] = [{"withdraw": {"from": 0, "documents": [0, 2, 4]}}]
     found = make_report(load(write_config(tmp_path / "withdrawn.json", stated)), TokenTexts(None))["filter"]
     assert (found["used"], found["rejected"]) == (False, 0)
