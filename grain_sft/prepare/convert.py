@@ -1,8 +1,9 @@
 """`convert`: writing the documents of a corpus in another format, in the same order."""
 
+import functools
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, TokenDtype, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.layout import corpus_documents_named
-from grain_sft.prepare.documents import Documents, Ids
+from grain_sft.prepare.documents import Documents, Ids, Reader
 from grain_sft.prepare.job import finish, reported, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.target import MANIFEST, Target, read_object
@@ -183,7 +184,11 @@ class _Splits(Documents):
         masked = any(corpus.has_loss for corpus in self.corpora)
         return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, self.source_names, masked=masked)
 
-    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+    def readers(self, parts: Sequence[int]) -> Iterable[Reader]:
+        """See `Documents.readers`."""
+        return (functools.partial(self._read, part) for part in parts)
+
+    def _read(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         tokens[:], stored_loss = self.corpora[part].read(start, start + len(tokens))
         loss[:] = True if stored_loss is None else stored_loss
 

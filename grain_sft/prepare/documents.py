@@ -9,8 +9,7 @@ import dataclasses
 import functools
 import io
 import itertools
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,12 @@ GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a to
 
 Ids = npt.NDArray[Any]
 """Numbers of documents, int32 or int64, in the order of the inputs. Dropped documents have numbers, rejected records do not."""
+
+
+Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
+"""Function of (start, tokens, loss) that reads tokens `start` to `start + len(tokens)` of a part, and their loss."""
+
+ChunkFile = io.FileIO | io.BytesIO
 
 
 class Block(NamedTuple):
@@ -59,6 +64,7 @@ class Documents(abc.ABC):
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
+      blocks_at_once: Number of blocks for which parts are read together.
     """
 
     lengths: npt.NDArray[Any]
@@ -66,10 +72,11 @@ class Documents(abc.ABC):
     firsts: npt.NDArray[np.int64]
     token_dtype: np.dtype[Any]
     loss_dtype: np.dtype[Any]
+    blocks_at_once = 1
 
     @abc.abstractmethod
-    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        """Read tokens `start` to `start + len(tokens)` of a part into `tokens`, and their loss into `loss`."""
+    def readers(self, parts: Sequence[int]) -> Iterable[Reader]:
+        """Return the function that reads each of `parts`."""
 
     @abc.abstractmethod
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
@@ -81,19 +88,35 @@ class Documents(abc.ABC):
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """Yield the documents `ids` in that order, several at a time."""
-        for block_ids in in_blocks(self.lengths, ids):
-            lengths = self.lengths[block_ids].astype(np.int64)
-            starts = self.starts[block_ids].astype(np.int64)
-            parts = self.parts_of(block_ids)
-            is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
-            # a run is a group of adjacent documents, which are read at once
-            run_starts = np.flatnonzero(~is_adjacent) + 1
-            offsets = np.append(0, np.cumsum(lengths))
-            tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
-            for first, stop in itertools.pairwise([0, *run_starts.tolist(), len(block_ids)]):
-                run = slice(int(offsets[first]), int(offsets[stop]))
-                self.fill(int(parts[first]), int(starts[first]), tokens[run], loss[run])
-            yield Block(lengths, tokens, loss)
+        blocks = in_blocks(self.lengths, ids)
+        while window := list(itertools.islice(blocks, self.blocks_at_once)):
+            tokens, loss = self._gather(np.concatenate(window))
+            start = 0
+            for block_ids in window:
+                lengths = self.lengths[block_ids].astype(np.int64)
+                stop = start + int(lengths.sum())
+                yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
+                start = stop
+            del tokens, loss  # frees their memory before the next documents are gathered; the blocks are copies
+
+    def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the concatenated tokens and loss of the documents `ids`. Each part is read once."""
+        lengths = self.lengths[ids].astype(np.int64)
+        starts = self.starts[ids].astype(np.int64)
+        parts = self.parts_of(ids)
+        offsets = np.append(0, np.cumsum(lengths))
+        tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
+        is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
+        # a run is a group of adjacent documents, which are read at once
+        first = np.append(0, np.flatnonzero(~is_adjacent) + 1)
+        runs = np.stack([starts[first], offsets[first], np.append(offsets[first[1:]], offsets[-1])], axis=1)
+        by_part = np.argsort(parts[first], kind="stable")
+        needed, borders = np.unique(parts[first][by_part], return_index=True)
+        runs_of_parts = np.split(runs[by_part], borders[1:])
+        for read, runs_of_part in zip(self.readers(needed.tolist()), runs_of_parts, strict=True):
+            for start, begin, end in runs_of_part.tolist():
+                read(start, tokens[begin:end], loss[begin:end])
+        return tokens, loss
 
 
 class ChunkDocuments(Documents):
@@ -114,64 +137,34 @@ class ChunkDocuments(Documents):
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
         super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
+        if chunks.remote:
+            # one request for each document would be too slow, so whole chunks are read, each once for many blocks
+            self.blocks_at_once = GATHER_BLOCKS
         self._file = functools.lru_cache(MAX_OPEN)(self._open)
 
-    def blocks(self, ids: Ids) -> Iterator[Block]:
-        """See `Documents.blocks`.
+    def readers(self, parts: Sequence[int]) -> Iterator[Reader]:
+        """See `Documents.readers`."""
+        opened: Iterable[ChunkFile] = map(self._file, parts)
+        if self._chunks.remote:
+            opened = map(io.BytesIO, self._chunks.contents(parts))
+        return (functools.partial(self._read, part, file) for part, file in zip(parts, opened, strict=True))
 
-        From a bucket, one request for each document would be too slow. So the method gathers the documents of `GATHER_BLOCKS`
-        blocks at once: it reads each chunk that has some of them once, as a whole.
-        """
-        if not self._chunks.remote:
-            yield from super().blocks(ids)
-            return
-        blocks = in_blocks(self.lengths, ids)
-        while window := list(itertools.islice(blocks, GATHER_BLOCKS)):
-            tokens, loss = self._gather(np.concatenate(window))
-            start = 0
-            for block_ids in window:
-                lengths = self.lengths[block_ids].astype(np.int64)
-                stop = start + int(lengths.sum())
-                yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
-                start = stop
-            del tokens, loss  # frees their memory before the next documents are gathered; the blocks are copies
-
-    def _open(self, number: int) -> io.FileIO:
-        path = self._chunks.path(number)
+    def _open(self, part: int) -> io.FileIO:
+        path = self._chunks.path(part)
         with files.reading(path):
             return open(path, "rb", buffering=0)
 
-    def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the concatenated tokens and loss of the documents `ids`."""
-        lengths = self.lengths[ids].astype(np.int64)
-        starts = self.starts[ids].astype(np.int64)  # index of each document's first token in its chunk
-        targets = np.cumsum(lengths) - lengths  # index of each document's first token in the result
-        tokens, loss = np.empty(lengths.sum(), self.token_dtype), np.empty(lengths.sum(), self.loss_dtype)
-        chunk_of = self.parts_of(ids)
-        by_chunk = np.argsort(chunk_of, kind="stable")  # indices in `ids`, ordered by chunk
-        needed, firsts = np.unique(chunk_of[by_chunk], return_index=True)
-        in_chunk = np.split(by_chunk, firsts[1:])  # for each needed chunk, the indices in `ids` of its documents
-        for number, part, data in zip(needed.tolist(), in_chunk, self._chunks.contents(needed.tolist()), strict=True):
-            header = self.headers[number]
-            if len(data) != header.end:
-                raise StorageError(f"{self._chunks.path(number)}: changed while in use. Prepare again.")
-            chunk_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
-            if header.all_loss:
-                chunk_loss = np.ones(header.tokens, self.loss_dtype)
-            else:
-                chunk_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
-            for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
-                tokens[target : target + length] = chunk_tokens[start : start + length]
-                loss[target : target + length] = chunk_loss[start : start + length]
-        return tokens, loss
-
-    def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        header, file = self.headers[part], self._file(part)
-        _read_into(file, header.tokens_at + start * tokens.itemsize, tokens)
+    def _read(self, part: int, file: ChunkFile, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
+        """Read tokens and loss from the file of a chunk, as a `Reader`."""
+        header = self.headers[part]
+        columns = [(header.tokens_at, tokens), (header.loss_at, loss)]
         if header.all_loss:
             loss[:] = 1
-        else:
-            _read_into(file, header.loss_at + start * loss.itemsize, loss)
+            columns.pop()
+        for offset, out in columns:
+            file.seek(offset + start * out.itemsize)
+            if file.readinto(out.data) != out.nbytes or file.seek(0, io.SEEK_END) != header.end:
+                raise StorageError(f"{self._chunks.path(part)}: changed while in use. Prepare again.")
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""
@@ -179,9 +172,3 @@ class ChunkDocuments(Documents):
         for begin in range(0, len(ids), BLOCK_SOURCES):
             block_ids = ids[begin : begin + BLOCK_SOURCES]
             yield np.stack([inputs[block_ids], lines[block_ids]], axis=1).astype(np.int64)
-
-
-def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill `out` with the bytes of a file from `offset` on."""
-    if os.preadv(file.fileno(), [out.data], offset) != out.nbytes:
-        raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")

@@ -87,4 +87,5 @@ def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview
     stretches = [out[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
     total = sum(map(len, stretches))
     fd = _memory_file()
-    return _pwritev(fd, vectors.ctypes.data, len(ends), 0) == total == os.preadv(fd, stretches, 0)
+    written: int = _pwritev(fd, vectors.ctypes.data, len(ends), 0)
+    return written == total == os.preadv(fd, stretches, 0)
