@@ -139,9 +139,9 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
     """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows.
 
     Raises:
-      StorageError: One of `outputs` would replace the config or a file of its corpora. None means no output.
+      StorageError: One of `outputs` would replace the config, an inherited one, or a file of its corpora. None means no output.
     """
-    from grain_sft.config import load, read_config
+    from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
     from grain_sft.storage import files
@@ -153,7 +153,7 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
         # files that the config names, such as a mix or a saved index
         named = [text for text in _texts(read_config(options.config)[1]) if os.path.isfile(text)]
         for output in given:
-            files.check_inputs_stay(output, [options.config, *named, *of_corpora])
+            files.check_inputs_stay(output, [*config_files(options.config), *named, *of_corpora])
     return pipeline
 
 

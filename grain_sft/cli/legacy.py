@@ -9,7 +9,7 @@ from typing import Any
 from grain_sft.cli.arguments import Parser, values_of
 from grain_sft.cli.prepare import add_run_options, run_request
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, conversation_lines, train_tokenizer
+from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, Target, conversation_lines, train_tokenizer
 from grain_sft.storage import files
 
 OF_CHATS = {
@@ -67,6 +67,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
     else:
         # the template "primer" gives its name to the folder and to the source
         source, output = template, files.join(files.normalize(options.out_dir), template)
+    Target(output).check_writable()  # before `_tokenizer` trains one
     request = Request(
         datasets=(Dataset((options.input,)),),
         template=template,

@@ -18,7 +18,7 @@ from grain_sft.pipeline import OBSERVERS, Pipeline, Stage, StagedPipeline
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 
-__all__ = ["config_schema", "is_config", "load", "naming", "read_config"]
+__all__ = ["config_files", "config_schema", "is_config", "load", "naming", "read_config"]
 
 FORMER_KEYS = {"when_dry": "on_exhausted"}
 """New name of each renamed key, by its former name."""
@@ -76,10 +76,10 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
       ConfigError: As in `load`.
     """
     if isinstance(config, Mapping):
-        where, sections = "config", inherit("config", os.getcwd(), dict(config), ())
+        where, sections = "config", inherit("config", os.getcwd(), dict(config), [])
     elif isinstance(config, str | os.PathLike):
         where = files.absolute(files.normalize(config))
-        sections = read(where, ())
+        sections = read(where, [])
     else:
         found = f"load: config is {shortened(repr(config))} ({type(config).__name__})"
         raise WrongTypeError(f"{found}; expected the path of a config, or a mapping.")
@@ -93,6 +93,13 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
             # A replacement may not fit its source: `max_epochs` in a replacement excludes `sampler.epochs` of its source.
             validate(with_stages, where)
     return where, with_stages
+
+
+def config_files(path: str) -> list[str]:
+    """Return the paths of a config and of the configs that it inherits."""
+    paths: list[str] = []
+    read(files.absolute(files.normalize(path)), paths)
+    return paths
 
 
 def is_config(value: Mapping[str, Any]) -> bool:

@@ -257,9 +257,9 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
     if algorithm.order is not None and sampler.get("order") == algorithm.order:
         _expect(sampler, "last_batch", "drop", name, where, default="drop")
         _expect(sampler, "shuffle", True, name, where, default=True)
-        if "epochs" not in sampler and "epochs" not in layout:
+        if sampler.get("epochs") is None and "epochs" not in layout:
             why = f"layout.algorithm {name} makes the rows of each epoch beforehand"
-            raise ConfigError(f"{where}: sampler lacks the key 'epochs': {why}.")
+            raise ConfigError(f"{where}: sampler.epochs is missing or null: {why}. Give a number.")
         for key in ("seed", "epochs"):
             value = sampler.get(key)
             if value is not None and layout.setdefault(key, value) != value:

@@ -70,12 +70,13 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
-def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
+def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file and of the configs that it inherits, not yet validated.
 
     Args:
       path: Path of the file.
-      inheriting: Chain of configs that inherit this one. In ("a.yaml", "b.yaml"), a inherits b, and b inherits `path`.
+      inheriting: Chain of configs that inherit this one. In ["a.yaml", "b.yaml"], a inherits b, and b inherits `path`. `path`
+        and the configs that it inherits are appended.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
@@ -98,7 +99,8 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{hint}") from error
     if not isinstance(stated, dict):
         raise ConfigError(f"{path}: expected sections {', '.join(SECTIONS)}; found a {type(stated).__name__}.")
-    return inherit(path, os.path.dirname(path), stated, (*inheriting, path))
+    inheriting.append(path)
+    return inherit(path, os.path.dirname(path), stated, inheriting)
 
 
 def _load_json(text: str) -> Any:
@@ -109,7 +111,7 @@ def _load_json(text: str) -> Any:
     return value
 
 
-def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
+def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config, laid over the sections that it inherits.
 
     A relative path starts at `folder`. If the path does not exist there, it starts at the working directory.
@@ -118,7 +120,7 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
       where: Name of the config, for messages.
       folder: Folder of the config.
       stated: Sections that the config itself states.
-      inheriting: Chain of configs that ends with this one: in ("a.yaml", "b.yaml"), a inherits b, and `stated` is b.
+      inheriting: Chain of configs that ends with this one: in ["a.yaml", "b.yaml"], a inherits b, and `stated` is b.
     """
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)

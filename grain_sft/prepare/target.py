@@ -83,11 +83,12 @@ class Target:
         return {**manifest, "already": True}
 
     def check_writable(self) -> None:
-        """Raise an error if the output can't be written. A finished corpus may be read-only."""
+        """Raise an error if the output has other files or can't be written. A finished corpus may be read-only."""
         if not files.exists(self.manifest):
             if not self.remote and os.path.ismount(self.output):  # `_publish` could not rename a folder to it
                 raise self.error(f"{self.output}: is the root of a file system. Give a folder in it.")
             files.check_writable(self.output, folder=True)
+            self.finished({"key": ""}, overwrite=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.

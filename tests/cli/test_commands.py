@@ -238,8 +238,11 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
     text.parent.mkdir()
     text.write_text("a text\n" * 90)
     (tmp_path / "link").symlink_to(tmp_path)
-    names = {"config": config, "texts": text.parent, "text": text, "mix": mix}
-    for output in (tmp_path / "tok/a/0.npy", tmp_path / "link/tok/a/0.npy", config, mix):
+    middle = tmp_path / "middle.yaml"
+    for path, inherited in ((middle, config), (tmp_path / "run.json", middle)):
+        path.write_text(json.dumps({"inherits": inherited.name}))
+    names = {"config": path, "texts": text.parent, "text": text, "mix": mix}
+    for output in (tmp_path / "tok/a/0.npy", tmp_path / "link/tok/a/0.npy", path, middle, config, mix):
         status, error = failure(*command.format(**names, output=output).split())
         assert status == 1 and "is an input, which the output" in error
 

@@ -116,7 +116,7 @@ def test_relative_paths_of_a_config_in_a_bucket_may_lead_upwards():
     bucket = fsspec.filesystem("memory")
     bucket.pipe("/leads-upwards/base.json", b'{"corpus": {"path": "./data/a.npy"}, "sampler": {"seed": 3}}')
     bucket.pipe("/leads-upwards/runs/run.json", b'{"inherits": "../base.json", "sampler": {"seed": 4}}')
-    found = read("memory://leads-upwards/runs/run.json", ())
+    found = read("memory://leads-upwards/runs/run.json", [])
     assert found == {"corpus": {"path": "memory://leads-upwards/data/a.npy"}, "sampler": {"seed": 4}}
 
 
@@ -232,7 +232,9 @@ def test_order_openchat_with_multipack_is_openchats_run(chats):
     ):
         assert expected in error_of(put(config, place, value))
     del config["sampler"]["epochs"]
-    assert "sampler lacks the key 'epochs': layout.algorithm multipack makes the rows of each epoch" in error_of(config)
+    for epochs in ({}, {"epochs": None}):
+        config["sampler"] |= epochs
+        assert "sampler.epochs is missing or null: layout.algorithm multipack makes the rows" in error_of(config)
 
 
 def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):

@@ -169,6 +169,9 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
         file.write('{"messages": 3}\nnot JSON\n')
     line = f"{name} --input data/conversations.jsonl --output_dir other --on-error".split()
     assert "conversations.jsonl:101: messages" in place.fails([*line, "stop"])
+    before = stamps(place.folder)
+    assert "data: is not empty" in place.fails(f"{name} --input data/conversations.jsonl --output_dir data".split())
+    assert stamps(place.folder) == before  # without a tokenizer
     assert "rejected 2" in place.succeeds([*line, "skip"])  # training leaves bad records out, too
 
 
