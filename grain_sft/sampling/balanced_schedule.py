@@ -40,7 +40,7 @@ class ScheduleTable:
     million rows take about 0.5 s to make.
 
     Args:
-      weights: Integer weights of the sources; nothing is taken from a source of weight 0.
+      weights: Integer weights of the sources, without a common divisor; nothing is taken from a source of weight 0.
       deficit: Deficit of each source before row 0; they sum to 0.
       num_rows: Number of rows that will be chosen; None for no bound.
 
@@ -51,8 +51,6 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
-        divisor = math.gcd(*weights)
-        weights = tuple(weight // divisor for weight in weights)
         self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
         self._period = len(self._sources) - self._begin
         # number of rows of each source before the first period, and in one period

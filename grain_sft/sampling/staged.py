@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.sampling.batch_sizes import JoinedSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
+from grain_sft.types import Ints
 
 
 class StagedSampler(Sampler):
@@ -63,10 +58,10 @@ class StagedSampler(Sampler):
     def row_length(self, step: int) -> int | None:
         return self.at(step).row_length(step)
 
-    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
+    def rows(self, step: int) -> Ints:
         return self.at(step).rows(step)
 
-    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def rows_at(self, step: int, places: Ints) -> Ints:
         return self.at(step).rows_at(step, places)
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
@@ -77,9 +72,7 @@ class StagedSampler(Sampler):
                 parts.append(stage.slots(steps_of_stage, hosts=hosts))
         return BatchSlots.joined(parts)
 
-    def find_slots(
-        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
-    ) -> BatchSlots:
+    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
         raise RowIndexError("find_slots: each stage has row numbers of its own. Search the sampler of a stage.")
 
     @property

@@ -12,7 +12,7 @@ import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from grain_sft.sampling.mixture_sampler import NoRowLeftError
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
 
 T = TypeVar("T")
 
@@ -184,10 +181,10 @@ class MappedSampler(Sampler):
     def row_length(self, step: int) -> int | None:
         return self.sampler.row_length(self._map.data_step(self._checked_step(step)))
 
-    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
+    def rows(self, step: int) -> Ints:
         return self._read(self.sampler.rows, self._map.data_step(self._checked_step(step)))
 
-    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def rows_at(self, step: int, places: Ints) -> Ints:
         return self._read(self.sampler.rows_at, self._map.data_step(self._checked_step(step)), places)
 
     def _read(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -204,9 +201,7 @@ class MappedSampler(Sampler):
         slots = BatchSlots.joined(self._read(self.sampler.slots, data_steps, hosts=hosts) for data_steps in ranges)
         return dataclasses.replace(slots, step=self._map.steps_of(slots.step))
 
-    def find_slots(
-        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
-    ) -> BatchSlots:
+    def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
         """See `Sampler.find_slots`. The slots of skipped steps are left out."""
         if epochs is None and self.end is not None:  # search only the epochs that the stage reads
             last = self._map.data_step(self.end - 1)
