@@ -106,16 +106,11 @@ class Corpus(CorpusData):
         return None if self.sources_file is None else read_sources(self.sources_file, len(self.documents))
 
     @functools.cached_property
-    def _readers(self) -> tuple[npt.NDArray[np.int64], ShardReader, LossReader | None]:
-        """The bounds of shards, and the readers of tokens and of loss.
-
-        The bounds are int64 [shards + 1]: the token offset at which each shard begins, then `num_tokens`. The readers may be
-        used by several threads.
-        """
-        bounds = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
+    def _readers(self) -> tuple[ShardReader, LossReader | None]:
+        """The readers of tokens and of loss, which several threads may use."""
         tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
         loss = LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
-        return bounds, tokens, loss
+        return tokens, loss
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Return tokens `start` to `stop - 1`, counted through all shards, and their loss.
@@ -132,12 +127,12 @@ class Corpus(CorpusData):
         start, stop = operator.index(start), operator.index(stop)
         if not 0 <= start <= stop <= self.num_tokens:
             raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
-        bounds, token_reader, loss_reader = self._readers
+        borders, (token_reader, loss_reader) = self.shard_borders, self._readers
         # Arrays [pieces]. A piece is the tokens of the range that lie in one shard.
-        shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))
-        piece_start = np.maximum(bounds[shard], start)
-        length = np.minimum(bounds[shard + 1], stop) - piece_start
-        start_in_shard = piece_start - bounds[shard]
+        shard = np.flatnonzero((borders[1:] > start) & (borders[:-1] < stop))
+        piece_start = np.maximum(borders[shard], start)
+        length = np.minimum(borders[shard + 1], stop) - piece_start
+        start_in_shard = piece_start - borders[shard]
         start_in_result = piece_start - start
         tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
         width = tokens.itemsize

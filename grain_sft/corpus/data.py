@@ -14,6 +14,7 @@ from grain_sft.corpus.loss import LossFile
 from grain_sft.corpus.row_format import RowFormat
 from grain_sft.corpus.shard import Shard, as_token_id
 from grain_sft.storage import FileStamp, RemoteOptions
+from grain_sft.types import Ints
 
 FINGERPRINT_VERSION = 1
 
@@ -63,6 +64,11 @@ class CorpusData:
     def num_tokens(self) -> int:
         """Number of tokens in all shards."""
         return sum(shard.num_tokens for shard in self.shards)
+
+    @functools.cached_property
+    def shard_borders(self) -> Ints:
+        """int64 [shards + 1], the number of tokens before each shard, then `num_tokens`."""
+        return np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
 
     @property
     def padding_token_id(self) -> int:

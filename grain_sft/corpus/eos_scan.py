@@ -21,7 +21,7 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
     document only if that token follows it, or if it is the last token of its shard.
     """
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
-    shard_starts = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards[:-1])])
+    shard_starts = corpus.shard_borders[:-1]
     per_chunk = _CHUNK_BYTES // corpus.dtype.itemsize
 
     def scan_chunk(shard: int, start: int) -> tuple[Ints, int, bytes]:

@@ -7,16 +7,7 @@ from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
-_SAME_TRAITS = (
-    "corpus",
-    "of_pairs",
-    "takes_weights",
-    "highest_token",
-    "follows_documents",
-    "finder",
-    "one_segment",
-    "transforms",
-)
+_SAME_TRAITS = ("corpus", "of_pairs", "takes_weights", "highest_token", "follows_documents", "finder", "one_segment")
 """Traits that a `ColumnsLayout` takes unchanged from the layout of whole rows."""
 
 

@@ -104,14 +104,14 @@ class FromPieces(Traits):
           CorpusError, CorpusFileError: The documents cannot be found.
         """
         self._check_documents(documents)
-        tokens = None if self.follows_documents else _TokensOf(self.corpus, documents)
+        overlap = None if self.follows_documents else _overlap_with(self.corpus, documents)
         rows = [np.zeros(0, np.int64)]
         for first, pieces in self._blocks():
-            if tokens is None:
+            if overlap is None:
                 assert pieces.document is not None
                 has_token = np.isin(pieces.document, documents)
             else:
-                has_token = tokens.overlap(pieces)
+                has_token = overlap(pieces)
             rows.append(pieces.row[has_token] + first)
         return np.unique(np.concatenate(rows))
 
@@ -231,27 +231,25 @@ class Layout(FromPieces):
         return html_facts(type(self).__name__, facts | {"options": repr(self)})
 
 
-class _TokensOf:
-    """Tokens of some documents of a corpus. `overlap` finds the pieces that have some of these tokens."""
+def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDArray[np.bool_]]:
+    """Return a function that returns whether each piece has a token of `documents` of the corpus.
 
-    def __init__(self, corpus: Corpus, documents: Ints) -> None:
-        start, length = corpus.documents.start[documents], corpus.documents.length[documents]
-        start, length = start[length > 0], length[length > 0]
-        order = np.argsort(start)  # some formats list documents in any order
-        self._starts = start[order]
-        # item n is the greatest end of the first n documents in `_starts`
-        self._ends = np.append(0, np.maximum.accumulate((start + length)[order]))
-        self._shard_begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
+    The piece [10, 20) has one if some document starts before 20 and ends after 10.
+    """
+    start, length = corpus.documents.start[documents], corpus.documents.length[documents]
+    start, length = start[length > 0], length[length > 0]
+    order = np.argsort(start)  # some formats list documents in any order
+    starts = start[order]
+    # item n is the greatest end of the first n documents in `starts`
+    ends = np.append(0, np.maximum.accumulate((start + length)[order]))
 
-    def overlap(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
-        """Return whether each piece has one of the tokens.
-
-        The piece [10, 20) has one if some document starts before 20 and ends after 10.
-        """
-        begin = pieces.start + self._shard_begins[pieces.shard]
-        num_started = self._starts.searchsorted(begin + pieces.length)  # documents that start before the piece ends
-        overlaps: npt.NDArray[np.bool_] = self._ends[num_started] > begin
+    def overlap(pieces: Pieces) -> npt.NDArray[np.bool_]:
+        begin = pieces.start + corpus.shard_borders[pieces.shard]
+        num_started = starts.searchsorted(begin + pieces.length)  # documents that start before the piece ends
+        overlaps: npt.NDArray[np.bool_] = ends[num_started] > begin
         return overlaps
+
+    return overlap
 
 
 def digest(text: str, digits: int = 16) -> str:

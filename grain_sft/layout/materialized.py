@@ -4,7 +4,7 @@ from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts
+from grain_sft.layout.pieces import LeftOut, Pieces, expand_counts, pieces_of
 from grain_sft.types import Ints
 
 
@@ -35,7 +35,6 @@ class MaterializedLayout(Layout):
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
         self._count = corpus.num_tokens // self.sequence_length
-        self._offsets = ShardOffsets(corpus)
 
     def __len__(self) -> int:
         return self._count
@@ -56,7 +55,7 @@ class MaterializedLayout(Layout):
                 f"{path}: segment {document[beyond][0]} of the written rows ends after its row. A file documents_NNNN.idx is "
                 "damaged: write the rows again."
             )
-        return self._offsets.pieces(row, column, start, length, segment + 1, document)
+        return pieces_of(self.corpus, row, column, start, length, segment + 1, document)
 
     def left_out(self) -> list[LeftOut]:
         return []

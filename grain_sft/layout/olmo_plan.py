@@ -80,13 +80,12 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     """
     documents = corpus.find_documents(options.boundaries, options.bos_token_id).documents
     size = options.source_group_size
-    borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
     groups = [_read(plan.folder, options.sequence_length, group_hash) for group_hash in plan.hashes]
     if _digest(groups) != plan.digest:
         raise LayoutError(f"{plan.folder}: the plan changed after it was opened. Make the layout again.")
     columns_of_groups, num_pieces = [], 0
     for number, group in enumerate(groups):
-        first, last = borders[number * size], borders[min((number + 1) * size, len(corpus.shards))]
+        first, last = corpus.shard_borders[[number * size, min((number + 1) * size, len(corpus.shards))]]
         where = f"{plan.folder}: plan {plan.hashes[number][:12]}"
         start, stop, ends = _rows_of(where, group)
         if (stop > last - first).any():

@@ -10,7 +10,7 @@ from grain_sft.corpus import Corpus, Documents, part_by_part
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.packing import Boundaries
-from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts
+from grain_sft.layout.pieces import LeftOut, Pieces, expand_counts, pieces_of
 from grain_sft.types import Ints
 
 
@@ -85,7 +85,6 @@ class OlmoVslLayout(Layout):
             self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]
         self._ends: Ints = np.cumsum(self.row_counts)
         self._lengths = np.array(self.row_lengths, np.int64)
-        self._offsets = ShardOffsets(corpus)
         self._dropped = int(to_cut.length.sum()) - self._num_tokens
 
     @property
@@ -101,7 +100,7 @@ class OlmoVslLayout(Layout):
     def pieces(self, rows: Ints) -> Pieces:
         column, segment, bucket = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), self._bucket(rows)
         columns = column, self._start[rows], self._lengths[bucket], segment, self._document[rows]
-        pieces = self._offsets.pieces(np.arange(len(rows)), *columns)
+        pieces = pieces_of(self.corpus, np.arange(len(rows)), *columns)
         all_of_one_length = not len(rows) or (bucket == bucket[0]).all()
         # Rows of one length have no padding. Rows of several lengths are padded to the length of the longest.
         return pieces._replace(segment=None, position=None) if all_of_one_length else pieces

@@ -17,7 +17,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
-from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, join_parts
+from grain_sft.layout.pieces import LeftOut, Pieces, join_parts, pieces_of
 from grain_sft.layout.plan import COUNTS, load_plan, sort_made_by
 from grain_sft.storage import files
 from grain_sft.types import Ints
@@ -167,7 +167,6 @@ class PackedLayout(Layout):
         options_by_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
         self.plans = [load_plan(self.finder, of_epoch, self.plan_folder, make) for of_epoch in options_by_epoch]
         self.highest_token = self.plans[0].highest_token
-        self._offsets = ShardOffsets(corpus)
         # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
         self._count = int(self._begins[-1])
@@ -223,9 +222,11 @@ class PackedLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1 or not len(rows):
-            return self._offsets.pieces(*self.plans[0].segments(rows))
+            return pieces_of(self.corpus, *self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
-        return self._offsets.pieces(*join_parts(epoch, lambda number, index: self.plans[number].segments(local[index])))
+        return pieces_of(
+            self.corpus, *join_parts(epoch, lambda number, index: self.plans[number].segments(local[index]))
+        )
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents of all epochs, and padding."""

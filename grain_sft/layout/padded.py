@@ -6,7 +6,7 @@ from grain_sft.arguments import as_integer, as_sequence_length, check_type
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
-from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets
+from grain_sft.layout.pieces import LeftOut, Pieces, pieces_of
 from grain_sft.types import Ints
 
 
@@ -47,7 +47,6 @@ class PaddedLayout(Layout):
         whole = length[self._document]
         self._length = np.minimum(whole, self.sequence_length)
         self._start = start[self._document] + (whole - self._length if keep == "last" else 0)
-        self._offsets = ShardOffsets(corpus)
         self.dropped = len(length) - len(whole)
         self.cut_tokens = int((whole - self._length).sum())
 
@@ -60,7 +59,7 @@ class PaddedLayout(Layout):
     def pieces(self, rows: Ints) -> Pieces:
         column, segment = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64)
         columns = column, self._start[rows], self._length[rows], segment, self._document[rows]
-        return self._offsets.pieces(np.arange(len(rows)), *columns)
+        return pieces_of(self.corpus, np.arange(len(rows)), *columns)
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents, and padding."""

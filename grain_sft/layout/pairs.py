@@ -6,7 +6,7 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus, pair_lengths
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets
+from grain_sft.layout.pieces import LeftOut, Pieces, pieces_of
 from grain_sft.types import Ints
 
 
@@ -65,7 +65,6 @@ class PairsLayout(Layout):
         starts = corpus.documents.start[:, None] + lengths.cumsum(axis=1) - lengths
         starts[:, 0] += lengths[:, 0] - kept[:, 0]  # a long prompt keeps its end
         self._length, self._start = kept[has_row], starts[has_row]
-        self._offsets = ShardOffsets(corpus)
         options = {"prompt_length": self.prompt_length, "pad_token_id": corpus.padding_token_id}
         self.transforms = [{"split_pairs": options}]
 
@@ -77,7 +76,7 @@ class PairsLayout(Layout):
         row, part = np.nonzero(length)
         column = (length.cumsum(axis=1) - length)[row, part]
         fields = column, self._start[rows][row, part], length[row, part], part + 1, self._document[rows][row]
-        return self._offsets.pieces(row, *fields)
+        return pieces_of(self.corpus, row, *fields)
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped pairs, and padding."""

@@ -79,32 +79,28 @@ class Pieces(NamedTuple):
         return np.flatnonzero(np.append(True, begins)[: len(self.row)])
 
 
-class ShardOffsets:
-    """Token offsets of the shards in a corpus. `pieces` converts token offsets in the corpus to token offsets in a shard."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        borders: Ints = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)], dtype=np.int64)
-        self._begins, self._ends = borders[:-1], borders[1:]
-
-    def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
-        """Split segments at shard borders and return their pieces, row after row. The arguments are those of `Pieces`, int64
-        [segments], but `start` is counted from the first token of the corpus.
-        """
-        shard, stop = self._ends.searchsorted(start, side="right"), start + length
-        if not (stop > self._ends[shard]).any():
-            position = np.zeros(len(start), np.int64)
-            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
-        # Rare: a segment crosses a shard border. It becomes one piece for each shard that has some of its tokens.
-        last_shard = self._ends.searchsorted(stop - 1, side="right")
-        parent, number = expand_counts(last_shard - shard + 1)  # `parent` is the index of the piece's segment
-        shard = shard[parent] + number
-        begin = np.maximum(start[parent], self._begins[shard])
-        end = np.minimum(stop[parent], self._ends[shard])
-        has_tokens = end > begin  # False where the segment passes over an empty shard
-        parent, shard, begin, end = (values[has_tokens] for values in (parent, shard, begin, end))
-        position = begin - start[parent]
-        columns = row[parent], column[parent] + position, shard, begin - self._begins[shard], end - begin
-        return Pieces(*columns, segment[parent], position, document[parent])
+def pieces_of(
+    corpus: Corpus, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints
+) -> Pieces:
+    """Split segments at shard borders and return their pieces, row after row. The arguments are those of `Pieces`, int64
+    [segments], but `start` is counted from the first token of the corpus.
+    """
+    begins, ends = corpus.shard_borders[:-1], corpus.shard_borders[1:]
+    shard, stop = ends.searchsorted(start, side="right"), start + length
+    if not (stop > ends[shard]).any():
+        position = np.zeros(len(start), np.int64)
+        return Pieces(row, column, shard, start - begins[shard], length, segment, position, document)
+    # Rare: a segment crosses a shard border. It becomes one piece for each shard that has some of its tokens.
+    last_shard = ends.searchsorted(stop - 1, side="right")
+    parent, number = expand_counts(last_shard - shard + 1)  # `parent` is the index of the piece's segment
+    shard = shard[parent] + number
+    begin = np.maximum(start[parent], begins[shard])
+    end = np.minimum(stop[parent], ends[shard])
+    has_tokens = end > begin  # False where the segment passes over an empty shard
+    parent, shard, begin, end = (values[has_tokens] for values in (parent, shard, begin, end))
+    position = begin - start[parent]
+    columns = row[parent], column[parent] + position, shard, begin - begins[shard], end - begin
+    return Pieces(*columns, segment[parent], position, document[parent])
 
 
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:

@@ -110,8 +110,7 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
     documents = finder.documents
     document, start, length = _to_pack(documents, options)
-    shard_ends = np.cumsum([shard.num_tokens for shard in finder.corpus.shards])
-    group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
+    group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // options.source_group_size
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
     sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0

@@ -114,7 +114,7 @@ class SegmentReader:
         self._row_segments, self._reader, self._pad = layout.row_segments, reader, layout.corpus.padding_token_id
         self._dtype, self._length = layout.corpus.dtype, layout.sequence_length
         self._wide = self._dtype.itemsize == 4
-        self._borders = [0, *accumulate(shard.num_tokens for shard in layout.corpus.shards)]
+        self._borders = layout.corpus.shard_borders.tolist()
         self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
         self._counting = Counting(self._length)

@@ -164,7 +164,6 @@ class _WithdrawnDocuments:
         else:
             start, length = (column[self._numbers] for column in layout.corpus.documents)
             self._starts, self._stops, self._steps = _disjoint(start, start + length, self._steps)
-            self._shards = np.cumsum([0, *(shard.num_tokens for shard in layout.corpus.shards)])
 
     def parts(self, pieces: Pieces) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the parts of `pieces` that are withdrawn at some step, as columns.
@@ -177,7 +176,7 @@ class _WithdrawnDocuments:
             piece = self._is_withdrawn[pieces.document].nonzero()[0]
             steps = self._steps[self._numbers.searchsorted(pieces.document[piece])]
             return piece, np.zeros_like(piece), pieces.length[piece], steps
-        begin = self._shards[pieces.shard] + pieces.start
+        begin = self.layout.corpus.shard_borders[pieces.shard] + pieces.start
         end = begin + pieces.length
         # piece i has tokens of the withdrawn spans low[i], low[i] + 1, ...: one part for each span
         low = self._stops.searchsorted(begin, side="right")

@@ -26,7 +26,6 @@ class VocabularyCheck:
     """
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
-        self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
         self._corpus, self._size = corpus, size
         self._too_high: dict[int, tuple[int, int, int]] = {}
         """By shard: number of the first token that is too high, its id, and the number of such tokens."""
@@ -39,10 +38,14 @@ class VocabularyCheck:
         if self._size is None or highest < self._size:
             return
         offsets = np.flatnonzero(tokens >= self._size)
-        shards = self._begins.searchsorted(begin + offsets, side="right") - 1
+        shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
             # `offsets[first]` is the first such token of this shard in the block. One of an earlier block is kept instead.
-            first_in_block = int(begin + offsets[first] - self._begins[shard]), int(tokens[offsets[first]]), 0
+            first_in_block = (
+                int(begin + offsets[first] - self._corpus.shard_borders[shard]),
+                int(tokens[offsets[first]]),
+                0,
+            )
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
 

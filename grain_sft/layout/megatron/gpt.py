@@ -16,7 +16,7 @@ from grain_sft.layout.layout import Layout
 from grain_sft.layout.megatron.blending import Blend
 from grain_sft.layout.megatron.recipe import VARIANTS, Recipe, Variants, check_indices
 from grain_sft.layout.megatron.stream import Cut, Stream
-from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts, join_parts
+from grain_sft.layout.pieces import LeftOut, Pieces, expand_counts, join_parts, pieces_of
 from grain_sft.storage import artifact, files
 from grain_sft.types import Ints
 
@@ -113,16 +113,12 @@ class MegatronGptLayout(Layout):
         self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), split, indices)
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         self.transforms = self._transforms(
-            eod=eod_token_id,
-            mask=eod_mask_loss,
-            attention=reset_attention_mask,
-            positions=reset_position_ids,
-            segments=max_segments_per_row,
+            eod_token_id, eod_mask_loss, reset_attention_mask, reset_position_ids, max_segments_per_row
         )
         self._open()
 
     def _transforms(
-        self, *, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
+        self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
         """Return the default transforms for the arguments of the constructor."""
         traits = self._recipe.traits
@@ -167,7 +163,6 @@ class MegatronGptLayout(Layout):
             for number in range(len(self._firsts))
         ]
         self._counts = [self._cut.samples_in(int(stream.ends[-1])) for stream in self._streams]
-        self._offsets = ShardOffsets(self.corpus)
 
     def __len__(self) -> int:
         return self._counts[0] if self._blend is None else len(self._blend.chosen)
@@ -180,7 +175,7 @@ class MegatronGptLayout(Layout):
             dataset, number = self._blend.numbers_of(rows)
             columns = join_parts(dataset, lambda part, index: self._segments(part, number[index]))
         row, column, start, length, document = columns
-        pieces = self._offsets.pieces(row, column, start, length, np.ones(len(row), np.int64), document)
+        pieces = pieces_of(self.corpus, row, column, start, length, np.ones(len(row), np.int64), document)
         if self._cut.drop_last:  # no row has padding, so each is one whole segment
             return pieces._replace(segment=None, position=None)
         return pieces._replace(position=pieces.column)
@@ -231,7 +226,7 @@ class MegatronGptLayout(Layout):
         return self._hash_of(blocks())
 
     def __getstate__(self) -> dict[str, object]:
-        set_by_open = ("_arrays", "_streams", "_firsts", "_counts", "_blend", "_offsets")
+        set_by_open = ("_arrays", "_streams", "_firsts", "_counts", "_blend")
         return {name: value for name, value in vars(self).items() if name not in set_by_open}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -242,7 +242,7 @@ def _borders(corpus: Corpus, units: Documents) -> list[int]:
     """Return the first unit of each shard, then the number of units."""
     ends = units.shard_ends
     if ends is None:
-        ends = units.start.searchsorted(np.cumsum([shard.num_tokens for shard in corpus.shards]), side="left")
+        ends = units.start.searchsorted(corpus.shard_borders[1:], side="left")
     return [0, *ends.tolist()]
 
 
