@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
-from grain_sft.source.segment_reader import ARRAYS, ZERO, Counting, SegmentRow
+from grain_sft.source.segment_reader import ARRAYS, SegmentRow
 from grain_sft.storage import Buffers, FileStamp, ShardReader
 from grain_sft.types import Ints
 
@@ -51,7 +51,7 @@ class RowReader:
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._fields = self._row.names or ()
         # rows that store the ends of segments are filled by counting; if all tokens take loss, `target_segment_ids` are too
-        self._counting = Counting(self._length) if corpus.rows.most_segments else None
+        self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
         self._folder = shards[0].path.rpartition("/")[0]
@@ -136,7 +136,7 @@ class RowReader:
                 copied.append((tokens[rows], ..., stored["tokens"]))
             # one copy shifts all rows; it puts the next row's first token at the end of a row, where the next copy puts 0
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
-            copied.append((targets[rows, -1], ..., ZERO))
+            copied.append((targets[rows, -1], ..., 0))
             copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]
             by_ends = []
             if self._counting is not None:

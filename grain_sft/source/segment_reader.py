@@ -12,31 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import BEGIN_OF_ROW, Layout
-from grain_sft.source.arrays import Arrays, Int32s, ReadRows, Stack
+from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.storage import RowPieces, ShardReader
 
 ARRAYS = 5
 """Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
-
-ZERO = np.array(0, np.int32)
-
-
-class Counting:
-    """Numbers that rows are filled with.
-
-    Attributes:
-      positions: Memory of int32 [L], the positions 0, 1, 2, ...
-      numbers: Segment ids 1, 2, 3, ... Each is an int32 array, since numpy would convert a Python integer at each use.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.positions = np.arange(length, dtype=np.int32).data
-        self.numbers: list[Int32s] = []
-
-    def extend(self, count: int) -> list[Int32s]:
-        """Extend `numbers` to twice `count`, and return them."""
-        self.numbers = [np.array(number, np.int32) for number in range(1, 2 * count + 1)]
-        return self.numbers
 
 
 class SegmentRow:
@@ -45,7 +25,7 @@ class SegmentRow:
     Args:
       stack: The batch's arrays.
       row: Number of the row in the batch.
-      counting: Numbers that the row is filled with.
+      counting: Memory of int32 [L], the positions 0, 1, 2, ...
       tokens: Array for the row's tokens in the corpus's dtype, [L]. None means `inputs`.
 
     Attributes:
@@ -54,7 +34,7 @@ class SegmentRow:
       memory: Memory of `tokens`, into which the tokens are read.
     """
 
-    def __init__(self, stack: Stack, row: int, counting: Counting, tokens: npt.NDArray[Any] | None = None) -> None:
+    def __init__(self, stack: Stack, row: int, counting: memoryview, tokens: npt.NDArray[Any] | None = None) -> None:
         self.inputs, targets, self._segments, self._positions, target_segments = (array[row] for array in stack.arrays)
         self.tokens = self.inputs if tokens is None else tokens
         self.memory = self.tokens.data
@@ -74,19 +54,16 @@ class SegmentRow:
           row_begin: Number of segments before the row's first one, and position of the row's first token, as in
             `Layout.row_segments`.
         """
-        segments, positions_data = self._segments, self._positions_data
-        counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
-        if len(numbers) < len(ends):
-            numbers = self._counting.extend(len(ends))
-        for end, number in zip(ends, numbers):  # noqa: B905
+        segments, positions_data, counting = self._segments, self._positions_data, self._counting
+        segments_before, first_position = row_begin
+        begin = 0
+        for number, end in enumerate(ends, 1 + segments_before):
             segments[begin:end] = number
             positions_data[begin:end] = counting[: end - begin]
             begin = end
         if begin < self._length:
-            segments[begin:] = self._positions[begin:] = ZERO
-        if row_begin != BEGIN_OF_ROW and ends:
-            segments_before, first_position = row_begin
-            segments[:begin] += segments_before
+            segments[begin:] = self._positions[begin:] = 0
+        if first_position and ends:
             self._positions[: ends[0]] += first_position
         if take_loss:
             target_segments = self._target_segments_data
@@ -117,7 +94,7 @@ class SegmentReader:
         self._borders = layout.corpus.shard_borders.tolist()
         self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
-        self._counting = Counting(self._length)
+        self._counting = np.arange(self._length, dtype=np.int32).data
 
     def read(
         self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool

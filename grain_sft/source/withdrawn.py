@@ -48,17 +48,12 @@ class Withdrawals:
         if unknown.any():
             expected = f"expected 0 to {layout.num_documents - 1}, the documents of the run"
             raise RowIndexError(f"withdraw: document {documents[unknown][0]}: {expected}.")
-        self._steps = range(int(steps.min()), int(steps.max()))
-        self._last = self._source_at(self._steps.stop)
+        self._first_step = int(steps.min())
 
     def source_at(self, step: int) -> RowSource:
-        """Return the source as it is at `step`."""
-        if step < self._steps.start:
+        """Return the source as it is at `step`: a new one if documents are withdrawn by then."""
+        if step < self._first_step:
             return self._source
-        return self._last if step >= self._steps.stop else self._source_at(step)
-
-    def _source_at(self, step: int) -> RowSource:
-        """Return a new source in which the documents that are withdrawn at `step` are padding."""
         sources = self._source.sources
         return self._source.with_sources(
             {name: _PaddedSource(sources[name], part, self._arrays, step) for name, part in self._parts.items()}
