@@ -26,17 +26,13 @@ def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
     return _joined(corpus, pieces, hashes), hashes
 
 
-def sequences_of(corpus: CorpusData) -> Documents:
-    """Return the sequences of a corpus whose boundary files group sequences into documents, as Megatron's do."""
-    return _joined(corpus, *_read_pieces(corpus, by_sequence=True))
-
-
-def part_by_part(corpus: CorpusData) -> Documents:
+def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
     """Return the entries of all boundary files. A document in two shards stays two entries.
 
-    A shard without a boundary file is a CorpusError.
+    With `by_sequence`, an entry is a sequence if the files group sequences into documents, as Megatron's do. A shard without a
+    boundary file is a CorpusError.
     """
-    return _joined(corpus, *_read_pieces(corpus))
+    return _joined(corpus, *_read_pieces(corpus, by_sequence=by_sequence))
 
 
 def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:

@@ -38,21 +38,19 @@ class IndexHeader(NamedTuple):
     """The header of an index.
 
     Attributes:
-      dtype: Unsigned dtype that tokens are read as.
-      signed: Whether tokens are stored as signed integers of the same width.
+      stored: Dtype of the tokens in the `.bin`: integers, signed or unsigned.
       sequences: Number of sequences.
       entries: Number of entries of the document index, at least 1.
     """
 
-    dtype: np.dtype[np.unsignedinteger]
-    signed: bool
+    stored: np.dtype[np.integer]
     sequences: int
     entries: int
 
     @property
-    def stored(self) -> str:
-        """Name of the dtype of the tokens in the `.bin`."""
-        return self.dtype.name.removeprefix("u") if self.signed else self.dtype.name
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Unsigned dtype of the same width, which tokens are read as."""
+        return np.dtype(f"u{self.stored.itemsize}")
 
     @property
     def pointers_at(self) -> int:
@@ -103,7 +101,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
         )
     if not document_bytes:
         raise CorpusError(f"{path}: byte 26: the document index has no entry; expected at least one. {_WRITE_AGAIN}")
-    return IndexHeader(np.dtype(f"u{stored.itemsize}"), stored.kind == "i", sequences, document_bytes // 8)
+    return IndexHeader(stored, sequences, document_bytes // 8)
 
 
 def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,15 +19,9 @@ from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, MissingExtraError
-from grain_sft.registry import Registry
 from grain_sft.storage import RemoteOptions, files, inside, outside
 
 AUTO = "auto"
-
-TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
-    "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
-)
-"""Functions that load the tokenizer at a path. The table names them as text, since `corpus` must not import `prepare`."""
 
 
 def open_corpus(
@@ -173,6 +168,8 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
     """Return the corpus of a list of paths. With `auto`, the first format that detects the list reads it, else "files"."""
     listing = DirectoryListing()
+    if not paths:
+        raise CorpusError("where is an empty list of files: a corpus has at least one.")
     remapped = [options.remap(files.normalize(path)) for path in paths]
     detected = (form for form in formats() if form.detect_list(remapped, listing))
     form: Format = FORMATS.make(format) if format != AUTO else next(detected, FORMATS.make("files"))
@@ -247,7 +244,8 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
         with contextlib.suppress(MissingExtraError):  # without the tokenizers' package, names are compared
-            given_sha256 = TOKENIZER_READERS["any"](path).sha256
+            prepare = importlib.import_module("grain_sft.prepare")  # by name: `corpus` is a room above `prepare`
+            given_sha256 = prepare.load_tokenizer(path).sha256
     if given_sha256 is None and name is None:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "

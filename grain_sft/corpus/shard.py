@@ -84,17 +84,14 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
         )
 
 
-def highest_token(dtype: Dtype, signed: bool) -> int:
-    """Return the highest token id in files of `dtype`: 65535 for uint16; 32767 if `signed`, for files of int16."""
-    highest = int(np.iinfo(dtype).max)
-    return highest // 2 if signed else highest
-
-
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:
-    """Return the id `token_id` of the argument `name` as an int, or None. Raise CorpusError if no token can have this id."""
+    """Return the id `token_id` of the argument `name` as an int, or None. Raise CorpusError if no token can have this id.
+
+    The highest id in files of uint16 is 65535. It is 32767 if `signed`, in files of int16.
+    """
     if token_id is None:
         return None
-    highest = highest_token(dtype, signed)
+    highest = int(np.iinfo(dtype).max) // (2 if signed else 1)
     if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer) or not 0 <= token_id <= highest:
         raise CorpusError(f"{name}={token_id!r}: expected an id that {dtype.name} holds, 0 to {highest}. Fix it.")
     return int(token_id)
@@ -119,7 +116,7 @@ def check_signed(
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
         flat = flat.view(dtype)
-    highest = highest_token(dtype, signed=True)
+    highest = int(np.iinfo(dtype).max) // 2
     if not len(flat) or flat.max() <= highest:  # a negative token is above `highest` where it is read as unsigned
         return
     index = int(np.flatnonzero(flat > highest)[0])

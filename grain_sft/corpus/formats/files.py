@@ -53,8 +53,6 @@ class Files(Format):
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open files, globs and directories in order. The folder of a prepared corpus opens its training split."""
-        if not paths:
-            raise CorpusError("an empty list of files: a corpus has at least one.")
         sources: list[tuple[str, str]] = []
         for path in paths:
             sources += [(file, "") for file in _training_split(path, options, listing) or expand(path)]

@@ -68,7 +68,6 @@ class _OwnIndex(msgspec.Struct):
     version: int
     fingerprint: str
     dtype: TokenDtype
-    eos_token_id: Count | None
     shards: tuple[Shard, ...]
     sources: FileStamp | None = None
     use_loss_mask: bool | None = None

@@ -58,7 +58,7 @@ class Megatron(Format):
         without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]
         if without_suffix:
             return any(_is_index(f"{path}{_INDEX}") or self._in_folder(path, listing) for path in without_suffix)
-        return bool(paths) and all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
+        return all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         words = words_of(found)
@@ -68,8 +68,6 @@ class Megatron(Format):
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open prefixes in order, or a blend of weights and prefixes in turn. All have one dtype."""
-        if not paths:
-            raise CorpusError("an empty list of prefixes: a corpus has at least one.")
         weights, named = _blend(paths)
         listed = set(named)
         prefixes: list[str] = []
@@ -95,11 +93,11 @@ class Megatron(Format):
                     f"{shard.path}: its tokens are {other.stored}, but those of {first.path} are {header.stored}. All files "
                     "of a corpus have one dtype: convert one of them with `grain-sft convert`."
                 )
-        options.check_dtype(f"{prefixes[0]}{_INDEX}", header.dtype, header.stored)
+        options.check_dtype(f"{prefixes[0]}{_INDEX}", header.dtype, header.stored.name)
         shards = tuple(shard for shard, _ in scans)
         split = joined_split([shard.path for shard in shards], splits, options)
         sources = describe(split.sources) if split.sources and options.split is None else None
-        fields = {"sources_file": sources, "weights": weights, "signed": header.signed}
+        fields = {"sources_file": sources, "weights": weights, "signed": header.stored.kind == "i"}
         return corpus_of(shards, header.dtype, split.metadata, options.eos_token_id, **fields)
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
