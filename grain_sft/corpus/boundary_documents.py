@@ -126,9 +126,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         if continued is not None and num_pieces - len(continued) == num_documents:
             return continued
     raise CorpusError(
-        f"{corpus.sources_file.path}: lists {num_documents} documents, but the boundary files hold {num_pieces} pieces, and "
-        f"{len(touching)} of these may continue one of the part before. They don't belong together, or eos_token_id "
-        f"({corpus.eos_token_id}) is wrong."
+        f"{corpus.sources_file.path}: lists {num_documents} documents, but boundary files hold {num_pieces} pieces; "
+        f"{len(touching)} may continue those before. They don't fit together, or eos_token_id ({corpus.eos_token_id}) is wrong."
     )
 
 

@@ -43,9 +43,7 @@ class _ChangedError(Exception):
     """Files changed while they were hashed. The hashes are right for the bytes that were read."""
 
 
-def hashes_of(
-    stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, *, of: str = "bytes"
-) -> list[str]:
+def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
     """Return the hash of each file's data. The hashes come from the cache if it has them.
 
     Args:

@@ -175,9 +175,7 @@ class Corpus(CorpusData):
         block_start = int(starts[0])
         tokens, loss = self.read(block_start, int(starts[-1] + lengths[-1]))
         if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
-            raise CorpusError(
-                f"a token id of {highest}: no vocabulary has it. The corpus was opened with the wrong dtype."
-            )
+            raise CorpusError(f"token id {highest}: no vocabulary has it. The corpus was opened with the wrong dtype.")
         tokens = tokens.astype(np.uint32, copy=False)
         if loss is None:
             loss = np.ones(len(tokens), np.bool_)

@@ -41,9 +41,7 @@ class DocumentFinder:
         if self._by_files:
             return content.hashes_of(boundary_files(corpus), self._hash_and_find)
         if corpus.eos_token_id is None:
-            raise CorpusError(
-                f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
-            )
+            raise CorpusError(f"{corpus.shards[0].path}: no file states where documents end. Give eos_token_id.")
         return content.hashes_of(corpus.shards, self._hash_and_find, of=content.name_of_scan(corpus))
 
     def _hash_and_find(self) -> list[str]:
@@ -86,9 +84,7 @@ class DocumentFinder:
             # if the hashes were cached, this pass may have read other bytes than those that were hashed
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
-                raise CorpusFileError(
-                    f"{path}, or another file of its corpus, is being written to. Wait until it is complete."
-                )
+                raise CorpusFileError(f"{path} or a file of its corpus is being written to. Wait until it is complete.")
             return documents
 
         def make() -> dict[str, Ints]:

@@ -26,8 +26,7 @@ def save(
     path = files.normalize(path)
     if corpus.rows is not None:
         raise CorpusError(
-            f"{path}: can't index a corpus of written rows. Open their folder instead, which is as fast: "
-            f"{os.path.dirname(corpus.shards[0].path)}."
+            f"{path}: can't index written rows. Open their folder, which is as fast: {os.path.dirname(corpus.shards[0].path)}."
         )
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from grain_sft.corpus.array_file import scan_array
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped
@@ -171,9 +171,7 @@ class LossReader:
             result[begin : begin + size] = 1
         return result
 
-    def _gather_kind(
-        self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int
-    ) -> npt.NDArray[Any]:
+    def _gather_kind(self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> Array:
         """Return what `gather` returns, for pieces of shards whose loss files are of this kind."""
         values = KINDS[kind]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)

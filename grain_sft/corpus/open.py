@@ -130,13 +130,11 @@ def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) ->
     path = corpus.shards[0].path
     if use_loss_mask and not corpus.has_loss:
         raise CorpusError(
-            f"{path}: use_loss_mask=True, but this file has no loss mask. Name the masks with label_mask_paths, or leave "
-            "use_loss_mask out."
+            f"{path}: use_loss_mask=True, but this file has no loss mask. Give label_mask_paths, or leave use_loss_mask out."
         )
     if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
         raise CorpusError(
-            f"{path}: split={split!r}, but only Megatron's files are split where they are opened. Open the folder of a "
-            "split, or leave split out."
+            f"{path}: split={split!r}; only Megatron's files are split when opened. Open a split's folder, or leave split out."
         )
 
 

@@ -17,9 +17,7 @@ Dtype = np.dtype[np.unsignedinteger]
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 TOKEN_DTYPES: tuple[str, ...] = get_args(TokenDtype)
 
-_DTYPES: dict[str, Dtype] = {
-    text: dtype for dtype in map(np.dtype, TOKEN_DTYPES) for text in (dtype.name, dtype.str[1:])
-}
+_DTYPES: dict[str, Dtype] = {key: dtype for dtype in map(np.dtype, TOKEN_DTYPES) for key in (dtype.name, dtype.str[1:])}
 """Dtypes of tokens by their names, such as "uint32", and by their codes, such as "u4"."""
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger

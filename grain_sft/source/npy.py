@@ -20,7 +20,7 @@ from grain_sft.source.row_arrays import fill_segments, whole_rows
 from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import Buffers, ShardReader
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
 
@@ -182,9 +182,7 @@ class NpyDataSource(RowSource):
             check_signed(read.inputs if tokens is None else tokens, corpus.shards, corpus.dtype, pieces)
         return read, tokens, fit
 
-    def _read_segments(
-        self, reader: SegmentReader, rows: Ints, shifted: bool
-    ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+    def _read_segments(self, reader: SegmentReader, rows: Ints, shifted: bool) -> tuple[ReadRows, Array | None, bool]:
         """Return what `_read` returns, for rows of long segments."""
         read, ends, fit = reader.read(rows, self._arrays, shifted=shifted)
         if self._loss is not None:

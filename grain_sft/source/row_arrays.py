@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import Pieces
 from grain_sft.source.arrays import Int32s
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 
-def fill_segments(
-    pieces: Pieces, firsts: Ints, tokens: npt.NDArray[Any], positions: Int32s, pad: int
-) -> tuple[Int32s, Ints]:
+def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
     """Pad `tokens` and fill `positions` in place, and return the segment ids and the last token of each segment.
 
     Tokens are given by their flat index: in rows of 8 columns, column 3 of row 1 is token 11.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from grain_sft.layout import BEGIN_OF_ROW, Layout
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.storage import RowPieces, ShardReader
+from grain_sft.types import Ints
 
 ARRAYS = 5
 """Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
@@ -96,9 +97,7 @@ class SegmentReader:
         self._fit = fit or not self._wide
         self._counting = np.arange(self._length, dtype=np.int32).data
 
-    def read(
-        self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
-    ) -> tuple[ReadRows, list[list[int]], bool]:
+    def read(self, rows: Ints, arrays: Arrays, *, shifted: bool) -> tuple[ReadRows, list[list[int]], bool]:
         """Return (`rows`, ends of each row's segments, fit).
 
         Args:
@@ -111,9 +110,8 @@ class SegmentReader:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         fit, check = True, shifted and not self._fit
-        of_rows, (inputs, targets, segments, positions, target_segments) = arrays.stack(
-            ARRAYS, (len(rows), self._length), self._rows
-        )
+        of_rows, made = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
+        inputs, targets, segments, positions, target_segments = made
         pieces_of, ends_of, begins = [], [], []
         for number, row in zip(rows.tolist(), of_rows, strict=True):
             starts, lengths, begin = self._row_segments(number)

@@ -55,9 +55,8 @@ class Withdrawals:
         if step < self._first_step:
             return self._source
         sources = self._source.sources
-        return self._source.with_sources(
-            {name: _PaddedSource(sources[name], part, self._arrays, step) for name, part in self._parts.items()}
-        )
+        padded = {name: _PaddedSource(sources[name], part, self._arrays, step) for name, part in self._parts.items()}
+        return self._source.with_sources(padded)
 
     def spans(self, rows: Ints, step: int) -> Iterator[tuple[int, int]]:
         """Yield the start and stop of each span that is withdrawn at `step`, in the flattened `rows` (int64 [n])."""

@@ -86,7 +86,7 @@ def test_a_plain_corpus_has_documents_by_its_eos(tmp_path, write_tokens):
     assert corpus.document(2).loss.tolist() == [True, True] and corpus.read(0, 2)[1] is None
     assert (corpus.has_loss, corpus.has_weights, corpus.sources, corpus.num_documents) == (False, False, None, 3)
     assert open_corpus(tmp_path).num_documents is None
-    assert "unknown without boundary files. Give eos_token_id" in error_of(tmp_path)
+    assert "no file states where documents end. Give eos_token_id" in error_of(tmp_path)
 
 
 def test_a_loss_file_that_changes_after_opening_is_noticed(tmp_path):
@@ -173,7 +173,7 @@ def test_where_parts_touch_the_eos_or_the_number_of_sources_decides(tmp_path):
 def test_the_statistics_state_which_parts_continue(tmp_path):
     docs = [(np.array([5, 6, 7, 8], np.uint32), np.ones(4, bool)), (np.array([9, 9], np.uint32), np.ones(2, bool))] * 2
     folder = write_olmo(tmp_path, docs, part_tokens=2, sources=True)
-    assert "lists 4 documents, but the boundary files hold 6 pieces" in error_of(folder)
+    assert "lists 4 documents, but boundary files hold 6 pieces" in error_of(folder)
     path = folder / "dataset_statistics.json"
     path.write_text(json.dumps({"continued_parts": [1, 4]}))
     assert_documents(open_corpus(folder), docs, sources=True)

@@ -130,7 +130,7 @@ def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
     found = open_corpus(tmp_path / "index.json")
     assert found == corpus and found.fingerprint == corpus.fingerprint
     assert found.weights == (3, 1) and found.signed and lists(found, found.sequences) == lists(corpus, corpus.sequences)
-    assert "an index lists ranges itself" in error_of(tmp_path / "index.json", split="3,4")
+    assert "an index lists its ranges" in error_of(tmp_path / "index.json", split="3,4")
     stored = json.loads((tmp_path / "index.json").read_text())
     stored["shards"][0]["boundaries"]["sequences"] = [4, 7]
     (tmp_path / "index.json").write_text(json.dumps(stored))
@@ -230,10 +230,10 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         (f"{one} {other}", {}, r"Write several paths as a list: \['.*a', '.*c'\]"),
         (f"1 {one} 2", {}, "expected weights and prefixes in turn"),
         *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),
-        ([one, tmp_path / "nothing"], {}, "nothing: neither nothing.idx nor a folder"),
+        ([one, tmp_path / "nothing"], {}, "nothing: neither a prefix of .bin and .idx files nor a folder"),
         (one, {"root": tmp_path / "other"}, "lies outside of"),
-        (tmp_path / "both", {}, r"holds .npy files and Megatron's .*a.idx. Give format='megatron'"),
-        ([1, tmp_path, 1, one], {}, "holds 2 prefixes; expected one for each weight"),
+        (tmp_path / "both", {}, r"has .npy files and .*a.idx. Give format='megatron'"),
+        ([1, tmp_path, 1, one], {}, "2 prefixes; expected one for each weight"),
         (tmp_path / "nothing", {"format": "megatron"}, "neither nothing.idx nor a folder"),
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was given"),
         (one, {"split": "a,b"}, "expected up to three numbers"),

@@ -112,7 +112,7 @@ ONES = [1.0] * (COUNT - 1) + [0.0]
         ({"nz_shifted_loss_weights": [1.0] * COUNT}, "the last of nz_shifted_loss_weights is not 0"),
         ({"nz_shifted_loss_weights": [np.nan] * COUNT}, "nz_shifted_loss_weights holds a weight that is negative"),
         ({"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
-        ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some of the rows from 8 on"),
+        ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some rows from 8 on"),
     ],
 )
 def test_rows_that_dont_fit_together_are_named(tmp_path, cache, changes, expected):

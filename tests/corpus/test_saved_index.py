@@ -93,7 +93,7 @@ GARBLED = "The index is damaged: build it again"
 @pytest.mark.parametrize(
     ("number", "changes", "expected"),
     [
-        *((None, {"version": each}, f"version {each!r}; this grain_sft reads version 1") for each in (0, 2, "1", None)),
+        *((None, {"version": each}, f"version {each!r}; expected 1") for each in (0, 2, "1", None)),
         *((None, {key: wrong}, DAMAGED) for key, wrong in (("eos_token_id", 8), ("fingerprint", "sha256:0"))),
         (0, {"digest": "0"}, DAMAGED),
         (0, {"num_tokens": 1999}, "not its size of 4000"),
@@ -107,7 +107,7 @@ GARBLED = "The index is damaged: build it again"
         (None, {"dtype": "uint32"}, "not its size"),
         (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
         (None, {"shards": []}, DAMAGED),
-        (None, {"format": "other"}, "neither a grain_sft index nor MaxText's"),
+        (None, {"format": "other"}, "no index of grain_sft or MaxText"),
         *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),
     ],
 )
@@ -127,13 +127,13 @@ def test_what_is_not_an_index_is_refused(tmp_path, text):
     path = tmp_path / "index.json"
     path.write_text(text)
     message = error_of(path)
-    assert str(path) in message and ("JSON" in message or "neither a grain_sft index nor MaxText's" in message)
+    assert str(path) in message and ("JSON" in message or "no index of grain_sft or MaxText" in message)
     assert len(message) < 1000
 
 
 def test_what_is_asked_for_must_be_what_the_index_states(index):
     assert "states uint16 tokens, but dtype=uint32" in error_of(index, dtype="uint32")
-    assert "has eos_token_id 7, but eos_token_id=8 was given" in error_of(index, eos_token_id=8)
+    assert "has eos_token_id 7, but 8 was given" in error_of(index, eos_token_id=8)
 
 
 def test_an_index_without_eos_takes_the_one_given(folder):

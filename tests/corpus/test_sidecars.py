@@ -77,7 +77,7 @@ def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
 def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
     (parts / name).write_bytes(b"12345678")
     message = sft.error_of(f"{parts}/*", dtype="uint8")
-    expected = f"{name}: its name is not that of a token file. Name token files only, and open a mix"
+    expected = f"{name}: not a token file's name. Name token files only; open a mix"
     assert expected in message or f"{name}: a Parquet file" in message
 
 

@@ -81,7 +81,7 @@ def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, la
             materialize(other, tmp_path / "rows")
     with pytest.raises(LayoutError, match="a corpus without rows"):
         MaterializedLayout(layout.corpus)
-    with pytest.raises(CorpusError, match="index a corpus of written rows"):
+    with pytest.raises(CorpusError, match="index written rows"):
         grain_sft.open_corpus(tmp_path / "rows").save(tmp_path / "index.json")
 
 

@@ -87,7 +87,7 @@ def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):
     path = tmp_path / "train" / "corpus.json"
     metadata = json.loads(path.read_text())
     for change, expected in (
-        ({"version": 2}, "version 2; this grain_sft reads version 1"),
+        ({"version": 2}, "version 2; expected 1"),
         ({"eos_token_id": "x"}, "Expected `int | null`, got `str`"),
         ({"source_names": [1]}, "source_names"),
     ):

@@ -65,7 +65,7 @@ def test_documents_of_a_stage_are_found_after_windows_without_known_ends(corpora
         assert main(["trace", config, "--epochs", "1", "--document", name]) == 0
         assert "seen 1 times" in capsys.readouterr().out
     assert main(["trace", config, "--document", "web:2"]) == 1
-    assert "web.npy: the ends of documents are unknown" in capsys.readouterr().err
+    assert "web.npy: no file states where documents end" in capsys.readouterr().err
 
 
 def test_a_difference_counts_documents_by_their_files(several):

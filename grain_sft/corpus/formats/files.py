@@ -64,9 +64,7 @@ class Files(Format):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
         if _NOT_TOKENS.fullmatch(name) and listing.sidecars(path, name):  # a missing file is reported later
-            raise CorpusError(
-                f"{path}: its name is not that of a token file. Name token files only, and open a mix or an index by itself."
-            )
+            raise CorpusError(f"{path}: not a token file's name. Name token files only; open a mix or index by itself.")
         return path
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:

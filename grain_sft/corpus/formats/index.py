@@ -41,24 +41,19 @@ class Index(Format):
         """Open this project's index or MaxText's. It must not contradict the dtype and EOS id that the caller gives."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
-            raise CorpusError(
-                f"{found}: split={options.split!r}: an index lists ranges itself. Build it with that split."
-            )
+            raise CorpusError(f"{found}: split={options.split!r}: an index lists its ranges. Build it with that split.")
         if data.get("format") == INDEX_FORMAT:
-            corpus = _read_own(data, options, listing)
+            corpus = _read_own(data, options)
         elif {"format_version", "files"} <= data.data.keys():
             corpus = _read_maxtext(data, options, listing)
         else:
             raise CorpusError(
-                f"{found}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
-                "Build one with `grain-sft index`."
+                f"{found}: no index of grain_sft or MaxText (no key 'format' or 'format_version'). Run `grain-sft index`."
             )
         options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
-            raise CorpusError(
-                f"{found}: the index has eos_token_id {corpus.eos_token_id}, but eos_token_id={eos} was given. Leave it out."
-            )
+            raise CorpusError(f"{found}: has eos_token_id {corpus.eos_token_id}, but {eos} was given. Leave it out.")
         return corpus if eos is None else dataclasses.replace(corpus, eos_token_id=eos)
 
 
@@ -68,6 +63,7 @@ class _OwnIndex(msgspec.Struct):
     version: int
     fingerprint: str
     dtype: TokenDtype
+    eos_token_id: Count | None
     shards: tuple[Shard, ...]
     sources: FileStamp | None = None
     use_loss_mask: bool | None = None
@@ -75,13 +71,12 @@ class _OwnIndex(msgspec.Struct):
     signed: bool = False
 
 
-def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+def _read_own(data: Json, options: ReadOptions) -> Corpus:
     """Return the corpus of this project's index. Its files are not scanned again."""
     path = data.path
     if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:
         raise CorpusError(
-            f"{path}: index version {data.get('version')!r}; this grain_sft reads version {INDEX_VERSION}. "
-            "Build it again with `grain-sft index`."
+            f"{path}: index version {data.get('version')!r}; expected {INDEX_VERSION}. Build it again with `grain-sft index`."
         )
     index = data.convert(_OwnIndex, _DAMAGED)
 
@@ -96,7 +91,7 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
     corpus = corpus_of(index.shards, token_dtype(index.dtype, path), metadata, **fields)
     corpus = corpus.map_files(locate)
     _check_own(path, index.fingerprint, corpus)
-    return _choose_loss(path, index.use_loss_mask, _pinned(corpus), options, listing)
+    return _choose_loss(path, index.use_loss_mask, _pinned(corpus), options)
 
 
 def _pinned(corpus: Corpus) -> Corpus:
@@ -158,9 +153,7 @@ def _locate(index: str, listed: str, options: ReadOptions) -> str:
     return options.remap(absolute) if path == listed else absolute
 
 
-def _choose_loss(
-    path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions, listing: DirectoryListing
-) -> Corpus:
+def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
     """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none.
 
     Args:
@@ -169,7 +162,6 @@ def _choose_loss(
         None for files in lists that had masks.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
-      listing: Names in the folders of the files.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
@@ -181,7 +173,7 @@ def _choose_loss(
         return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
     if corpus.has_loss:
         return corpus
-    parts = list(map(FileFormats(listing).find_loss, tokens))
+    parts = list(map(FileFormats(DirectoryListing()).find_loss, tokens))
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus

@@ -46,8 +46,7 @@ class Megatron(Format):
         prefixes = self._in_folder(path, listing)
         if prefixes and any(name.endswith(".npy") for name in listing.names(files.parent(prefixes[0]))):
             raise CorpusError(
-                f"{path}: holds .npy files and Megatron's {prefixes[0]}{_INDEX}. Give format='megatron', a prefix, or a glob "
-                "such as '*.npy'."
+                f"{path}: has .npy files and {prefixes[0]}{_INDEX}. Give format='megatron', a prefix or a glob such as '*.npy'."
             )
         return path if prefixes or self.detect_list(words_of(path), listing) else None
 
@@ -77,9 +76,7 @@ class Megatron(Format):
                 continue
             prefixes_of_path = self._prefixes(files.absolute(path), listing)
             if weights and len(prefixes_of_path) > 1:
-                raise CorpusError(
-                    f"{path}: holds {len(prefixes_of_path)} prefixes; expected one for each weight. Name them."
-                )
+                raise CorpusError(f"{path}: {len(prefixes_of_path)} prefixes; expected one for each weight. Name them.")
             prefixes += prefixes_of_path
         options.check_paths([prefix + suffix for prefix in prefixes for suffix in (_TOKENS, _INDEX)])
         if options.masks is not None:
@@ -118,9 +115,7 @@ class Megatron(Format):
             return [stem]
         prefixes = self._in_folder(path, listing)
         if not prefixes:
-            raise CorpusError(
-                f"{path}: neither {files.name_of(path)}{_INDEX} nor a folder of .bin and .idx files. Give a prefix."
-            )
+            raise CorpusError(f"{path}: neither a prefix of .bin and .idx files nor a folder of them. Give a prefix.")
         return prefixes
 
     def _in_folder(self, path: str, listing: DirectoryListing) -> list[str]:

@@ -209,9 +209,7 @@ def folders_of_split(home: str) -> list[str]:
 def parse_metadata(data: Json) -> CorpusMetadata:
     """Return the metadata of a split's corpus.json."""
     if data.get("version") != SPLIT_VERSION:
-        raise CorpusError(
-            f"{data.path}: version {data.get('version')!r}; this grain_sft reads version {SPLIT_VERSION}. Update grain_sft."
-        )
+        raise CorpusError(f"{data.path}: version {data.get('version')!r}; expected {SPLIT_VERSION}. Update grain_sft.")
     return CorpusMetadata.of(data)
 
 

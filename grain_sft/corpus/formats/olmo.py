@@ -185,8 +185,6 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
         if match := pattern.fullmatch(name):
             number = int(match[1][:18])  # `int` refuses very long numbers
             if number in by_number:
-                raise CorpusError(
-                    f"{folder}: {by_number[number]} and {name} are both part {number}. Remove one of them."
-                )
+                raise CorpusError(f"{folder}: {by_number[number]} and {name} are both part {number}. Remove one.")
             by_number[number] = name
     return dict(sorted(by_number.items()))

@@ -26,7 +26,7 @@ from grain_sft.corpus.loss import KINDS, scan_loss
 from grain_sft.corpus.shard import Dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError, import_extra, shortened
 from grain_sft.storage import artifact, describe, files, inside_also, open_remote, read_whole
-from grain_sft.types import Ints
+from grain_sft.types import Array, Ints
 
 METADATA_KEY = "grain_sft"
 """Key in the metadata of the Parquet schema. Its value is the JSON that other formats store in corpus.json."""
@@ -176,9 +176,7 @@ def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     return metadata if isinstance(metadata, dict) else None
 
 
-def _unpack(
-    path: str, version: str | None, first_weights: npt.NDArray[np.float32] | None, out: Sequence[IO[bytes]]
-) -> int:
+def _unpack(path: str, version: str | None, first_weights: Array | None, out: Sequence[IO[bytes]]) -> int:
     """Write tokens, weights and documents of all rows to the three files `out`, and return the number of documents.
 
     `first_weights` are the weights of the documents' first tokens, float32 [documents]; None if they are 0.
@@ -292,8 +290,6 @@ def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
         if not (types.is_integer(inner.type) or (name in _FLOATS and types.is_floating(inner.type))):
             raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers, as in OpenChat's files.")
         if column.null_count or inner.null_count:
-            raise CorpusError(
-                f"{path}: column {name} lacks a value in some of the rows from {first} on. Write it again."
-            )
+            raise CorpusError(f"{path}: column {name} lacks a value in some rows from {first} on. Write it again.")
         rows.values[name] = inner.to_numpy(zero_copy_only=False)
     return rows

@@ -126,14 +126,13 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     if uses_loss and without_loss and with_loss:
         raise CorpusError(
             f"{without_loss[0].tokens}: has no loss mask, but {with_loss[0].tokens} has {with_loss[0].loss}. Without one, all "
-            "of its tokens would take loss. Give the missing mask, open the files as two corpora, or ignore all masks with "
-            "use_loss_mask=False."
+            "of its tokens take loss. Give the missing mask, open two corpora, or ignore all masks with use_loss_mask=False."
         )
     dtype = options.dtype or (np.dtype(split.dtype) if split.dtype else None)
     reads_loss = uses_loss or dtype is None  # an unknown dtype is inferred from the sizes of loss files
     losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and reads_loss else None, parts)
     if dtype is None:
-        dtype = _implied_dtype(parts, losses, split.dtypes)
+        dtype = _infer_dtype(parts, losses, split.dtypes)
     if dtype is not None and dtype.name not in split.dtypes:
         raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; tokens of this format are {' or '.join(split.dtypes)}.")
     scans = in_threads(lambda part, loss: _scan_part(part, loss, dtype), parts, losses, work="Scanning files")
@@ -174,9 +173,7 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
         return list(with_progress(results, len(columns[0]), work) if work else results)
 
 
-def _implied_dtype(
-    parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]
-) -> Dtype | None:
+def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
     """Return the dtype that the first token file with a loss file implies.
 
     A .npy header states the dtype. A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
