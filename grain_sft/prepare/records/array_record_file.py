@@ -14,17 +14,27 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from google.protobuf import message
+
 from grain_sft.errors import CorpusFileError, RecordError
+from grain_sft.prepare.protobuf import message_class
 from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.example import fields_of
-from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, damaged, read_exactly
 from grain_sft.prepare.records.strict_json import decoded, parse_json
-from grain_sft.prepare.records.units import Input, Part, Unit
+from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Unit, check_digest, damaged, read_exactly
 from grain_sft.storage import files
 
 SAMPLE = 100  # the encoding of a file is inferred from at most this many of its first records
 
 _MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
+_FILE = """
+name: "postscript.proto" package: "array_record" syntax: "proto2"
+message_type {
+  name: "Postscript"
+  field { name: "footer_offset" number: 1 type: TYPE_UINT64 label: LABEL_OPTIONAL }
+  field { name: "magic" number: 2 type: TYPE_UINT64 label: LABEL_OPTIONAL }
+}
+"""
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
 _BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40  # bytes
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
@@ -147,26 +157,14 @@ def _footer_offset(path: str, size: int) -> int:
     data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
     # byte 0: no compression; byte 1: 3 sizes follow, because the chunk has 3 equal copies of the postscript
     if data[:2] == b"\0\3":
-        postscript = data[5 : 5 + data[2]]  # the first copy, of data[2] bytes
-        match _varints(postscript):  # tag of protobuf field 1, its value, tag of field 2, its value
-            case [8, footer_offset, 16, magic] if magic == _POSTSCRIPT_MAGIC and footer_offset <= start:
-                return footer_offset
+        with contextlib.suppress(message.DecodeError):
+            first_copy = data[5 : 5 + data[2]]  # has data[2] bytes
+            postscript = message_class(_FILE, "array_record.Postscript").FromString(first_copy)
+            if postscript.magic == _POSTSCRIPT_MAGIC and postscript.footer_offset <= start:
+                return int(postscript.footer_offset)
     raise CorpusFileError(
         f"{path}: byte {max(0, start)}: expected the last 64 KiB of an ArrayRecord. Is the file cut short? Copy it again."
     )
-
-
-def _varints(data: bytes) -> list[int]:
-    """Return the integers in protobuf's varint encoding: b"\\x08\\xac\\x02" has 8 and 300."""
-    values = []
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            values.append(value)
-            value = shift = 0
-    return values
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, import_extra
-from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, damaged, read_exactly
-from grain_sft.prepare.records.units import Input, Part, Unit
+from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Unit, check_digest, damaged, read_exactly
 from grain_sft.storage import files
 
 _MAGIC = b"ARROW1"

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, PrepareError, import_extra
-from grain_sft.prepare.records.scanner import BLOCK, ReadReport, check_digest, read_exactly
-from grain_sft.prepare.records.units import Part
+from grain_sft.prepare.records.units import BLOCK, Part, ReadReport, check_digest, read_exactly
 from grain_sft.storage import files
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # the last one is pzstd's

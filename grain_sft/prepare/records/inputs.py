@@ -18,9 +18,8 @@ from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import array_record_file, arrow_file, decompression, parquet_file, text_files, walk
-from grain_sft.prepare.records.scanner import BLOCK, ReadReport, check_digest, read_exactly
 from grain_sft.prepare.records.strict_json import check_name, decoded
-from grain_sft.prepare.records.units import Input, Part, Unit
+from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit, check_digest, read_exactly
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
@@ -120,20 +119,16 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
 
     All three values are computed from the records and digests of the units.
     """
-    placed: list[list[Unit]] = [[] for _ in inputs]
+    units_of_inputs: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
-        before = placed[unit.input]
-        first = before[-1].first + before[-1].records if before else 1
-        before.append(dataclasses.replace(unit, first=first))
-    scanned = [
-        dataclasses.replace(
-            entry,
-            records=sum(unit.records for unit in own),
-            digest=hashlib.sha256("\n".join(unit.digest for unit in own).encode()).hexdigest(),
-        )
-        for entry, own in zip(inputs, placed, strict=True)
-    ]
-    return tuple(scanned), tuple(itertools.chain.from_iterable(placed))
+        units_of_inputs[unit.input].append(unit)
+    scanned, placed = [], []
+    for entry, own in zip(inputs, units_of_inputs, strict=True):
+        *firsts, end = itertools.accumulate((unit.records for unit in own), initial=1)
+        digest = hashlib.sha256("\n".join(unit.digest for unit in own).encode()).hexdigest()
+        scanned.append(dataclasses.replace(entry, records=end - 1, digest=digest))
+        placed += [dataclasses.replace(unit, first=first) for unit, first in zip(own, firsts, strict=True)]
+    return tuple(scanned), tuple(placed)
 
 
 def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:

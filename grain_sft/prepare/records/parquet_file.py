@@ -11,8 +11,7 @@ from typing import Any
 
 from grain_sft.errors import CorpusFileError, import_extra
 from grain_sft.prepare.records.arrow_file import errors_named, rows_of
-from grain_sft.prepare.records.scanner import ReadReport
-from grain_sft.prepare.records.units import Input, Part, Unit
+from grain_sft.prepare.records.units import Input, Part, ReadReport, Unit
 from grain_sft.storage import files, open_remote
 
 PART_BYTES = 1 << 25  # decompressed bytes of a part; pandas writes a million rows in one row group

@@ -109,9 +109,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
         if not (key and equals and source):
             raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
         if name == "auto":
-            raise PrepareError(
-                f"schema {schema!r}: only keys of a named schema can be mapped, not of 'auto'. Name the schema."
-            )
+            raise PrepareError(f"schema {schema!r}: keys can be mapped for a named schema only. Name the schema.")
         known = (*SCHEMAS[name].keys, *SCHEMAS[name].turn_keys)
         if key not in known:
             raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {', '.join(map(repr, known))}.")

@@ -69,9 +69,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         counts = collections.Counter(key for key, _ in pairs)
         repeated = next(key for key in counts if counts[key] > 1)
-        raise RecordError(
-            f"key {shown(repeated)} occurs more than once in an object, so its value is undefined. Keep one."
-        )
+        raise RecordError(f"key {shown(repeated)} is repeated in an object, so its value is undefined. Keep one.")
     return value
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
 from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.decompression import decompressed
-from grain_sft.prepare.records.scanner import ReadReport
-from grain_sft.prepare.records.units import Part
+from grain_sft.prepare.records.units import Part, ReadReport
 
 MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
 BOM = b"\xef\xbb\xbf"

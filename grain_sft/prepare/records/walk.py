@@ -156,21 +156,15 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
     data = names.difference(_DATASET_INFO, _BESIDE_INFO)
     if "state.json" in names:  # written by save_to_disk; files that it does not list are caches
         if _names(folder, "state.json", "_indices_data_files", "filename"):
-            raise CorpusFileError(
-                f"{folder}: its rows are chosen by an index. Load it and save it again with save_to_disk."
-            )
+            raise CorpusFileError(f"{folder}: an index chooses its rows. Load it and save it again with save_to_disk.")
         listed = set(_names(folder, "state.json", "_data_files", "filename"))
         if missing := sorted(listed - data):
-            raise CorpusFileError(
-                f"{files.join(folder, missing[0])}: is missing, but state.json names it. Copy it again."
-            )
+            raise CorpusFileError(f"{files.join(folder, missing[0])}: missing, but state.json names it. Copy it again.")
         return listed
     splits = _names(folder, "dataset_info.json", "splits")
     if len(splits) > 1 and data:
         pattern = files.join(folder, f"*{splits[0]}*")
-        raise CorpusFileError(
-            f"{folder}: has the splits {', '.join(splits)} of a dataset. Name the files of one: '{pattern}'"
-        )
+        raise CorpusFileError(f"{folder}: has the splits {', '.join(splits)}. Name the files of one: '{pattern}'")
     return {name for name in data if not name.startswith("cache-")}
 
 

@@ -16,7 +16,7 @@ from record_files import units_of
 
 from grain_sft.errors import CorpusFileError, MissingExtraError, RemoteTimeoutError
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.scanner import Scanner
+from grain_sft.prepare.records.units import Scanner
 
 GOLDEN = Path(__file__).parents[2] / "golden/inputs"
 

@@ -109,7 +109,7 @@ def test_a_dataset_of_several_splits_names_them(tmp_path):
     for splits in ({"train": {}, "test": {}}, [{"name": "train"}, {"name": "test"}]):  # Hugging Face, TensorFlow
         files_in(tmp_path, ["d-train.jsonl", "d-test.jsonl", "features.json"])
         (tmp_path / "dataset_info.json").write_text(json.dumps({"splits": splits}))
-        with pytest.raises(CorpusFileError, match="has the splits train, test of a dataset") as error:
+        with pytest.raises(CorpusFileError, match=r"has the splits train, test\. Name the files") as error:
             named(tmp_path)
         assert named(str(error.value).rpartition(": ")[2].strip("'")) == [f"{tmp_path}/d-train.jsonl"]
 
@@ -135,8 +135,8 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (None, "data-00001-of-00002.arrow: is missing"),
-        ('{"_indices_data_files": ["i.arrow"]}', "its rows are chosen by an index"),
+        (None, "data-00001-of-00002.arrow: missing"),
+        ('{"_indices_data_files": ["i.arrow"]}', "an index chooses its rows"),
         ("[]", "state.json: is not what a dataset has there"),
         ('{"_data_files": [{}]}', "state.json: is not what a dataset has there"),
         ("{", "state.json: is not what a dataset has there"),

@@ -254,7 +254,7 @@ def test_an_unknown_record_without_a_known_word_names_the_option():
         ("sharegpt:=x", "'=x' is not a pair"),
         ("text:text=x,text=y", "maps 'text' twice"),
         ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
-        ("auto:messages=x", "only keys of a named schema"),
+        ("auto:messages=x", "for a named schema only"),
     ],
 )
 def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):

@@ -26,7 +26,7 @@ from grain_sft.prepare import parse_json
         (b'{"a": "\x01"}', ["column 8"]),
         (rb'{"a": "\x41"}', ["column 8"]),
         (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
-        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs more than once"]),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' is repeated"]),
         (b'{"a": NaN}', ["NaN"]),
         (b'{"a": -Infinity}', ["-Infinity"]),
         (b'{"a": 1e999}', ["1e999"]),
