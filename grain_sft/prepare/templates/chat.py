@@ -55,7 +55,7 @@ class Chat(Template):
     def _render(self, conversation: Conversation) -> Rendered:
         self.check(conversation)
         system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
-        messages = with_reasoning([*system, *map(_as_dict, conversation.messages)])
+        messages = [*system, *map(_as_dict, conversation.messages)]
         turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = list(conversation.tools) if conversation.tools else None
         text = self._chat.render(messages, tools)
@@ -130,7 +130,7 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    """Return a message as the dict that chat templates read, without keys whose value is None."""
+    """Return a message as the dict that chat templates read, without keys whose value is None. See `with_reasoning`."""
     extra = dict(message.extra or {})
     if message.role == "assistant_toolcall":
         function = {"name": extra.pop("name"), "arguments": extra.pop("arguments")}
@@ -139,7 +139,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
         extra["content"] = json.dumps(extra["content"], ensure_ascii=False)
     role = {"assistant_toolcall": "assistant", "toolresult": "tool"}.get(message.role, message.role)
     items = {"role": role, "content": message.content, **extra}
-    return {key: value for key, value in items.items() if value is not None}
+    return with_reasoning({key: value for key, value in items.items() if value is not None})
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:

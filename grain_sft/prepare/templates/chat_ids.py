@@ -90,8 +90,7 @@ class WholeChats(Encoder):
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
-        _, _, controls = self._encode(self._tokenizer.exact, text)
-        return controls
+        return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         """Encode the chat in one call, and again by `_plain` if a text spells a control token and `plain` is true."""

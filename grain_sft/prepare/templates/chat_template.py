@@ -141,18 +141,13 @@ class ChatTemplate:
         return token.group(1) if token else None
 
 
-def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the assistant's thoughts under `thinking` and `reasoning_content`, like transformers.
+def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the assistant's thoughts under `thinking` and `reasoning_content`, like transformers.
 
     Some templates read one key, some the other.
     """
-    with_both_keys = []
-    for message in messages:
-        thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
-        if thought is not None:
-            message = {"thinking": thought, **message, "reasoning_content": thought}
-        with_both_keys.append(message)
-    return with_both_keys
+    thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:

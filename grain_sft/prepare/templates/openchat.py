@@ -44,9 +44,7 @@ class OpenChat(PiecesTemplate):
             pieces += [(system, 0.0), (self._end, 0.0)]
         for message in messages:
             if message.role == "system":
-                raise RecordError(
-                    "messages: a system message after the first message. Template openchat takes one, at the start."
-                )
+                raise RecordError("messages: a later system message. Template openchat takes one, at the start.")
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
             prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]

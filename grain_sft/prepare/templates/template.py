@@ -99,14 +99,13 @@ class Template(abc.ABC):
             expected = f"template {self.name} renders plain documents. Give --template hf."
             raise RecordError(f"the record is a conversation; {expected}")
         for index, message in enumerate(conversation.messages):
+            where = f"messages[{index}]"
             if message.role not in self.roles:
                 roles = ", ".join(self.roles)
-                raise RecordError(
-                    f"messages[{index}].role: {message.role!r}; template {self.name} expects one of {roles}."
-                )
+                raise RecordError(f"{where}.role: {message.role!r}; template {self.name} expects one of {roles}.")
             if self.special is not None:
-                self.special.check(message.content, f"messages[{index}].content")
-                self.special.check(message.extra, f"messages[{index}]")
+                self.special.check(message.content, f"{where}.content")
+                self.special.check(message.extra, where)
         if conversation.system is not None and first == "system":
             raise RecordError("system: the record has one, and its first message is another. Remove one of them.")
         if self.special is not None:
@@ -187,12 +186,10 @@ class PiecesTemplate(Template):
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """See `Template.render`. If a text can't be encoded, the conversations are rendered one by one."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
-        texts: list[str] = []
-        for pieces in checked:
-            if not isinstance(pieces, RecordError):
-                texts += [value for value, _ in pieces if isinstance(value, str)]
+        accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
+        texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
         try:
-            encoded = iter(self.tokenizer.encode_arrays(texts))
+            encoded = iter(self.tokenizer.encode_arrays(texts))  # of the accepted conversations, in order
         except RecordError as error:
             if len(conversations) == 1:
                 return [error]
@@ -202,7 +199,6 @@ class PiecesTemplate(Template):
             if isinstance(pieces, RecordError):
                 results.append(pieces)
                 continue
-            # `encoded` has the texts of the accepted conversations only, in order
             ids = [next(encoded) if isinstance(value, str) else _as_array(value) for value, _ in pieces]
             results.append(result_of(self.document, pieces, ids))
         return results
@@ -216,9 +212,7 @@ class PiecesTemplate(Template):
         """Return the document of `pieces`, whose token ids are `ids`, or raise a RecordError."""
         for (value, _), part in zip(pieces, ids, strict=True):
             if isinstance(value, str) and self._is_forbidden.take(part).any():
-                raise RecordError(
-                    f"messages: the text {shown(value)} becomes a special token of this tokenizer. Change it."
-                )
+                raise RecordError(f"messages: {shown(value)} becomes a special token of this tokenizer. Change it.")
         weights = self.weights(ids, [weight for _, weight in pieces])
         dtype = np.float32 if self.weighted else np.bool_
         loss: npt.NDArray[Any] = np.repeat(np.array(weights, dtype), [len(part) for part in ids])

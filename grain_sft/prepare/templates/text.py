@@ -36,9 +36,7 @@ class Text(PiecesTemplate):
             form = options.normalize
             text = getattr(options, name) or ""
             if form is not None and not unicodedata.is_normalized(form, text):
-                raise PrepareError(
-                    f"{name}: {text!r} is not {form}, so no normalized text has it. Leave out normalize."
-                )
+                raise PrepareError(f"{name}: {text!r} is not {form}, so normalized texts lack it. Leave out normalize.")
         if self.special is not None and options.fim_split_sample is not None:
             # a text may spell this special token, at which it is divided
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
@@ -79,7 +77,5 @@ def _piece(number: int | None, place: str, option: str) -> Piece:
       PrepareError: `number` is None, because the tokenizer has no BOS or EOS.
     """
     if number is None:
-        raise PrepareError(
-            f"template text: documents {place}, and this tokenizer has none. Give one that has, or {option}."
-        )
+        raise PrepareError(f"template text: documents {place}, and this tokenizer has none. Give another, or {option}.")
     return [number], 1.0

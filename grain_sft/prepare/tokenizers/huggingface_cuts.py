@@ -63,10 +63,8 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
             return None
     if [step["type"] for step in steps] == ["Metaspace"]:
         return _BEFORE_SPACE if steps[0].get("split", True) else None
-    splitters = [
-        step for step in steps if step["type"] == "Split" or (step["type"] == "ByteLevel" and step["use_regex"])
-    ]
-    if not splitters or not all(map(_keeps_words, steps)):
+    splits = any(step["type"] == "Split" or (step["type"] == "ByteLevel" and step["use_regex"]) for step in steps)
+    if not splits or not all(map(_keeps_words, steps)):
         return None
     return _BEFORE_SPACE if any(step.get("add_prefix_space") for step in steps) else _BEFORE_SPACE_OR_STOP
 

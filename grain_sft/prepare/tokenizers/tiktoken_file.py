@@ -94,9 +94,7 @@ class TiktokenTokenizer(OneFileTokenizer):
                 if type(error).__name__ != "PanicException":
                     raise
                 fault = f"can't split a text of {len(text):,} characters ({error})"
-                raise RecordError(
-                    f"messages: tiktoken {fault}. Break up its longest run of letters or spaces."
-                ) from error
+                raise RecordError(f"messages: tiktoken {fault}. Break its longest run of letters or spaces.") from error
         return ids
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
@@ -129,9 +127,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         try:
             decoded = self.decode(self.encode([_ALL_PAIRS])[0])
         except RecordError as error:
-            raise CorpusError(
-                f"{where}: tiktoken can't split text by it. Remove alternatives that match no text."
-            ) from error
+            raise CorpusError(f"{where}: tiktoken can't use it. Remove alternatives that match no text.") from error
         if decoded != _ALL_PAIRS:
             lost = next(char for index, char in enumerate(_ALL_PAIRS) if decoded[index : index + 1] != char)
             raise CorpusError(

@@ -84,7 +84,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
         ("primer", {"text": "x"}, "a plain document; template primer renders conversations. Give --template text"),
         ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
         ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
-        ("openchat", chat(("user", "a"), ("system", "b")), "a system message after the first message"),
+        ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
         ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
         ("episode", chat(("user", "x")), "none of 'assistant'"),
         ("episode_tool", chat(("user", "x")), "none of 'assistant' or 'assistant_toolcall'"),
