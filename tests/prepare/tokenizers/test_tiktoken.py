@@ -37,7 +37,7 @@ def test_llama_3_is_recognized_by_its_ranks(tmp_path):
         ({"pattern": r"\p{L}+|\p{N}+|\s+"}, "pattern: loses text, such as the character '\\u0301'"),
         ({"pattern": r"[^\s]+|\s+(?!\S)"}, "pattern: loses text, such as the character ' '"),
         ({"pattern": r"[^\x0b\x0c]"}, "pattern: loses text, such as the character '\\x0b'"),
-        ({"pattern": r"\p{L}*|."}, "pattern: tiktoken can't split text by it"),
+        ({"pattern": r"\p{L}*|."}, "pattern: tiktoken can't use it"),
         ({"special_tokens": {"<a>": 5}}, "used twice or is a rank"),
         ({"special_tokens": {"<a>": "b"}}, "Expected `int`, got `str` - at `$.special_tokens[...]`"),
         ({"special_tokens": {"<a>": -1}}, "Expected `int` >= 0 - at `$.special_tokens[...]`"),
