@@ -144,10 +144,7 @@ def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap
 
 
 def _weights_to_restate(
-    section: Section,
-    stages: Sequence[tuple[int, int, Section]],
-    amended: Sequence[tuple[int, Section]],
-    skips: StepMap,
+    section: Section, stages: Sequence[tuple[int, int, Section]], amended: Sequence[tuple[int, Section]], skips: StepMap
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
 

@@ -141,54 +141,45 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
 
 
 RECORD = "grain_sft_data.json"
-"""Name of the file of a `RunRecord`."""
+"""Name of the JSON file that records which data each step used, for trainers whose checkpoints hold no data state."""
 
 
-class RunRecord:
-    """JSON file that records which data each step used, for trainers whose checkpoints hold no data state.
+def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
+    """Check that the step before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
+
+    A run that went back to `step` does the later steps again, so records that begin at `step` or later are dropped.
 
     Args:
-      path: Path of the file, local or in a bucket.
+      path: Path of the record, local or in a bucket.
+      pipeline, step: Pipeline and next step of the run.
+      allow_other_data: Whether to skip the check and record the other data from `step` on.
+      write: Whether to write; only one process writes, and the others check.
+
+    Raises:
+      PipelineError: The step before `step` used other data, or the file is not such a record.
+      RowIndexError: `pipeline` does not have the step.
+      StorageError, CorpusFileError: The file can't be written or read.
     """
+    recorded = read_record(path)
+    runs = [run for run in recorded if run[_STEP] < step]
+    if runs:
+        resume_step({**runs[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
+    # data may differ, and need a new record, although the check passed: an amendment that begins at `step` or later is new
+    if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
+        runs.append(data_state(pipeline, step))
+    if write and runs != recorded:
+        files.write_bytes(path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 
-    def __init__(self, path: str) -> None:
-        self.path = path
 
-    def begin(self, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Check that the step before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
-
-        A run that went back to `step` does the later steps again, so records that begin at `step` or later are dropped.
-
-        Args:
-          pipeline, step: Pipeline and next step of the run.
-          allow_other_data: Whether to skip the check and record the other data from `step` on.
-          write: Whether to write; only one process writes, and the others check.
-
-        Raises:
-          PipelineError: The step before `step` used other data, or the file is not such a record.
-          RowIndexError: `pipeline` does not have the step.
-          StorageError, CorpusFileError: The file can't be written or read.
-        """
-        recorded = self.read()
-        runs = [run for run in recorded if run[_STEP] < step]
-        if runs:
-            state = {**runs[-1], _STEP: step}
-            resume_step(state, pipeline, allow_other_data=allow_other_data, holder=self.path)
-        # data may differ, and need a new record, although the check passed: an amendment that begins at `step` or later is new
-        if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
-            runs.append(data_state(pipeline, step))
-        if write and runs != recorded:
-            files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the states in the file, by step; [] without a file. Raise a PipelineError if the file is not such a record."""
-        if not files.exists(self.path):
-            return []
-        try:
-            runs = json.loads(files.read_text(self.path))["runs"]
-            if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
-                raise TypeError("steps and parts")
-        except (ValueError, KeyError, TypeError) as error:
-            expected = f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move the file away"
-            raise PipelineError(f"{self.path}: not a record of a run's data ({error}); {expected}.") from error
-        return list(runs)
+def read_record(path: str) -> list[dict[str, Any]]:
+    """Return the states in a record, by step; [] without a file. Raise a PipelineError if the file is not such a record."""
+    if not files.exists(path):
+        return []
+    try:
+        runs = json.loads(files.read_text(path))["runs"]
+        if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
+            raise TypeError("steps and parts")
+    except (ValueError, KeyError, TypeError) as error:
+        expected = f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move the file away"
+        raise PipelineError(f"{path}: not a record of a run's data ({error}); {expected}.") from error
+    return list(runs)

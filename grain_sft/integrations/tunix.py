@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from grain_sft.errors import PipelineError
-from grain_sft.integrations.checkpoint import RECORD, RunRecord
+from grain_sft.integrations.checkpoint import RECORD, record_run
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     batches.seek(trained)
     folder = trainer.config.checkpoint_root_directory
     if folder:
-        record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == 0
-        record.begin(batches.pipeline, trained, allow_other_data=allow_other_data, write=writes)
+        path, writes = f"{folder}/{RECORD}", jax.process_index() == 0
+        record_run(path, batches.pipeline, trained, allow_other_data=allow_other_data, write=writes)
     if not trainer.is_managed_externally:  # an externally managed trainer drops no batch
         yield from ({} for _ in range(trained))
     yield from batches

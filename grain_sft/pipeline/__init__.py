@@ -4,7 +4,7 @@ from grain_sft.pipeline.amendments import Amendment, begins_before
 from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches
 from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss, why_no_loss
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, VIEWERS, standing_observers
+from grain_sft.pipeline.observer import OBSERVERS, standing_observers
 from grain_sft.pipeline.pipeline import Pipeline
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.receipt import Receipt, layout_receipt
@@ -14,7 +14,7 @@ from grain_sft.pipeline.stages import StagedPipeline
 from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 
 __all__ = [
-    "MOST_UNCOUNTED", "NUM_CHECKED", "OBSERVERS", "PREFETCH", "READ_THREADS", "VIEWERS", "Amendment", "Arrival", "Delivery",
+    "MOST_UNCOUNTED", "NUM_CHECKED", "OBSERVERS", "PREFETCH", "READ_THREADS", "Amendment", "Arrival", "Delivery",
     "IteratorStats", "ObservedIterator", "Observer", "Pipeline", "PipelineIterator", "ReadAhead", "Receipt", "Run", "Stage",
     "StagedPipeline", "StepIterator", "begins_before", "checked_step", "count_batches", "layout_receipt",
     "standing_observers", "takes_loss", "why_no_loss",

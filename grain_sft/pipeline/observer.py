@@ -1,4 +1,4 @@
-"""Tables of observers and viewers, and the observers that are called for the batches of a run."""
+"""Table of observers, and the observers that are called for the batches of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     },
     base=Observer,
 )
-
-VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
-"""Functions that `Pipeline.show` calls, by name. Their arguments are a pipeline, a step, rows and a tokenizer."""
 
 
 @functools.cache

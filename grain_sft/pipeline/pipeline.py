@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Sequence
 from threading import get_ident
@@ -22,7 +23,7 @@ from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, VIEWERS, standing_observers
+from grain_sft.pipeline.observer import OBSERVERS, standing_observers
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
 from grain_sft.pipeline.run import Observer
 from grain_sft.sampling import Host, Sampler
@@ -265,7 +266,8 @@ class Pipeline:
         Raises:
           RowIndexError: a step or a row that does not exist.
         """
-        VIEWERS["text"](self, step, rows, tokenizer)
+        # `view` imports this room, so this room can only import it by name, and late
+        importlib.import_module("grain_sft.view.terminal").show(self, step, rows, tokenizer)
 
     @property
     def data_key(self) -> str:

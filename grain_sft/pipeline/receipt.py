@@ -101,15 +101,14 @@ def described(transform: grain.transforms.Map) -> str:
     """
     kind: Any = type(transform)
     attributes = _attributes(transform)
-    has_own_repr = kind.__repr__ is not object.__repr__
-    if has_own_repr:
-        text = _repr(transform)
-    else:
+    if kind.__repr__ is object.__repr__:
         arguments = ", ".join(f"{name}={_repr(value)}" for name, value in attributes.items())
-        text = f"{kind.__module__}.{kind.__qualname__}({arguments})"
-    text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    arrays = _arrays(attributes) if _is_abbreviated(transform if has_own_repr else attributes) else None
-    return text if arrays is None else f"{text}#{digest(repr(arrays))}"
+        text, is_abbreviated = f"{kind.__module__}.{kind.__qualname__}({arguments})", _is_abbreviated(attributes)
+    else:
+        text, is_abbreviated = _repr(transform), _is_abbreviated(transform)
+    arrays = _arrays(attributes) if is_abbreviated else None
+    hash_of_arrays = "" if arrays is None else f"#{digest(repr(arrays))}"
+    return re.sub(r" at 0x[0-9a-f]+", "", text) + hash_of_arrays
 
 
 def _attributes(value: object) -> dict[str, Any]:
@@ -132,9 +131,10 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
 
     The order of a set of strings differs between processes. A set of numbers has the same order in all of them.
     """
-    text, parents = repr(value), (*parents, id(value))
-    if "{" not in text or len(set(parents)) < len(parents):  # without sets, or an object that holds itself
+    text = repr(value)
+    if "{" not in text or id(value) in parents:  # without sets, or an object that holds itself
         return text
+    parents = (*parents, id(value))
     is_set = isinstance(value, set | frozenset)
     if is_set and len(value) > 1 and not all(isinstance(item, int | float) for item in value):
         return "{" + ", ".join(sorted(_repr(item, parents) for item in value)) + "}"
@@ -152,9 +152,9 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
     becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays. Another object with an
     abbreviated repr becomes a dict of its attributes.
     """
-    parents = (*parents, id(value))
-    if len(set(parents)) < len(parents):  # an object that holds itself
+    if id(value) in parents:  # an object that holds itself
         return None
+    parents = (*parents, id(value))
     if isinstance(value, Mapping):
         return {
             str(name): array for name, item in value.items() if (array := _arrays(item, parents)) is not None

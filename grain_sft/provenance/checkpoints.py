@@ -94,15 +94,13 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
 def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
     """Return the number of tokens of a stage's batches before each of `steps`, int64 [n]."""
-    sizes = pipeline.sampler.batch_sizes
-    first = np.array([stage.first_step])
-    end = np.maximum(np.minimum(steps, stage.end_step), first)
-    row_length = stage.sampler.row_length(stage.first_step)
+    sizes, first = pipeline.sampler.batch_sizes, stage.first_step
+    end = np.clip(steps, first, stage.end_step)
+    row_length = stage.sampler.row_length(first)
     if row_length is None:
-        num_rows = sizes.of_steps(end).before - sizes.of_steps(first).before
-        num_tokens: Ints = num_rows * stage.source.layout.sequence_length
+        num_tokens: Ints = (sizes.of_steps(end).before - sizes.before(first)) * stage.source.layout.sequence_length
     else:  # rows differ in length between steps, but each step has the same number of tokens
-        num_tokens = (end - first) * sizes.at(stage.first_step) * row_length
+        num_tokens = (end - first) * sizes.at(first) * row_length
     return num_tokens
 
 

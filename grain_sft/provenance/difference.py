@@ -11,7 +11,6 @@ from grain_sft.layout import FILL_ROW, RunDocuments
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
 from grain_sft.sampling import BatchSlots
-from grain_sft.source import Element
 
 _BLOCK_ROWS = 1 << 16  # rows compared together
 
@@ -143,19 +142,14 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
     """Yield each step with its number of differing rows, from a comparison of the arrays of the batches."""
     for step in steps:
         batch, other_batch = one[step], other[step]
-        shapes = {key: array.shape[1:] for key, array in batch.items()}
-        if shapes != {key: array.shape[1:] for key, array in other_batch.items()}:
-            yield step, max(_num_rows(batch), _num_rows(other_batch))
-            continue
-        equal = np.ones(min(_num_rows(batch), _num_rows(other_batch)), np.bool_)
-        for key, array in batch.items():
-            equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
-            equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
-        yield step, max(_num_rows(batch), _num_rows(other_batch)) - int(equal.sum())
-
-
-def _num_rows(batch: Element) -> int:
-    return len(next(iter(batch.values())))
+        num_rows, other_num_rows = (len(next(iter(each.values()))) for each in (batch, other_batch))
+        shapes, other_shapes = ({key: each[key].shape[1:] for key in each} for each in (batch, other_batch))
+        equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
+        if shapes == other_shapes:
+            for key, array in batch.items():
+                equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
+                equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
+        yield step, max(num_rows, other_num_rows) - int(equal.sum())
 
 
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:

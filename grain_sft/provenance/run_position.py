@@ -1,5 +1,6 @@
 """RunPosition: the step that a run has reached, according to the lines of its audit log."""
 
+import copy
 from collections.abc import Iterator
 from typing import Self
 
@@ -33,9 +34,8 @@ class RunPosition:
 
     def in_version(self, pipeline: Pipeline) -> Self:
         """Return this position in another version of the run. Call `continue_at` or `go_to` before `pass_event`."""
-        position = type(self)(pipeline)
-        position.due, position.since, position.is_known = self.due, self.since, self.is_known
-        position.delivered, position.max_resume_step = self.delivered, self.max_resume_step
+        position = copy.copy(self)
+        position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
         return position
 
     def continue_at(self, step: int) -> None:

@@ -16,7 +16,7 @@ from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, Pipeline
 from grain_sft.integrations import maxtext
-from grain_sft.integrations.checkpoint import RECORD, RunRecord
+from grain_sft.integrations.checkpoint import RECORD, read_record
 from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext import Options, launcher, main, split
 from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
@@ -286,7 +286,7 @@ def test_other_data_are_refused_with_the_option_of_the_command_line(config, shar
         continue_at(1, theirs, others, Options(), [0])
     assert (tmp_path / RECORD).read_text() == recorded
     continue_at(1, theirs, others, Options(allow_other_data=True), [0])
-    assert [run["next_step"] for run in RunRecord(str(tmp_path / RECORD)).read()] == [0, 1]
+    assert [run["next_step"] for run in read_record(str(tmp_path / RECORD))] == [0, 1]
 
 
 def test_each_evaluation_begins_at_the_first_batch(config, sharding):

@@ -9,7 +9,15 @@ from batches import assert_same, load, sections
 from jax.sharding import SingleDeviceSharding
 
 from grain_sft import GrainSftError, Host
-from grain_sft.integrations.checkpoint import CheckedIterator, RunRecord, data_state, restore, resume_step, save_args
+from grain_sft.integrations.checkpoint import (
+    CheckedIterator,
+    data_state,
+    read_record,
+    record_run,
+    restore,
+    resume_step,
+    save_args,
+)
 from grain_sft.integrations.jax_arrays import GlobalBatches
 
 ocp = pytest.importorskip("orbax.checkpoint")
@@ -138,34 +146,34 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
 @pytest.fixture
 def record(tmp_path):
     """The record of a trainer that saves nothing of its data."""
-    return RunRecord(str(tmp_path / "data.json"))
+    return str(tmp_path / "data.json")
 
 
 def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, record):
     one, two = pipeline(folder), pipeline(folder, seed=2)
-    record.begin(one, 0, write=False)
-    assert record.read() == []
-    record.begin(one, 0)
-    record.begin(one, 5)
+    record_run(record, one, 0, write=False)
+    assert read_record(record) == []
+    record_run(record, one, 0)
+    record_run(record, one, 5)
     for writes in (True, False):
         message = r"data.json is of .*next step is 5.*\n  sampler differs: .*seed=2.*seed=1"
         with pytest.raises(GrainSftError, match=message):
-            record.begin(two, 5, write=writes)
-    assert [run["next_step"] for run in record.read()] == [0]
-    record.begin(two, 5, allow_other_data=True)
-    record.begin(two, 8)
-    assert [run["next_step"] for run in record.read()] == [0, 5]
+            record_run(record, two, 5, write=writes)
+    assert [run["next_step"] for run in read_record(record)] == [0]
+    record_run(record, two, 5, allow_other_data=True)
+    record_run(record, two, 8)
+    assert [run["next_step"] for run in read_record(record)] == [0, 5]
     with pytest.raises(GrainSftError, match="sampler differs"):
-        record.begin(one, 8)
-    record.begin(one, 4)  # before the other data came: steps 0 to 3 are of this data
-    assert [run["next_step"] for run in record.read()] == [0]
-    record.begin(one, 8)
-    record.begin(two, 0)  # a run that begins again
-    assert [run["receipt"] for run in record.read()] == [two.receipt.code]
+        record_run(record, one, 8)
+    record_run(record, one, 4)  # before the other data came: steps 0 to 3 are of this data
+    assert [run["next_step"] for run in read_record(record)] == [0]
+    record_run(record, one, 8)
+    record_run(record, two, 0)  # a run that begins again
+    assert [run["receipt"] for run in read_record(record)] == [two.receipt.code]
 
 
 def test_a_file_that_is_not_a_record_is_refused(folder, tmp_path, record):
     for text in ("", "[]", '{"runs": [1]}', '{"runs": 3}'):
         (tmp_path / "data.json").write_text(text)
         with pytest.raises(GrainSftError, match="not a record"):
-            record.begin(pipeline(folder), 0)
+            record_run(record, pipeline(folder), 0)

@@ -15,7 +15,7 @@ import grain_sft
 from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
-from grain_sft.integrations.checkpoint import RunRecord
+from grain_sft.integrations.checkpoint import record_run
 from grain_sft.layout import documents_named_in
 from grain_sft.pipeline import Amendment
 from grain_sft.provenance import check_audit, difference, trace
@@ -108,12 +108,12 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
     with pytest.raises(PipelineError, match="amendment 1 differs"):
         changed.iter().set_state({"next_step": 9, "amendments": None})
     assert len({each.receipt.code for each in (plain, changed, more)}) == 3
-    record = RunRecord(str(tmp_path / "record.json"))
+    record = str(tmp_path / "record.json")
     for pipeline, step in ((plain, 0), (changed, 5), (more, 7)):
-        record.begin(pipeline, step)
+        record_run(record, pipeline, step)
     for pipeline, step in ((plain, 8), (changed, 8)):
         with pytest.raises(PipelineError, match="differs: here nothing; there from step"):
-            record.begin(pipeline, step)
+            record_run(record, pipeline, step)
 
 
 def test_documents_are_named_by_record_input_and_file(corpus, tmp_path):

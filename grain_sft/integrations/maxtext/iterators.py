@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from grain_sft.config import load, naming, read_config
 from grain_sft.errors import ConfigError, PipelineError
-from grain_sft.integrations.checkpoint import RECORD, RunRecord
+from grain_sft.integrations.checkpoint import RECORD, record_run
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
@@ -185,9 +185,9 @@ def continue_at(
     batches.seek(step * options.of_trainer.batches_per_step(config))
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return
-    folder = os.path.dirname(config.checkpoint_dir.rstrip("/"))
-    record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == min(process_indices)
+    path = f"{os.path.dirname(config.checkpoint_dir.rstrip('/'))}/{RECORD}"
+    allowed, writes = options.allow_other_data, jax.process_index() == min(process_indices)
     try:
-        record.begin(batches.pipeline, batches.next_step, allow_other_data=options.allow_other_data, write=writes)
+        record_run(path, batches.pipeline, batches.next_step, allow_other_data=allowed, write=writes)
     except PipelineError as error:
         raise PipelineError(str(error).replace("allow_other_data=True", f"{PREFIX}allow_other_data=true")) from error
