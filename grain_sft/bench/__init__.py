@@ -97,7 +97,7 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "megatron": "grain_sft.bench.megatron:megatron",
         "prepare": "grain_sft.bench.preparing:preparing",
         "trace": "grain_sft.bench.plans:traces",
-        "withdrawn": "grain_sft.bench.withdrawn:withdrawn",
+        "withdrawn": "grain_sft.bench.loaders:withdrawn",
     },
 )
 """Benchmarks by name."""

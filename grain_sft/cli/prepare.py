@@ -46,7 +46,7 @@ def prepare(parser: Parser) -> None:
     add("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
     parser.add_declared(Request, ("tokenizer",))
     format = f"format of the corpus: {_FORMATS} (default: the template's own)"
-    add("--format", type=_format, metavar="NAME", help=format)
+    add("--format", metavar="NAME", help=format)
     add("-o", "--output", required=True, help=_FOLDER)
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
@@ -109,13 +109,6 @@ def _template(word: str) -> str:
         return word
     expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
     raise argparse.ArgumentTypeError(f"{word!r} is neither a template nor a file. Give {expected}.")
-
-
-def _format(word: str) -> str:
-    """Check the argument of `--format`."""
-    if word in FORMATS or _is_imported(word):
-        return word
-    raise argparse.ArgumentTypeError(f"{word!r} is not a format. Give one of {_FORMATS}.")
 
 
 def _is_imported(word: str) -> bool:
@@ -212,7 +205,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     """Add the options of `convert` and `withdraw`. `format` is the help text of `--format`, which may be `required`."""
     add = parser.add_argument
     add("-o", "--output", required=True, help=_FOLDER)
-    add("--format", required=required, type=_format, metavar="NAME", help=f"{format}: {_FORMATS}")
+    add("--format", required=required, metavar="NAME", help=f"{format}: {_FORMATS}")
     add("--tokenizer", help="tokenizer of a corpus that holds none")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
