@@ -60,9 +60,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     imported = time.time()
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
-    open_cpu = time.process_time()
-    opening = _counts()
-    opened_mb = _memory()
+    figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
     # Only the batches of `steps` are taken. The threads read ahead of them: they make every batch before `end`, maybe more.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
@@ -77,7 +75,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     iterator.close()
     _join_readers()
     own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # others are shared
-    return {
+    return figures | {
         "host": host.index,
         "made": [steps.start, steps.start + len(times.seconds)],
         "import_s": imported - began,
@@ -86,12 +84,9 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         "start_up_s": first - began - delayed,
         "delayed_s": delayed,
         "batch_s": [times.seconds[step] for step in sorted(times.seconds)],
-        "open_cpu_s": open_cpu,
-        "cpu_s": time.process_time() - open_cpu,
-        "opening": opening,
-        "reading": {name: count - opening[name] for name, count in _counts().items()},
+        "cpu_s": time.process_time() - figures["open_cpu_s"],
+        "reading": {name: count - figures["opening"][name] for name, count in _counts().items()},
         "batch_bytes": sum(own_bytes.values()),
-        "opened_mb": opened_mb,
         "peak_mb": _memory(),
     }
 

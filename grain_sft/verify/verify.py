@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grain_sft.config import is_config, load
-from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusError
 from grain_sft.sampling import Host
 from grain_sft.storage import artifact, files
@@ -52,13 +52,10 @@ def verify(
     kind = what or _inferred(path)
     if kind not in KINDS:
         raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
-    with_vocabulary = "corpus" if kind == "plan" else kind  # a plan has none
-    for name, given, used_by in (
-        ("corpus", corpus, "plan"),
-        ("receipt", receipt, "config"),
-        ("host", host, "config"),
-        ("vocab_size", vocab_size, with_vocabulary),
-    ):
+    arguments: list[tuple[str, Any, str]] = [("corpus", corpus, "plan"), ("receipt", receipt, "config")]
+    # a plan has no vocabulary
+    arguments += [("host", host, "config"), ("vocab_size", vocab_size, "corpus" if kind == "plan" else kind)]
+    for name, given, used_by in arguments:
         if given is not None and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
             raise CorpusError(f"{path} is taken as a {kind}, but {name} is for a {used_by}. {fix}.")
@@ -71,15 +68,14 @@ def verify(
     elif kind == "plan" and corpus is None:
         check_plan_file(report, path, None)
     else:
-        opened: Corpus | None = None
         source = path if corpus is None else os.fspath(corpus)
         with report.errors("files", source):
             opened = open_corpus(source, **(options or {}))
-        if opened is not None and kind == "plan":
-            check_plan_file(report, path, opened)
-        elif opened is not None:
-            check_corpus(report, opened, path, vocab_size)
-            _note_other_split(report, path)
+            if kind == "plan":
+                check_plan_file(report, path, opened)
+            else:
+                check_corpus(report, opened, path, vocab_size)
+                _note_other_split(report, path)
     return report
 
 
@@ -128,20 +124,13 @@ def _inferred(path: str) -> str:
         return "config"
     if path.endswith(artifact.SUFFIX):
         return "plan"
-    if files.is_remote(path) or not os.path.isfile(path):
-        return "corpus"
-    try:
-        with open(path, "rb") as file:
+    if os.path.isfile(path):
+        # If the file can't be read, or is not JSON, `open_corpus` reports the reason.
+        with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
             head = file.read(_LARGEST_CONFIG + 1)
-    except OSError:
-        return "corpus"  # `open_corpus` reports the reason
-    if head.startswith(artifact.MAGIC):
-        return "plan"
-    if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:
-        return "corpus"
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(head)
-        is_index = isinstance(value, dict) and bool(value.keys() & {"format_version", "shards"})
-        if isinstance(value, dict) and not is_index and is_config(value):
-            return "config"
+            if head.startswith(artifact.MAGIC):
+                return "plan"
+            value = json.loads(head) if path.endswith(".json") and len(head) <= _LARGEST_CONFIG else None
+            if isinstance(value, dict) and is_config(value) and not value.keys() & {"format_version", "shards"}:
+                return "config"
     return "corpus"
