@@ -93,8 +93,7 @@ def seconds_waited(next_batch: Next, step_seconds: float) -> float:
 
 def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float]:
     """Return the figures of a loader whose batch of `tokens` takes `seconds`: Mtok/s, ms per batch, share of the limit."""
-    millions = tokens / 1e6
-    return {"mtok_per_s": millions / seconds, "ms_per_batch": seconds * 1e3, "of_limit": limit_seconds / seconds}
+    return {"mtok_per_s": tokens / 1e6 / seconds, "ms_per_batch": seconds * 1e3, "of_limit": limit_seconds / seconds}
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:

@@ -92,8 +92,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     figures: dict[str, dict[str, Any]] = {}  # by "samples, MaxText" or "blend of 8, MaxText"
     lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
     np.save(folder / "sizes.npy", lengths)
-    order = np.random.RandomState(0).permutation(len(lengths)).astype(np.int32)
-    np.save(folder / "order.npy", order)
+    np.save(folder / "order.npy", np.random.RandomState(0).permutation(len(lengths)).astype(np.int32))
     for datasets in (0, *DATASETS):
         kind = "blend" if datasets else "samples"
         title = f"blend of {datasets}" if datasets else "samples"

@@ -62,8 +62,7 @@ class Parser(argparse.ArgumentParser):
           spelled: Spellings of options that are not `--name`, by name.
           changes: Fields of `Option` that differ from the declaration, for all these options.
         """
-        declared = options_of(declaration)
-        options = {name: dataclasses.replace(declared[name], **changes) for name in names}
+        options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}
         add_arguments(group or self, options, spelled or {})
 
     def add_corpus_options(self, group: Any = None) -> None:

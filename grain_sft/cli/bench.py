@@ -49,8 +49,7 @@ def bench(parser: Parser) -> None:
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step without its data; may be given several times (default: 10 and 50)"
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
-    workers = "worker processes to try (default: the cores, up to 8)"
-    add("--max-workers", type=at_least(0), metavar="N", help=workers)
+    add("--max-workers", type=at_least(0), metavar="N", help="worker processes to try (default: the cores, up to 8)")
     made_up = parser.add_argument_group("of made-up corpora, without CONFIG")
     add = made_up.add_argument
     only = "measure only this; may be given several times (default: everything)"

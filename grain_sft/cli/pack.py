@@ -84,8 +84,7 @@ def _pack(options: argparse.Namespace) -> int:
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
     check_output(options.materialize, folder=True)
-    figures = write_figures(lambda: _figures(options), options, inputs=options.corpus)
-    compared = figures.get("algorithms")
+    compared = write_figures(lambda: _figures(options), options, inputs=options.corpus).get("algorithms")
     return 1 if compared and all("error" in algorithm for algorithm in compared) else 0
 
 

@@ -45,16 +45,14 @@ def prepare(parser: Parser) -> None:
     template = f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
     add("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
     parser.add_declared(Request, ("tokenizer",))
-    format = f"format of the corpus: {_FORMATS} (default: the template's own)"
-    add("--format", metavar="NAME", help=format)
+    add("--format", metavar="NAME", help=f"format of the corpus: {_FORMATS} (default: the template's own)")
     add("-o", "--output", required=True, help=_FOLDER)
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
     add("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
     parser.add_declared(Request, TEXT_OPTIONS, parser.add_argument_group("plain documents (--template text)"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
-    first = "only show the first N (default: 100)"
-    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help=first)
+    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only show the first N (default: 100)")
     add_run_options(parser)
     parser.set_defaults(run=_prepare)
 

@@ -39,8 +39,7 @@ def _simulate(options: argparse.Namespace) -> int:
         check_output(options.html, inputs=[options.config])
     figures = write_figures(lambda: _figures(options), options, inputs=[options.config])
     if options.html:
-        page = simulation_page(figures, os.path.basename(options.config))
-        write_bytes(options.html, page.encode())
+        write_bytes(options.html, simulation_page(figures, os.path.basename(options.config)).encode())
     return 0
 
 

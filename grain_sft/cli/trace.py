@@ -67,8 +67,8 @@ def _trace(options: argparse.Namespace) -> int:
         with elapsed("Searching"):
             title, traces = _answer(pipeline, options)
         tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
-    shows_elapsed = options.output or options.summary  # else the lines of the trace are printed while it runs
-    shown = elapsed("Tracing") if shows_elapsed else contextlib.nullcontext()
+    # without both options, the lines of the trace are printed while it runs
+    shown = elapsed("Tracing") if options.output or options.summary else contextlib.nullcontext()
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
             writer(table)

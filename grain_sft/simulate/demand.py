@@ -133,8 +133,7 @@ class DemandModel:
         demand = Demand(len(steps), len(self.hosts), rows, self.conditions)
         asks: list[_Ask] = []
         for number, ranges in self.reads.ranges(rows, cells):
-            by_cell = ranges.select(np.argsort(ranges.cell, kind="stable"))
-            asks += self._asks(demand, number, by_cell, turns)
+            asks += self._asks(demand, number, ranges.select(np.argsort(ranges.cell, kind="stable")), turns)
         from_caches = self._read_from_caches(demand, asks)
         for number, ask in enumerate(asks):
             if number in from_caches:

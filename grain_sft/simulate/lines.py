@@ -34,8 +34,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "run", f"steps {start:,} to {stop - 1:,} on {hosts}, {rows} of each host in a step"
     yield "rows", _coverage(figures["coverage"], run["rows"])
     yield "first step of a host", _host(first)
-    mean = {name: figures["per_host"][name] for name in ("requests", "received", "local")}
-    yield "all steps of a host", _host(mean)
+    yield "all steps of a host", _host(figures["per_host"])
     files = figures["files"]
     remote = f"{files['files']:,}; a host reads {files['checked']['mean']:,.0f} of them from the bucket"
     yield "files", f"{remote}; a host opens at most {files['most_descriptors']:,} files and connections"

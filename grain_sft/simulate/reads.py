@@ -88,14 +88,12 @@ class _SourceReads:
         self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
         # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
         if corpus.has_loss and (corpus.has_weights or not shifted):
-            loss_bytes = 4 if corpus.has_weights else 1
-            self._add([loss for loss in corpus.loss_files if loss], length * loss_bytes)
+            self._add([loss for loss in corpus.loss_files if loss], length * (4 if corpus.has_weights else 1))
 
     def _add_loss(self) -> None:
         """Add a gather for each kind of loss file, as `LossReader` reads them."""
         loss_files = self._layout.corpus.loss_files
-        last_of_kind = {loss.kind: loss for loss in loss_files if loss is not None}
-        for kind, placeholder in last_of_kind.items():
+        for kind, placeholder in {loss.kind: loss for loss in loss_files if loss is not None}.items():
             stamps = [loss if loss is not None and loss.kind == kind else placeholder for loss in loss_files]
             has_values = [loss is not None and loss.kind == kind for loss in loss_files]
             self._add(stamps, placeholder.values.dtype.itemsize, has_values)
@@ -108,8 +106,7 @@ class _SourceReads:
         offsets = np.array([stamp.data_offset for stamp in stamps], np.int64)
         is_read = np.ones(len(corpus.shards), np.bool_) if has_values is None else np.array(has_values)
         options = corpus.remote or RemoteOptions.from_environment()
-        remote = in_bucket | self._all_remote
-        self.gathers.append(Gather(stamps, options, remote, unversioned, offsets, width, is_read))
+        self.gathers.append(Gather(stamps, options, in_bucket | self._all_remote, unversioned, offsets, width, is_read))
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""

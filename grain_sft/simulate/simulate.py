@@ -71,8 +71,7 @@ class _Totals:
         added = len(demand.seconds)
         requests, received = self.per_step["requests"][-added:], self.per_step["received"][-added:]
         for seconds, *asked in zip(demand.seconds, requests, received, strict=True):
-            bucket_seconds = self.conditions.bucket_seconds(*asked)
-            self.per_step["waited"].append(self.waits.add(seconds, bucket_seconds))
+            self.per_step["waited"].append(self.waits.add(seconds, self.conditions.bucket_seconds(*asked)))
 
 
 def simulate(
@@ -228,8 +227,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
     if real is not None:
         asked = {name: count + real.fit.opening[name] * hosts for name, count in asked.items()}
-    bucket_s = conditions.bucket_seconds(**asked)
-    return {"batches": batches, "requests": asked["requests"], "bucket_s": bucket_s}
+    return {"batches": batches, "requests": asked["requests"], "bucket_s": conditions.bucket_seconds(**asked)}
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:

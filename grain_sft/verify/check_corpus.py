@@ -157,8 +157,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
     """Return the path of the corpus's file that an error message names; "" if it names none."""
     # In reverse: a message about `a/10` also contains `a/1`, which usually comes first among the files.
-    paths = (file.path for file in reversed(corpus.files()))
-    return next((path for path in paths if path in str(error)), "")
+    return next((file.path for file in reversed(corpus.files()) if file.path in str(error)), "")
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
@@ -191,8 +190,7 @@ def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -
     begin = 0
     for shard in corpus.shards:
         end = begin + shard.num_tokens
-        starts = range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
-        for start in starts:
+        for start in range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)}):
             vocabulary.check(start, corpus.read(start, min(start + block, end))[0])
         begin = end
     vocabulary.report(report)
@@ -257,8 +255,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
         stated = [{name: splits.object(split).count(name) for name in counts} for split in splits.data]
         fits = [all(split[name] in (None, count) for name, count in counts.items()) for split in stated]
         if stated and not any(fits):
-            listed = "; or ".join(map(_listed, stated))
-            sentence = f"states {listed}, but the files hold {_listed(counts)}."
+            sentence = f"states {'; or '.join(map(_listed, stated))}, but the files hold {_listed(counts)}."
             report.wrong("statistics", manifest.path, f"{sentence} Prepare the corpus again, or remove this file.")
 
 

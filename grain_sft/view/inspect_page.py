@@ -52,7 +52,6 @@ def inspect_page(
             page_rows = [_row(view, texts) for view in views_of_step]
             steps.append({"step": number, "rows_of_batch": count, "rows": page_rows})
     ids = np.unique(np.concatenate([view.tokens for view in views])).tolist()
-    raw_texts = [texts.text(token) for token in ids]
     data = {
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
@@ -61,7 +60,7 @@ def inspect_page(
         "steps": steps,
         "pieces": {
             "ids": ids,
-            "shown": [None if text is None else visible(text) for text in raw_texts],
+            "shown": [None if text is None else visible(text) for text in map(texts.text, ids)],
             "special": [token for token in ids if texts.is_special(token)],
         },
     }
@@ -79,8 +78,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     runs = segment_runs(view)
     split = []  # (first token, last token + 1, character) where several tokens share a character
     for _, first, stop in runs:
-        raw_texts = [texts.text(token) for token in view.tokens[first:stop].tolist()]
-        for begin, end, whole in split_characters(raw_texts):
+        for begin, end, whole in split_characters([texts.text(token) for token in view.tokens[first:stop].tolist()]):
             split.append([first + begin, first + end, visible(whole)])
     # indices of tokens whose position does not follow the previous token's; `prepend` includes index 0
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)

@@ -167,8 +167,7 @@ def _mixture(figure: Any, report: Report) -> None:
     axes.margins(x=0)
     _show_millions(axes.xaxis)
     # The legend gets the names directly, because matplotlib leaves out areas whose label begins with "_".
-    names = [short(name) for name in sources]
-    figure.legend(areas, names, loc="outside right upper", frameon=False)
+    figure.legend(areas, [short(name) for name in sources], loc="outside right upper", frameon=False)
 
 
 def _throughput(figure: Any, report: Report) -> None:

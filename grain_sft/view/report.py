@@ -150,8 +150,7 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
       The corpus, and None; or a corpus of some shards, and a sentence for the reader of the report.
     """
     corpus = layout.corpus
-    is_cached = "documents" in vars(corpus)
-    has_documents = is_cached or corpus.has_boundary_files or layout.follows_documents
+    has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
     return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all tokens are read for their EOS")

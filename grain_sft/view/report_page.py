@@ -96,9 +96,7 @@ def _packing(comparison: Report) -> str:
 def _attention(spreads: Sequence[Report]) -> str:
     note = "The highest cost of a device over the mean of the devices, in the sampled steps. A row costs the sum of "
     note += "the squares of its segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
-    lines = []
-    for spread in spreads:
-        lines.append((spread["rows_a_device"], f"{spread['mean']:.3f}", f"{spread['worst']:.3f}", spread["step"]))
+    lines = [(each["rows_a_device"], f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["step"]) for each in spreads]
     return _note(note) + _table("attention-table", ("rows a device", "mean", "worst", "in step"), lines)
 
 

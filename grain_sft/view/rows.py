@@ -152,8 +152,7 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
 
     If segments have names, such as "chosen", those without tokens are included.
     """
-    borders = np.flatnonzero(np.diff(view.segments)) + 1
-    edges = [0, *borders.tolist(), len(view.segments)]
+    edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
     # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run where another segment is there
     for index in range(len(view.names)):

@@ -92,8 +92,7 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
         return
     tokens = "empty"
     if first < stop:
-        with_loss = int(view.loss[first:stop].sum())
-        tokens = f"tokens {first:,} to {stop - 1:,}, {with_loss:,} of {stop - first:,} take loss"
+        tokens = f"tokens {first:,} to {stop - 1:,}, {view.loss[first:stop].sum():,} of {stop - first:,} take loss"
     yield _styled(f"{segment_title(view, segment)}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
     yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
 
