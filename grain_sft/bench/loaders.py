@@ -207,11 +207,9 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
         here = folder / str(median)
         here.mkdir()
         make_corpus(here, made_up_lengths(scale.plan_documents, median, LENGTH))
-        data = str(here / "data")
-        corpus = open_corpus(data, format="olmo", dtype="uint32", eos_token_id=100_257, use_loss_mask=False)
+        corpus = open_corpus(here / "data", format="olmo", dtype="uint32", eos_token_id=100_257, use_loss_mask=False)
         rng = np.random.default_rng(SEED)
-        count = int(scale.plan_documents * SHARE)
-        withdrawn_documents = rng.choice(scale.plan_documents, count, replace=False)
+        withdrawn_documents = rng.choice(scale.plan_documents, int(scale.plan_documents * SHARE), replace=False)
         for kind, rows, length in cases:
             options = {"packed": {"cache_dir": here}}.get(kind, {})  # others write no plan
             source = NpyDataSource(LAYOUTS[kind](corpus, length, **options))

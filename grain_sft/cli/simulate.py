@@ -5,7 +5,6 @@ import os
 from typing import Any
 
 from grain_sft.cli.arguments import Parser, at_least, check_output, open_config, steps_of, values_of, write_figures
-from grain_sft.errors import RowIndexError
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 
@@ -49,11 +48,6 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
     pipeline = pipeline.at(steps.start)  # of a run with stages, simulate the stage of the first step
-    if len(steps) and steps.stop > pipeline.end_step:
-        raise RowIndexError(
-            f"--steps {options.steps}: the stage of step {steps.start} ends after step {pipeline.end_step - 1}. "
-            f"Give B of at most {pipeline.end_step}."
-        )
     conditions = Conditions(**values_of(options, options_of(Conditions)))
     if options.processes:
         with elapsed("Measuring processes"):

@@ -46,11 +46,10 @@ def init_state(params: Params) -> State:
 
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
-    path = folder / f"step-{step:08d}.npz"
     # on a full disk, np.savez(path) leaves a zip file open, and Python prints an error when it collects the object
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, jax.tree.leaves(state)))
-    write_bytes(str(path), content.getvalue())
+    write_bytes(str(folder / f"step-{step:08d}.npz"), content.getvalue())
 
 
 def load(folder: Path, step: int, initial: State) -> State:

@@ -115,12 +115,11 @@ class DemandModel:
 
     def demands(self, steps: range) -> Iterator[Demand]:
         """Yield the demand of `steps`, in parts of consecutive steps that read about a million rows each."""
-        threads = self.conditions.threads
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
             # turns that make the run's first `prefetch` batches, see `_checking_reads`: 4 batches take 2 threads 2 turns
-            turns = -(-self.conditions.prefetch // threads) if first == steps.start else 0
+            turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
     def _demand(self, steps: range, turns: int) -> Demand:

@@ -7,7 +7,7 @@ from typing import Any
 
 from grain_sft.html_table import html_columns, html_facts
 from grain_sft.simulate.lines import FIGURES, facts_of, spread_text
-from grain_sft.view import COLOURS, draw_pictures, make_page, part
+from grain_sft.view import COLOURS, draw_bars, draw_pictures, make_page, part
 
 Figures = Mapping[str, Any]
 
@@ -40,8 +40,7 @@ def simulation_page(figures: Figures, name: str) -> str:
         "conditions": ("Assumed", html_facts("", assumed)),
     }
     parts = [f'<section id="{key}"><h2>{title}</h2>\n{body}</section>' for key, (title, body) in sections.items()]
-    heading = f"<h1>{html.escape(name)} on {figures['hosts']:,} hosts</h1>"
-    body = "\n".join([heading, "<main>", *parts, "</main>"])
+    body = "\n".join([f"<h1>{html.escape(name)} on {figures['hosts']:,} hosts</h1>", "<main>", *parts, "</main>"])
     return make_page(f"Simulation: {name}", body, styles=part("report.css"), data=figures)
 
 
@@ -97,10 +96,9 @@ def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
 
 def _errors(figure: Any, figures: Figures) -> None:
     """Draw a bar for the error of each figure."""
-    axes, names = figure.subplots(), list(figures["errors"])
-    bars = axes.barh(range(len(names)), [100 * figures["errors"][name] for name in names], color=COLOURS[1])
-    axes.set_yticks(range(len(names)), [FIGURES[name] for name in names])
-    axes.bar_label(bars, [f"{figures['errors'][name]:.1%}" for name in names], padding=4)
+    axes, errors = figure.subplots(), figures["errors"]
+    labels = [f"{error:.1%}" for error in errors.values()]
+    draw_bars(axes, [FIGURES[name] for name in errors], [100 * error for error in errors.values()], labels, COLOURS[1])
     axes.set(xlabel="% of the measured figure")
 
 

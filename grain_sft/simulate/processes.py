@@ -13,8 +13,9 @@ import numpy as np
 
 from grain_sft.child_environment import child_environment, run_python
 from grain_sft.config import read_config
+from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import Host
+from grain_sft.sampling import Host, Sampler
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.demand import Demand, DemandModel
 from grain_sft.simulate.reads import Reads
@@ -112,8 +113,10 @@ def measure_processes(
       count: Number of processes, 1 or more.
 
     Raises:
+      SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
       PipelineError: A process failed, or took more than an hour. The message of a failure has the last line of stderr.
     """
+    sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
     one_core = dataclasses.replace(conditions, cores=1.0)  # `start_up_s` is measured without the waits for a processor
@@ -126,19 +129,28 @@ def measure_processes(
     return Measured(dataclasses.replace(conditions, request_ms=fit.request_ms), fit, measured, predicted)
 
 
+def sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
+    """Return the sampler of host 0 of `hosts`, or raise a SamplerError if the run does not have the steps."""
+    sampler = pipeline.sampler.with_host(Host(0, hosts))
+    if not 0 <= steps.start < steps.stop <= sampler.end_step:
+        last = "" if sampler.num_steps is None else f" of at most {sampler.end_step}, where the run or its stage ends"
+        raise SamplerError(f"--steps {steps.start}:{steps.stop}: expected a first step and a later end{last}.")
+    sampler.check_from(steps.start)
+    return sampler
+
+
 def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
     """Run `host_process.measure` for one host, in its own process with empty caches, and return its figures.
 
     Plans and orders that are cached in a bucket are still used: new machines of a run find them, too.
     """
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
-        environment = _with_own_caches(child_environment(), folder)
         request = {"config": _config_with_own_caches(config, folder), "host": [host.index, host.count]}
         request |= {"steps": [steps.start, steps.stop], "threads": conditions.threads, "prefetch": conditions.prefetch}
         request["began"] = time.time()
         title = f"{config}: the process of host {host.index} of {host.count}"
         arguments = ("-P", "-m", "grain_sft.simulate.host_process", json.dumps(request))
-        return run_python(title, *arguments, environment=environment)
+        return run_python(title, *arguments, environment=_with_own_caches(child_environment(), folder))
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:

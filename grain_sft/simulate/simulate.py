@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, Sampler
 from grain_sft.simulate.conditions import Conditions, Waits
 from grain_sft.simulate.demand import Demand, DemandModel
 from grain_sft.simulate.lines import answers
-from grain_sft.simulate.processes import Measured
+from grain_sft.simulate.processes import Measured, sampler_of
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import MOST_OPEN_FILES
 from grain_sft.types import Ints
@@ -44,9 +43,8 @@ class _Totals:
         self.scale = model.scale
         self.conditions = model.conditions
         self.waits = Waits(model.conditions, hosts)
-        is_counted = layout_rows <= MOST_COUNTED and model.scale == 1
         self.rows = 0
-        self.counts = np.zeros(layout_rows, np.uint32) if is_counted else None
+        self.counts = np.zeros(layout_rows, np.uint32) if layout_rows <= MOST_COUNTED and model.scale == 1 else None
         self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
         self.checks = np.zeros(hosts, np.int64)
         self.first: dict[str, Ints] = {}
@@ -99,7 +97,7 @@ def simulate(
       SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
     """
     conditions = (conditions or Conditions()) if real is None else real.conditions
-    sampler = _sampler_of(pipeline, hosts, steps)
+    sampler = sampler_of(pipeline, hosts, steps)
     model = _model_of(Reads(pipeline, all_remote=as_bucket), sampler, conditions)
     totals = _Totals(len(pipeline.source), model)
     for demand in model.demands(steps):
@@ -136,17 +134,6 @@ def simulate(
     return figures | {"answers": answers(figures)}
 
 
-def _sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
-    """Return the sampler of host 0 of `hosts`, or raise a SamplerError if the run does not have the steps."""
-    sampler = pipeline.sampler.with_host(Host(0, hosts))
-    if not 0 <= steps.start < steps.stop <= sampler.end_step:
-        last = "" if sampler.num_steps is None else f" of at most {sampler.end_step}"
-        found = f"--steps {steps.start}:{steps.stop}: expected a first step and a later end{last}"
-        raise SamplerError(f"{found}. Give steps of the run.")
-    sampler.check_from(steps.start)
-    return sampler
-
-
 def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandModel:
     """Return the model of all hosts or, if they have shard caches, of `CACHED_HOSTS` evenly spaced ones."""
     hosts = sampler.host.count
@@ -174,12 +161,11 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return the means of the second half of the steps, and the mean and highest rates per second if no step waits."""
-    half = len(steps) // 2
     seconds = totals.conditions.step_ms / 1e3
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
-        figures[name] = float(values[half:].mean())
+        figures[name] = float(values[len(steps) // 2 :].mean())
         figures[f"{name}_per_second"] = figures[name] / seconds
         figures[f"{name}_peak_per_second"] = float(values.max()) / seconds
     figures["slowest_batch_s"] = float(np.max(totals.per_step["seconds"]))

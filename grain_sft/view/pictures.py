@@ -128,10 +128,10 @@ def _packing(figure: Any, report: Report) -> None:
     names = [algorithm_title(packing) + (" ◂" if packing["algorithm"] == used else "") for packing in packings]
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - packing["padding_share"]) for packing in packings]
-    _bars(left, names, full, [f"{share:.3f}%" for share in full], COLOURS[0])
+    draw_bars(left, names, full, [f"{share:.3f}%" for share in full], COLOURS[0])
     left.set(xlabel="tokens of rows that are not padding, %", xlim=(0, 140), xticks=[0, 25, 50, 75, 100])
     segments = [packing["segments_a_row"]["mean"] for packing in packings]
-    _bars(right, names, segments, [f"{mean:,.1f}" for mean in segments], COLOURS[1])
+    draw_bars(right, names, segments, [f"{mean:,.1f}" for mean in segments], COLOURS[1])
     right.set(xlabel="mean segments per row")
 
 
@@ -140,7 +140,7 @@ def _left_out(figure: Any, report: Report) -> None:
     names = [entry["what"].split(", ")[0] for entry in entries]
     shares = [100 * entry["tokens"] / report["corpus"]["tokens"] for entry in entries]
     axes = figure.subplots()
-    _bars(axes, names, shares, [f"{share:.3g}%" for share in shares], COLOURS[5])
+    draw_bars(axes, names, shares, [f"{share:.3g}%" for share in shares], COLOURS[5])
     axes.set(xlabel="tokens, in % of the corpus")
 
 
@@ -150,7 +150,7 @@ def _sources(figure: Any, report: Report) -> None:
     tokens, trainable, names = zip(*by_size[: _MAX_SOURCES + 1], strict=True)
     labels = [f"{with_loss / max(1, count):.1%} take loss" for with_loss, count in zip(trainable, tokens, strict=True)]
     axes = figure.subplots()
-    _bars(axes, [short(name) for name in names], tokens, labels, COLOURS[6])
+    draw_bars(axes, [short(name) for name in names], tokens, labels, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
     omitted = f"; the largest {len(names)} of {len(by_size)} sources" if len(by_size) > len(names) else ""
     axes.set(xlabel=f"tokens of the sampled steps; narrow: those that take loss{omitted}")
@@ -172,15 +172,13 @@ def _mixture(figure: Any, report: Report) -> None:
 
 def _throughput(figure: Any, report: Report) -> None:
     rows = report["throughput"]["rows"]
-    names = [row["name"] for row in rows]
-    speeds = [row["mtok_per_s"] for row in rows]
     labels = [f"{row['mtok_per_s']:,.0f} ({row['of_limit']:.2f} of the limit)" for row in rows]
     axes = figure.subplots()
-    _bars(axes, names, speeds, labels, COLOURS[4])
+    draw_bars(axes, [row["name"] for row in rows], [row["mtok_per_s"] for row in rows], labels, COLOURS[4])
     axes.set(xlabel="million tokens a second")
 
 
-def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str], colour: str) -> None:
+def draw_bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str], colour: str) -> None:
     """Draw horizontal bars from top to bottom, each followed by its label."""
     bars = axes.barh(range(len(names)), values, color=colour, height=0.7)
     axes.set_yticks(range(len(names)), names)

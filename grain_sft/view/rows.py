@@ -115,14 +115,13 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = np.unique(origins.row)  # slots[i] is the slot of row i of this host's batch; `Trace.row` has slots
-    is_mixture = "" not in stage.source.layout.parts
     divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
     failing = _rows_of_failing_filter(batch, stage.transforms)
     views = []
     for row in indices:
         origin = origins.select(origins.row == slots[row])
         arrays = _arrays({name: array[row] for name, array in batch.items() if np.ndim(array)})
-        pieces = _pieces(origin, is_mixture)
+        pieces = _pieces(origin, is_mixture="" not in stage.source.layout.parts)
         if divides_segments:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
