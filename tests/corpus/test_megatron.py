@@ -234,7 +234,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         (one, {"root": tmp_path / "other"}, "lies outside of"),
         (tmp_path / "both", {}, r"has .npy files and .*a.idx. Give format='megatron'"),
         ([1, tmp_path, 1, one], {}, "2 prefixes; expected one for each weight"),
-        (tmp_path / "nothing", {"format": "megatron"}, "neither nothing.idx nor a folder"),
+        (tmp_path / "nothing", {"format": "megatron"}, "nothing: neither a prefix of .bin and .idx files nor a folder"),
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was given"),
         (one, {"split": "a,b"}, "expected up to three numbers"),
         (one, {"split": "0,0"}, "at least one of them above 0"),

@@ -61,7 +61,7 @@ def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="weights of a blend are not converted"):
         convert(f"1 {one} 2 {one}", tmp_path / "out", "olmo")
     np.arange(9, dtype=np.uint32).tofile(tmp_path / "x.npy")
-    with pytest.raises(CorpusError, match="no file states where documents end"):
+    with pytest.raises(CorpusError, match="the ends of documents are unknown"):
         convert(tmp_path / "x.npy", tmp_path / "out", "megatron")
     assert not (tmp_path / "out").exists()
 
