@@ -80,7 +80,7 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds in which the index of samples, and indices of blends, are made.
+    """Yield a table of the seconds that it takes to make the index of samples, and indices of blends.
 
     Of grain_sft, only `ends_of` and `blend` are timed. `sample_index` and `numbers_of`, which write out the whole index so
     that it can be compared, are not. Of the others, the function that makes the whole index is timed.

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-NATIVE = 0.4  # seconds after the signal in which the main thread can leave native code
-LEAVE = 1.0  # seconds after that in which the child processes are killed and the `atexit` functions run
+NATIVE = 0.4  # seconds after the signal that the main thread has to leave native code
+LEAVE = 1.0  # seconds after that to kill the child processes and to run the `atexit` functions
 STATUS = 130  # exit status
 
 

@@ -107,7 +107,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _describe(corpus: Corpus) -> dict[str, Any]:
-    """Print and return the figures of a corpus, with the seconds in which its documents were found."""
+    """Print and return the figures of a corpus, with the seconds that it took to find its documents."""
     begin = time.perf_counter()
     counts = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin

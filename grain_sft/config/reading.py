@@ -104,7 +104,7 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of JSON. Refuse a repeated key: JSON is also YAML, in which `_Loader` finds such a key and its line."""
+    """Return the value of JSON. Refuse a repeated key: JSON is also YAML, so `_Loader` finds the key and its line."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):  # JSON that PyYAML can't parse is not checked
         yaml.compose(re.sub("[\t\x7f-\x9f]", " ", text), _Loader)  # PyYAML refuses these characters, or most of them

@@ -87,7 +87,7 @@ def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, 
 
 
 def _num_steps(config: Section, tokens: int) -> int:
-    """Return the number of steps in which a stage with this config reads `tokens`, as `Stage.num_steps` does."""
+    """Return the number of steps that a stage with this config takes to read `tokens`, as `Stage.num_steps` does."""
     length, sampler = config["layout"]["sequence_length"], config["sampler"]
     sizes = BatchSizes(rows_of_batch(sampler, length) or 1, sizes_of(sampler.get("schedule", ()), length))
     return sizes.step_of(-(-tokens // length) - 1) + 1

@@ -31,7 +31,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Metrics and the watchdog observe every run without being named.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
-      amendments: Changes of the run, each from a step on, in the order in which they were made. See
+      amendments: Changes of the run, each from a step on, in the order they were made. See
         [amendments](#amendments).
       stages: Consecutive parts of the run, each with its own sequence length, batch size, mixture or layout. See
         [stages](#stages).

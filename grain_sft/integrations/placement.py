@@ -97,7 +97,7 @@ class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices.
 
     Attributes:
-      reads: int64 [n], slots of the global batch of which this process reads at least some columns.
+      reads: int64 [n], slots of the global batch. This process reads some or all columns of each.
       blocks: Rows and columns that this process reads.
       writer: Index of the process that writes the files of observers for all processes.
       shape, sharding: Shape [rows, L] and sharding of the arrays that `put` returns.

@@ -100,7 +100,7 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
 
-    Use it instead of Tunix's own loss, in which the documents of a row attend to each other, and prompts take loss. With
+    Use it instead of Tunix's own loss. There, the documents of a row attend to each other, and prompts take loss. With
     `gradient_accumulation_steps` above 1, Tunix takes the mean of the micro-batches' means.
 
     Args:

@@ -88,7 +88,7 @@ def load_plan(
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
     """Return everything that decides a plan, as values of JSON.
 
-    These are the documents, the options, and with `ties="numpy"` the way in which numpy sorts equal lengths on this machine.
+    These are the documents, the options, and with `ties="numpy"` how numpy sorts equal lengths on this machine.
     `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. The options of an algorithm from another package
     include a hash of its file.
     """

@@ -51,7 +51,7 @@ class Pipeline:
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
         logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not in it.
       observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
-      amendments: Changes of the run, each from a step on, in the order in which they were made.
+      amendments: Changes of the run, each from a step on, in the order they were made.
 
     Attributes:
       planned_sampler: The argument `sampler`, without the amendments.

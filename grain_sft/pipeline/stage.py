@@ -28,7 +28,7 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, in which documents have the numbers of this stage: document 7 of the run may be
+      amendments: Amendments of the run, with this stage's numbers of documents: document 7 of the run may be
         document 3 of the stage. An entry is None if the stage does not have the documents. None instead of a sequence means
         that the numbers are the same in all stages.
 

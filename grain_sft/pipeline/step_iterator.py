@@ -28,8 +28,8 @@ class StepIterator(grain.DatasetIterator[T]):
     put back there if something is raised after that. The next `next` tries a step that failed again.
 
     Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` when `_make` only returns
-    batches that were made ahead. Then `next` takes a ready batch without calling `_make`. After a pause of 5 ms, in which the
-    processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
+    batches that were made ahead. Then `next` takes a ready batch without calling `_make`. A pause of 5 ms makes the
+    processor's caches cold; `next` then takes 39 us instead of 76 (`bench --only windows`).
 
     Attributes:
       pipeline: Pipeline of the batches.

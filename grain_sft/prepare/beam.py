@@ -81,7 +81,7 @@ class Pipelines(Runner):
 
     Attributes:
       workers: Not used: Beam chooses the number of workers.
-      shared: Folder in which this process writes job and plan for Beam's workers, and they write results for it.
+      shared: Folder where this process writes job and plan for Beam's workers, and they write results for it.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """

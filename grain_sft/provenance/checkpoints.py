@@ -66,7 +66,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
       `steps_into_epoch` and `rows_into_epoch`. A run with stages has none of these columns.
 
         step: Number of steps done.
-        epoch: Epoch in which the next step begins, from 0.
+        epoch: Epoch of the next step's first row, from 0.
         steps_into_epoch: Number of steps done that read only rows of that epoch.
         rows_into_epoch: Number of rows of that epoch that were read.
         rows, tokens: Totals of all batches so far, with padding and filling rows.

@@ -142,7 +142,7 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fra
 
 
 def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, int]]:
-    """Yield (due row, key) for each row of each source, in the order in which they become due.
+    """Yield (due row, key) for each row of each source, earliest due row first.
 
     The due row is the row of the mixture at which the row of the source becomes due. The key joins the last row in time and the
     source: if the last row in time is 70, for source 2 of 5, the key is 70 * 5 + 2. So the smallest key has the earliest last

@@ -38,7 +38,7 @@ class CurriculumSampler(EpochSampler):
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` draws buckets in proportion to their batches. The others go from short to long
-        rows in each cycle: a cycle has a part for each bucket, in which the odds of the bucket are highest. The odds of the
+        rows in each cycle: a cycle has a part for each bucket, where the odds of the bucket are highest. The odds of the
         parts are powers of two (`grow_p2`), or differ by one (`grow_linear`).
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket, which drops more rows.

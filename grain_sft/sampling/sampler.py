@@ -162,7 +162,7 @@ class Sampler(abc.ABC):
         raise SamplerError("an earlier stage reads these rows, and this sampler reads whole epochs. Give another seed.")
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Self:
-        """Return the same run, in which some sources of its mixture have other weights.
+        """Return the same run with other weights for some sources of its mixture.
 
         Args:
           changes: Pairs (step, weights by name), with ascending steps, as in `Mixture.reweighted`.

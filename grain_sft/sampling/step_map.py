@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class StepMap:
-    """Map between the steps of a trainer and the data steps of a sampler, some of which are skipped.
+    """Map between the steps of a trainer and the data steps of a sampler. Some data steps are skipped.
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.

@@ -46,7 +46,7 @@ class Conditions:
     prefetch: Count = PREFETCH
 
     def bucket_seconds(self, requests: float, received: float) -> float:
-        """Return the seconds in which the bucket answers `requests` requests of all hosts with `received` bytes."""
+        """Return the seconds that the bucket takes to answer `requests` requests of all hosts with `received` bytes."""
         return max(requests / self.bucket_requests, received / (self.bucket_mb * 1e6))
 
     @property

@@ -49,7 +49,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         host: Index of the host.
         made: [first, stop] of the steps whose batches were made: [0, 12] for the steps 0 to 11.
         import_s, open_s, first_batch_s: Seconds of the parts of start-up.
-        delayed_s: Seconds of start-up in which the process waited for a processor that other processes used.
+        delayed_s: Seconds of start-up that the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds of each batch.
         open_cpu_s, cpu_s: Processor time until the pipeline was opened, and after that.

@@ -15,7 +15,7 @@ _QUESTION = "Can this bucket, this cache and these hosts feed this run?"
 _TITLES = {
     "requests": "Requests of all hosts, if no step waits",
     "received": "Bytes of the bucket to all hosts, if no step waits",
-    "batch": "Time in which the slowest host reads its batch, if the bucket answers at once",
+    "batch": "Time that the slowest host takes to read its batch, if the bucket answers at once",
     "waited": "Waits of the trainer",
     "errors": "Largest error of the model in real processes",
 }

@@ -149,7 +149,7 @@ def in_worker() -> bool:
 
 
 def processes(iterator: Any) -> list[Any]:
-    """Return the worker processes of a Grain iterator, in the order in which they deliver."""
+    """Return the worker processes of a Grain iterator, in the order they deliver."""
     found = (getattr(each, "_prefetch_process", None) for each in _tree(iterator))
     return [process for process in found if process is not None]
 

@@ -26,7 +26,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class NgramFilter(grain.transforms.Map):
-    """Transform that takes the loss off rows in which some n-gram repeats too often. Takes and returns the source's dict.
+    """Transform that takes the loss off rows where some n-gram repeats too often. Takes and returns the source's dict.
 
     A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
     succession. A partial last repeat does not count: with `max_count` 3, "abababa" has three repeats of "ab", and "ababa" two.

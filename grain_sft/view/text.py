@@ -114,7 +114,7 @@ def texts_of(
 def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, str]]:
     """Yield (first, stop, joined text) for each group of tokens [first, stop) that together hold the bytes of a character.
 
-    The tokens "a", "\\udcc3" and "\\udcbc", of which the last two are the bytes of "ü", give (1, 3, "ü").
+    The tokens "a", "\\udcc3" and "\\udcbc" give (1, 3, "ü"): the last two are the bytes of "ü".
     Tokens with bytes that never become a character are left out.
 
     Args:

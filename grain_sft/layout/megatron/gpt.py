@@ -183,7 +183,7 @@ class MegatronGptLayout(Layout):
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
         """Return the columns [row, column, start, length, document] of the parts of documents in `samples` of a data set.
 
-        The stream of a data set is a list of entries, each of which is one unit (a document or a sequence, see `Recipe.make`).
+        The stream of a data set is a list of entries. Each is one unit (a document or a sequence, see `Recipe.make`).
         """
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:

@@ -1,4 +1,4 @@
-"""Strict JSON, in which repeated keys, NaN, NUL and halves of surrogate pairs are errors; texts that describe its values."""
+"""Strict JSON: repeated keys, NaN, NUL and halves of surrogate pairs are errors; texts that describe its values."""
 
 import collections
 import difflib

@@ -34,7 +34,7 @@ The first decides whether a text is changed, and the second whether its suffix c
 
 
 class FillInTheMiddle:
-    """Fill-in-the-middle of documents: which are changed, where they are cut, and in which order their parts come.
+    """Fill-in-the-middle of documents: which are changed, where they are cut, and the order of their parts.
 
     Attributes:
       ids: Ids of the prefix, middle and suffix tokens.

@@ -43,7 +43,7 @@ class Template(abc.ABC):
     Attributes:
       name: Name of the template in messages.
       roles: Roles that the template renders.
-      format: Format in which the corpus is written by default.
+      format: Default format of the corpus that is written.
       messages_schema: Default schema of records with the key 'messages'.
       options: Names of the `TemplateOptions` that apply to this template, but not to all templates.
       masked: Whether some tokens may take no loss.

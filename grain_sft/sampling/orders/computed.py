@@ -17,7 +17,7 @@ _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 
 
 def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return an order in which a hash of seed and epoch chooses each epoch's permutation.
+    """Return an order: a hash of seed and epoch chooses each epoch's permutation.
 
     From 2^16 rows on, it is the permutation of `grain.experimental.index_shuffle`, else numpy's.
 
