@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import logging
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.corpus.data import CorpusData
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
@@ -90,6 +90,7 @@ def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, to
             "format='maxtext': MaxText's index lists whole files in order; it can't state the weights of a blend, or ranges "
             "of a split. Save the index as 'grain_sft', or open the files without weights and split."
         )
+    check_type("tokenizer", tokenizer, str | None, "a name")
     tokenizer = tokenizer or corpus.tokenizer or ""
     entries: list[dict[str, Any]] = []
     total_rows = 0

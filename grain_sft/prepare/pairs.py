@@ -17,8 +17,8 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
     MaxText's `DPODataFormatting`.
 
     Raises:
-      RecordError: A conversation could not be rendered, a response takes no loss, the prompts differ, or the responses are
-        equal.
+      RecordError: A conversation could not be rendered, a response takes no loss or is empty, the prompts differ, or the
+        responses are equal.
     """
     rendered: list[Rendered] = []
     for name, result in (("chosen", chosen), ("rejected", rejected)):
@@ -43,6 +43,10 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
     responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in (chosen, rejected)]
     if np.array_equal(responses[0], responses[1]):
         raise RecordError("chosen, rejected: the responses are equal. Remove the record.")
+    if not all(map(len, responses)):
+        raise RecordError(
+            "chosen, rejected: one is the beginning of the other, so its response is empty. Remove the record."
+        )
     tokens = np.concatenate([chosen.tokens[:prompt_end], *responses])
     loss = np.repeat(np.array([PROMPT, CHOSEN, REJECTED], np.float32), [prompt_end, *map(len, responses)])
     return Rendered(tokens, loss)

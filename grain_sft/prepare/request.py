@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from grain_sft.arguments import as_paths, check_type
 from grain_sft.errors import ConfigError, PrepareError, shortened
 from grain_sft.options import check_value, options_of
 from grain_sft.prepare.records.schema import check_schema
@@ -43,7 +44,7 @@ class Dataset:
     def __post_init__(self) -> None:
         if isinstance(self.paths, str | os.PathLike):
             raise PrepareError(f"paths: {os.fspath(self.paths)!r} is not a sequence of paths. Put it in a tuple.")
-        object.__setattr__(self, "paths", tuple(map(os.fspath, self.paths)))
+        object.__setattr__(self, "paths", tuple(map(os.fspath, as_paths("paths", self.paths))))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +155,7 @@ class Request(TemplateOptions):
         if self.max_length is not None and (self.min_length or 0) > self.max_length:
             raise PrepareError(f"min_length={self.min_length}: expected at most max_length={self.max_length}.")
         for dataset in self.datasets:
+            check_type("datasets: an item", dataset, Dataset, "a Dataset")
             parse_amount(dataset.amount)
             for path in dataset.paths:
                 check_name("input", path)

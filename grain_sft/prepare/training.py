@@ -10,6 +10,7 @@ import sentencepiece
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.schema import read_record
+from grain_sft.prepare.records.strict_json import check_name
 
 _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
@@ -27,8 +28,10 @@ def train_tokenizer(
     document. The same lines give the same model, because training uses one thread and no sampling.
 
     Raises:
-      PrepareError: Too little text for such a vocabulary.
+      PrepareError: Too little text for such a vocabulary, or a special token is not UTF-8.
     """
+    for token in special_tokens:
+        check_name("special token", token)
     model = io.BytesIO()
     texts = list(lines)  # before the training, because SentencePiece would hide an exception of `lines`
     pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]

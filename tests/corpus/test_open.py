@@ -84,7 +84,7 @@ def test_names_with_brackets_are_not_patterns_where_they_exist_and_text_may_be_t
     assert open_corpus(write_tokens("text.dat", [0x61616161] * 2), format="files", dtype="uint32").num_tokens == 2
 
 
-@pytest.mark.parametrize("where", ["none.npy", "none.bin", "none", "none.json", "none/", "none.txt"])
+@pytest.mark.parametrize("where", ["none.npy", "none.bin", "none", "none.json", "none/", "none.txt", "none.parquet"])
 @pytest.mark.parametrize("as_list", [False, True])
 def test_what_is_missing_is_named(tmp_path, where, as_list):
     path = f"{tmp_path}/{where}"

@@ -210,6 +210,8 @@ def test_an_index_for_maxtext_needs_a_sequence_length(listed, tmp_path):
     for length in (None, 0, -1):
         with pytest.raises(GrainSftError, match="sequence_length"):
             open_golden(listed).save(tmp_path / "index.json", format="maxtext", sequence_length=length)
+    with pytest.raises(GrainSftError, match=r"tokenizer is 3 \(int\); expected a name"):
+        open_golden(listed).save(tmp_path / "index.json", format="maxtext", sequence_length=9, tokenizer=3)
     assert not (tmp_path / "index.json").exists()
 
 

@@ -13,7 +13,7 @@ from prepared import CHAT_FORMATS, Place, record, stamps, write_chats
 from template_rules import render_one
 
 from grain_sft.corpus import open_corpus
-from grain_sft.errors import PrepareError
+from grain_sft.errors import GrainSftError, PrepareError
 from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, load_tokenizer
 from grain_sft.prepare.records import inputs
 
@@ -130,6 +130,10 @@ def test_inputs_are_sequences_of_paths(tmp_path: Path) -> None:
     assert hash(request) == hash(Request(datasets=(Dataset((str(tmp_path),)),), **texts))
     with pytest.raises(PrepareError, match=r"paths: 'a\.jsonl' is not a sequence"):
         Dataset("a.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(GrainSftError, match=r"paths is 5 \(int\); expected a path or a list of paths"):
+        Dataset(5)  # type: ignore[arg-type]
+    with pytest.raises(GrainSftError, match=r"datasets: an item is 'a\.jsonl' \(str\); expected a Dataset"):
+        Request(datasets=("a.jsonl",), **texts)  # type: ignore[arg-type]
     with pytest.raises(PrepareError, match=r"amount 0\.5: expected a factor"):
         Request(datasets=(Dataset(("a.jsonl",), 0.5),), **texts)  # type: ignore[arg-type]
 

@@ -13,7 +13,8 @@ import grain_sft
 from grain_sft import GrainSftError, Host, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.corpus import pair_lengths
-from grain_sft.prepare import Dataset, Request, convert, prepare
+from grain_sft.prepare import Dataset, Rendered, Request, convert, prepare
+from grain_sft.prepare.pairs import pair_of
 
 
 def untrained(text):
@@ -101,6 +102,13 @@ def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of
     prepare(request_of(records, "text"), tmp_path / "out", workers=1)
     for prompt, chosen, rejected in parts_of(open_corpus(tmp_path / "out" / "train")):
         assert prompt and chosen[0] != rejected[0]
+
+
+def test_an_empty_response_is_refused():
+    short, long = (Rendered(np.arange(size, dtype=np.uint32), np.ones(size, np.float32)) for size in (2, 3))
+    for pair in ((short, long), (long, short)):
+        with pytest.raises(GrainSftError, match="one is the beginning of the other"):
+            pair_of(*pair)
 
 
 def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, capsys):
