@@ -22,7 +22,7 @@ from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pairs import PairsLayout
-from grain_sft.layout.pieces import LeftOut, Pieces, Span, expand_counts
+from grain_sft.layout.pieces import LeftOut, Pieces, Span, expand_counts, groups
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     ROWS_A_DEVICE,
@@ -63,6 +63,6 @@ __all__ = [
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
     "attention_spread", "blend", "check_columns", "checked_pieces", "checked_record", "checked_rows", "compare_algorithms",
     "corpus_documents_named", "digest", "documents_named_in", "documents_of_record", "ends_of",
-    "expand_counts", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns",
+    "expand_counts", "groups", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns",
     "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",
 ]  # fmt: skip

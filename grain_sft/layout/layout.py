@@ -217,12 +217,9 @@ class Layout(FromPieces):
         """Values or hashes of all that decides the rows, under the names `corpus` and `layout`."""
         corpus = self.corpus
         size = f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"
-        facts = filter(None, (size, corpus.ends_fingerprint, self._tokens_hash()))
+        tokens = (self.finder or corpus.find_documents()).tokens if self.follows_documents else None
+        facts = filter(None, (size, corpus.ends_fingerprint, tokens))
         return {"corpus": ", ".join(facts), "layout": self._rows_receipt}
-
-    def _tokens_hash(self) -> str | None:
-        """Return the hash of all tokens if the layout follows documents and the corpus has no boundary files, else None."""
-        return self.corpus.find_documents().tokens if self.follows_documents else None
 
     def _repr_html_(self) -> str:
         facts: dict[str, Any] = {"rows": len(self), "tokens a row": self.sequence_length}

@@ -60,9 +60,6 @@ class MaterializedLayout(Layout):
     def left_out(self) -> list[LeftOut]:
         return []
 
-    def _tokens_hash(self) -> str | None:
-        return None
-
     @property
     def _rows_receipt(self) -> str:
         return repr(self)

@@ -9,7 +9,7 @@ import numpy as np
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import LeftOut, Pieces, join_parts
+from grain_sft.layout.pieces import LeftOut, Pieces, groups, join_parts
 from grain_sft.layout.run_documents import parts_by_documents, split_documents
 from grain_sft.types import Ints
 
@@ -101,10 +101,8 @@ class MixtureLayout(Layout):
         return self._ends.searchsorted(rows, side="right")
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
-        part, names = self.parts_of(rows), self.names
-        for number in np.unique(part).tolist():
-            index = np.flatnonzero(part == number)
-            yield names[number], index, rows[index] - self.first_rows[number]
+        for number, index in groups(self.parts_of(rows)):
+            yield self.names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
         """See `Layout.pieces`. Shards and documents are numbered through all sources."""

@@ -247,9 +247,6 @@ class PackedLayout(Layout):
         """Number of documents that are split into several pieces, summed over epochs."""
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
-    def _tokens_hash(self) -> str | None:
-        return self.finder.tokens
-
     @property
     def _rows_receipt(self) -> str:
         columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)

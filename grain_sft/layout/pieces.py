@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -103,6 +103,15 @@ def pieces_of(
     return Pieces(*columns, segment[parent], position, document[parent])
 
 
+def groups(numbers: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each distinct number, ascending, and the indices at which `numbers` has it: int64 [n].
+
+    For [7, 4, 7], this yields (4, [1]) and (7, [0, 2]).
+    """
+    for number in sorted(set(numbers.tolist())):  # 1.3 us for 32 numbers, where np.unique takes 6.6
+        yield number, np.flatnonzero(numbers == number)
+
+
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
     """Return the row of each item, and its index in that row, int64 [items] each. Row i has `counts[i]` items: counts [2, 1]
     give rows [0, 0, 1] and indices [0, 1, 0]."""
@@ -119,8 +128,7 @@ def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) ->
         part has the rows 4 and 7, the value is 0 for items of row 4, and 1 for items of row 7.
     """
     by_part = []
-    for number in np.unique(part).tolist():
-        index = np.flatnonzero(part == number)
+    for number, index in groups(part):
         row, *columns = columns_of(number, index)
         by_part.append((index[row], *columns))
     joined = [np.concatenate(column) for column in zip(*by_part, strict=True)]

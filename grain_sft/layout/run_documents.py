@@ -49,7 +49,10 @@ class RunDocuments:
         for name, part in parts_by_documents(layout):
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
-                entry = _entry_for(name, same, layout, numbered)
+                # A mixture that has one corpus twice has two entries: prefer this name's, then one that no other part takes.
+                entry = min(
+                    same, key=lambda entry: (entry.name != name, entry.name in layout.parts or entry in numbered)
+                )
             else:
                 entry = _NumberedPart(layout, name, part, self._end)
                 self._end += _num_numbers(part)
@@ -94,21 +97,6 @@ class RunDocuments:
         if entry.layout is self.layouts[0]:
             return entry.layout.first_document(entry.name)
         return entry.first
-
-
-def _entry_for(
-    name: str, same: Sequence[_NumberedPart], layout: Layout, numbered: Sequence[_NumberedPart]
-) -> _NumberedPart:
-    """Return the entry that the part `name` of `layout` takes, one of `same`.
-
-    Args:
-      name: Name of the part.
-      same: Entries of earlier layouts that have the documents of the part. A mixture that has one corpus twice has two of
-        them. An entry named `name` is preferred. The second choice is an entry that no other part of `layout` takes.
-      layout: Layout of the part.
-      numbered: Entries that earlier parts of `layout` took.
-    """
-    return min(same, key=lambda entry: (entry.name != name, entry.name in layout.parts or entry in numbered))
 
 
 def _num_numbers(part: Layout) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.groups import groups
+from grain_sft.layout import groups
 from grain_sft.types import Ints
 
 MOST_ROWS = 1 << 62  # most rows of a schedule or a mixture, so that numbers of rows fit int64

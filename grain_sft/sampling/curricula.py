@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from grain_sft.errors import SamplerError
+from grain_sft.layout import groups
 from grain_sft.sampling.batch_sizes import ComputedSizes, StepRows
-from grain_sft.sampling.groups import groups
 from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
+from grain_sft.layout import groups
 from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
-from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders.exact import stored_order
 from grain_sft.sampling.sampler import Sampler

@@ -6,9 +6,8 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, groups
 from grain_sft.sampling.epochs import RunningEpochs
-from grain_sft.sampling.groups import groups
 from grain_sft.sampling.orders import RowsAt
 from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder

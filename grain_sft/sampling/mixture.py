@@ -51,21 +51,21 @@ class Mixture:
             if not isinstance(source, tuple | list) or len(source) != 2:
                 raise SamplerError(f"source {name!r}: {source!r}; expected (weight, SourceOrder or Mixture).")
         object.__setattr__(self, "schedule", tuple(checked_entries(self.schedule, "(step, {name: weight})")))
-        self._shares()
-        for step, weights in self.schedule:
+        for step, weights in self._planned.items():
             if set(weights) != set(self.sources):
                 expected = f"expected one for each of {', '.join(self.sources)} (0 for none)"
                 raise SamplerError(f"schedule: step {step} has weights of {', '.join(weights)}; {expected}.")
             self._shares(weights)
         self._check_ends()
 
-    def _shares(self, weights: Mapping[str, Weight] | None = None) -> tuple[Fraction, ...]:
-        """Return the share of each source by `weights`; None means the weights before the schedule."""
-        weights = weights or self._first_weights()
-        return as_shares([(name, weights[name]) for name in self.sources])
+    @property
+    def _planned(self) -> dict[int, Mapping[str, Weight]]:
+        """Weights by name from step 0 on, and from each step of the schedule on."""
+        return {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
 
-    def _first_weights(self) -> dict[str, Weight]:
-        return {name: weight for name, (weight, _) in self.sources.items()}
+    def _shares(self, weights: Mapping[str, Weight]) -> tuple[Fraction, ...]:
+        """Return the share of each source by `weights`."""
+        return as_shares([(name, weights[name]) for name in self.sources])
 
     def _on_exhausted(self) -> list[OnExhausted]:
         """Return what happens when each source is exhausted, in the order of the sources."""
@@ -117,7 +117,7 @@ class Mixture:
         """All that decides the rows, as text. It has `on_exhausted` under its earlier name, so that receipts stay the same."""
         sources = ", ".join(
             f"{name!r}: ({share}, {rows.data_key})"
-            for share, (name, (_, rows)) in zip(self._shares(), self.sources.items(), strict=True)
+            for share, (name, (_, rows)) in zip(self._shares(self._planned[0]), self.sources.items(), strict=True)
         )
         changes = [f"{step}: {list(map(str, self._shares(weights)))}" for step, weights in self.schedule]
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
@@ -148,7 +148,7 @@ class Mixture:
         Raises:
           SamplerError: `changes` has a name that is not a source of the mixture.
         """
-        planned = {0: self._first_weights(), **dict(self.schedule)}
+        planned = self._planned
         weights: dict[str, Weight] = {}  # after the changes so far
         planned_weights: dict[str, Weight] = {}  # without the changes
         entries: dict[int, dict[str, Weight]] = {}
@@ -170,9 +170,7 @@ class Mixture:
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the sources divide the rows. `rows_before(step)` is the number of the mixture's rows before a step."""
-        changes = {0: self._shares()}
-        for step, weights in self.schedule:
-            changes[rows_before(step)] = self._shares(weights)
+        changes = {rows_before(step): self._shares(weights) for step, weights in self._planned.items()}
         limits = [rows.num_rows for _, rows in self.sources.values()]
         if (most := max(0, *changes, *filter(None, limits))) > MOST_ROWS:
             raise SamplerError(

@@ -12,9 +12,8 @@ from typing import Literal, NoReturn, Self
 import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, groups
 from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes, check_choice
-from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
 from grain_sft.sampling.proportions import Path, Proportions, count_drawn, find_drawn

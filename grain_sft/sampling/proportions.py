@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from grain_sft.errors import SamplerError
+from grain_sft.layout import groups
 from grain_sft.sampling.balanced_schedule import ScheduleTable
 from grain_sft.sampling.batch_sizes import MOST_ROWS
-from grain_sft.sampling.groups import groups
 from grain_sft.sampling.halving import HalvingTree
 from grain_sft.types import Ints
 
