@@ -24,20 +24,18 @@ class MaterializedLayout(Layout):
 
     kind = "materialized"
     follows_documents = True
+    _rows_receipt = property(repr)
 
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         if corpus.rows is None:
-            raise LayoutError(
-                "a corpus without rows: write them with `grain-sft pack --materialize` and open what that wrote, or take "
-                "PackedLayout."
-            )
+            fix = "write them with `grain-sft pack --materialize` and open what that wrote, or take PackedLayout"
+            raise LayoutError(f"a corpus without rows: {fix}.")
         self.corpus, self.row_format, self.sequence_length = corpus, corpus.rows, corpus.rows.sequence_length
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
-        self._count = corpus.num_tokens // self.sequence_length
 
     def __len__(self) -> int:
-        return self._count
+        return self.corpus.num_tokens // self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:
         """See `Layout.pieces`. The documents of the corpus are the segments of the rows."""
@@ -50,19 +48,13 @@ class MaterializedLayout(Layout):
         start, length = starts[document], lengths[document]
         column = start - first_token[row]
         if (beyond := column + length > self.sequence_length).any():
-            path = self.corpus.shards[0].path
-            raise LayoutError(
-                f"{path}: segment {document[beyond][0]} of the written rows ends after its row. A file documents_NNNN.idx is "
-                "damaged: write the rows again."
-            )
+            problem = f"segment {document[beyond][0]} of the written rows ends after its row"
+            fix = "A file documents_NNNN.idx is damaged: write the rows again."
+            raise LayoutError(f"{self.corpus.shards[0].path}: {problem}. {fix}")
         return pieces_of(self.corpus, row, column, start, length, segment + 1, document)
 
     def left_out(self) -> list[LeftOut]:
         return []
-
-    @property
-    def _rows_receipt(self) -> str:
-        return repr(self)
 
     def __repr__(self) -> str:
         return f"MaterializedLayout(sequence_length={self.sequence_length}, rows={len(self)})"

@@ -44,10 +44,8 @@ class MixtureLayout(Layout):
         if "" in parts:
             raise LayoutError("a source of a mixture has no name. Give it one that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
-            raise LayoutError(
-                f"source {names[0]} has rows of several lengths, each in batches of its own, but a mixture's batches hold "
-                "rows of all sources. Take another layout."
-            )
+            problem = f"source {names[0]} has rows of several lengths, each in batches of its own"
+            raise LayoutError(f"{problem}, but a mixture's batches hold rows of all sources. Take another layout.")
         of_pairs = [part.of_pairs for part in parts.values()]
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):

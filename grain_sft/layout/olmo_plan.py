@@ -89,10 +89,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
         where = f"{plan.folder}: plan {plan.hashes[number][:12]}"
         start, stop, ends = _rows_of(where, group)
         if (stop > last - first).any():
-            raise LayoutError(
-                f"{where}: a document ends at token {stop.max()}, but its files have {last - first} tokens. The plan was made "
-                "from other files; delete it."
-            )
+            problem = f"a document ends at token {stop.max()}, but its files have {last - first} tokens"
+            raise LayoutError(f"{where}: {problem}. The plan was made from other files; delete it.")
         columns_of_groups.append((start + first, stop + first, ends + num_pieces))
         num_pieces += len(start)
     start, stop, ends = (np.concatenate(column) for column in zip(*columns_of_groups, strict=True))

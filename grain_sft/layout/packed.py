@@ -91,10 +91,8 @@ class PackedLayout(Layout):
         self.epochs = as_integer("epochs", epochs, 1, LayoutError)
         if not entry.packs_per_epoch and self.epochs > 1:
             others = " or ".join(name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch)
-            raise LayoutError(
-                f"epochs={epochs}: algorithm {algorithm} packs every epoch the same. Let the sampler count epochs, or choose "
-                f"{others}."
-            )
+            problem = f"epochs={epochs}: algorithm {algorithm} packs every epoch the same"
+            raise LayoutError(f"{problem}. Let the sampler count epochs, or choose {others}.")
         self.packing = PackingOptions(
             sequence_length,
             algorithm,
@@ -169,15 +167,12 @@ class PackedLayout(Layout):
         self.highest_token = self.plans[0].highest_token
         # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
-        self._count = int(self._begins[-1])
-        if not self._count:
-            raise LayoutError(
-                f"{options.algorithm} leaves no row: {self.plans[0].counts['documents']} documents don't fill one batch "
-                f"of {options.batch_rows} rows of {self.sequence_length} tokens."
-            )
+        if not len(self):
+            batch = f"one batch of {options.batch_rows} rows of {self.sequence_length} tokens"
+            raise LayoutError(f"{options.algorithm} leaves no row: {self.num_documents} documents don't fill {batch}.")
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._begins[-1])
 
     @property
     def mean_segments(self) -> float:

@@ -28,6 +28,7 @@ class WindowLayout(Layout):
 
     kind = "windows"
     one_segment = True
+    _rows_receipt = property(repr)
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
@@ -38,10 +39,8 @@ class WindowLayout(Layout):
         self.max_target_sequence_length = as_sequence_length(longest, name)
         self.chunk_size, remainder = divmod(self.max_target_sequence_length, self.sequence_length)
         if remainder:
-            raise LayoutError(
-                f"sequence_length={self.sequence_length} does not divide max_target_sequence_length={longest}. Take a "
-                "length that does."
-            )
+            problem = f"sequence_length={self.sequence_length} does not divide max_target_sequence_length={longest}"
+            raise LayoutError(f"{problem}. Take a length that does.")
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
         # rows of each shard: only whole windows of the longest length are divided into rows
         self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size
@@ -70,10 +69,6 @@ class WindowLayout(Layout):
     @property
     def stream_key(self) -> str:
         return f"windows of {self.max_target_sequence_length}"
-
-    @property
-    def _rows_receipt(self) -> str:
-        return repr(self)
 
     def __repr__(self) -> str:
         whole = "" if self.chunk_size == 1 else f", max_target_sequence_length={self.max_target_sequence_length}"

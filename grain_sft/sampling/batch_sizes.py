@@ -178,10 +178,8 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
     """Raise a `SamplerError` if the batch size `size`, which holds from `step` on, is not a multiple of `hosts`."""
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
-        raise SamplerError(
-            f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over. Take a "
-            f"multiple of {hosts}."
-        )
+        problem = f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over"
+        raise SamplerError(f"{problem}. Take a multiple of {hosts}.")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:

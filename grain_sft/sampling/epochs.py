@@ -133,10 +133,9 @@ class EndingEpochs(RunningEpochs):
                 index = min(num_rows, index + self._pieces[-1].size)
             steps_per_epoch = num_steps(num_rows, size)
             if not steps_per_epoch:
-                raise SamplerError(
-                    f"global_batch_size={size} is more than the {num_rows} rows of an epoch, which has no full step. Take a "
-                    "smaller batch, or last_batch='run_on' or 'fill'."
-                )
+                problem = f"global_batch_size={size} is more than the {num_rows} rows of an epoch"
+                fix = "Take a smaller batch, or last_batch='run_on' or 'fill'."
+                raise SamplerError(f"{problem}, which has no full step. {fix}")
             self._pieces.append(_Piece(step, size, epoch, index, num_steps(num_rows - index, size), steps_per_epoch))
 
     def begin(self, step: int) -> tuple[int, int]:

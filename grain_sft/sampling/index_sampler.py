@@ -85,10 +85,9 @@ class IndexSampler(EpochSampler):
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source = source
         if traits.by_cost and (start[1] or self.chunk_size > 1):
-            problem = (
-                f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows"
-            )
-            raise SamplerError(f"{problem}. Begin with an epoch, without chunks, or take another order.")
+            problem = f"order {order!r} composes whole epochs of single rows"
+            fix = "Begin with an epoch, without chunks, or take another order."
+            raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
         # Epochs are computed for one block. It has the rows of one host if each host reads its own block, else all rows.
         num_blocks = self._num_blocks
         block_rows = self.num_instances // num_blocks

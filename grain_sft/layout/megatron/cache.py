@@ -128,10 +128,8 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
             sound[start] = blend
     found = _only(sound, wrong, f"the weights {shares.tolist()}")
     if starts and found is None:
-        raise LayoutError(
-            f"{folder}: {len(starts)} blends, but none has {size} samples and weights {shares.tolist()}. Remove them, or "
-            "leave out index_dir."
-        )
+        problem = f"{len(starts)} blends, but none has {size} samples and weights {shares.tolist()}"
+        raise LayoutError(f"{folder}: {problem}. Remove them, or leave out index_dir.")
     return found
 
 

@@ -94,10 +94,8 @@ class MegatronGptLayout(Layout):
         if variant not in VARIANTS:
             raise LayoutError(f"variant={variant!r}: expected one of {', '.join(VARIANTS)}.")
         if document_subset not in SUBSETS or (document_split is None and document_subset != "train"):
-            raise LayoutError(
-                f"document_subset={document_subset!r}: expected one of {', '.join(SUBSETS)}, with document_split, such as "
-                "document_split='99,1'."
-            )
+            expected = f"expected one of {', '.join(SUBSETS)}, with document_split, such as document_split='99,1'"
+            raise LayoutError(f"document_subset={document_subset!r}: {expected}.")
         if (seed := as_integer("seed", seed, 0, LayoutError)) >= 2**32:
             raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
         if num_samples is not None:
@@ -123,10 +121,8 @@ class MegatronGptLayout(Layout):
         """Return the default transforms for the arguments of the constructor."""
         traits = self._recipe.traits
         if mask and traits.masks_targets:
-            raise LayoutError(
-                f"eod_mask_loss=True: variant {self._recipe.variant} never takes loss on the prediction of an EOD. Remove "
-                "eod_mask_loss."
-            )
+            problem = f"variant {self._recipe.variant} never takes loss on the prediction of an EOD"
+            raise LayoutError(f"eod_mask_loss=True: {problem}. Remove eod_mask_loss.")
         attention = traits.resets if attention is None else attention
         positions = traits.resets and attention if positions is None else positions
         segments = traits.segments_per_row if segments is None else segments

@@ -100,10 +100,8 @@ class Recipe:
         if self.index_dir is not None and not self.traits.shuffles:
             raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
         if self.split is not None and not self.traits.splits:
-            raise LayoutError(
-                f"document_split={self.split[0]!r}: variant {self.variant} splits the sequences of each prefix. Give "
-                "corpus.split."
-            )
+            problem = f"variant {self.variant} splits the sequences of each prefix"
+            raise LayoutError(f"document_split={self.split[0]!r}: {problem}. Give corpus.split.")
 
     @property
     def traits(self) -> Variant:
@@ -183,11 +181,10 @@ class Recipe:
         """Raise a `LayoutError` if `corpus.split` has divided the sequences of a prefix."""
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
-                splits = self.traits.splits
-                raise LayoutError(
-                    f"{shard.path}: variant {self.variant} does not divide the sequences of a prefix, but corpus.split does. "
-                    + ("Give layout.document_split instead." if splits else "Write the split as a prefix of its own.")
-                )
+                problem = f"variant {self.variant} does not divide the sequences of a prefix, but corpus.split does"
+                own_split = "Give layout.document_split instead."
+                fix = own_split if self.traits.splits else "Write the split as a prefix of its own."
+                raise LayoutError(f"{shard.path}: {problem}. {fix}")
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
         """Return the stream of a data set. It has `num_samples` samples or more; with None, it is one epoch."""

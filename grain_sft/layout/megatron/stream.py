@@ -92,10 +92,8 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     epochs = cut.epochs_for(num_samples, num_tokens)
     count = cut.samples_in(epochs * num_tokens)
     if not count:
-        raise LayoutError(
-            f"{num_tokens} tokens are too few for one sample of {cut.length + cut.extra} tokens. Give a smaller "
-            "sequence_length."
-        )
+        problem = f"{num_tokens} tokens are too few for one sample of {cut.length + cut.extra} tokens"
+        raise LayoutError(f"{problem}. Give a smaller sequence_length.")
     order = np.tile(np.arange(len(sizes), dtype=np.int32), epochs)
     if seed is None:
         return Stream(order, ends_of(sizes, order), None)

@@ -104,18 +104,15 @@ def _check_greeting(greeting: str, sort: str) -> None:
     """
     version, *features = greeting.split()
     if version != np.__version__:
-        raise LayoutError(
-            f"ties='numpy:{sort}': {sys.executable} started with numpy {version}; expected {np.__version__}, as here. "
-            "Remove the other numpy from its path."
-        )
+        problem = f"{sys.executable} started with numpy {version}; expected {np.__version__}, as here"
+        raise LayoutError(f"ties='numpy:{sort}': {problem}. Remove the other numpy from its path.")
     found = numpy_sort(features)
     if SORTS.index(found) > SORTS.index(sort):
+        problem = f"this CPU has no {_NAMES[sort]}; its best is numpy:{found}"
+        fix = f"Make the plan on a machine with {_NAMES[sort]} and copy it"
         raise LayoutError(
-            f"ties='numpy:{sort}': this CPU has no {_NAMES[sort]}; its best is numpy:{found}. Make the plan on a machine with "
-            f"{_NAMES[sort]} and copy it, or read OLMo-core's with PackedLayout.from_olmo_core."
+            f"ties='numpy:{sort}': {problem}. {fix}, or read OLMo-core's with PackedLayout.from_olmo_core."
         )
     if found != sort:
-        raise LayoutError(
-            f"ties='numpy:{sort}': this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't "
-            "disable it. Install a numpy from PyPI."
-        )
+        problem = f"this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't disable it"
+        raise LayoutError(f"ties='numpy:{sort}': {problem}. Install a numpy from PyPI.")
