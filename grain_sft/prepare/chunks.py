@@ -1,7 +1,7 @@
 """Chunk files: the rendered documents of one group of input units, which a preparation keeps until the corpus is written.
 
-A file contains, in this order: a magic, the size of the header, the header as JSON, a `RECORD` for each valid record, the
-tokens, their loss (absent if it is 1 for all), and the rejected records as lines of JSON. It is written atomically.
+A file contains, in this order: the header as a line of JSON, a `RECORD` for each valid record, the tokens, their loss (absent
+if it is 1 for all), and the rejected records as lines of JSON. It is written atomically.
 """
 
 import collections
@@ -32,7 +32,7 @@ RECORD = np.dtype(
 PARTS_AT_ONCE = 16  # parts of chunks that are read at once
 FILES_AT_ONCE = 8  # whole chunks that are read at once
 
-_MAGIC = b"GSFTCHK4"
+_LONGEST_HEADER = 4096  # bytes
 
 T = TypeVar("T")
 
@@ -129,11 +129,9 @@ class Contents:
             text_bytes=self.text_bytes,
             text_tokens=self.text_tokens,
         )
-        header_json = msgspec.json.encode(header)
         records_bytes = np.array(self.records, RECORD).tobytes()
         loss_bytes = b"" if header.all_loss else loss.tobytes()
-        head = [_MAGIC, len(header_json).to_bytes(8, "little"), header_json]
-        return b"".join([*head, records_bytes, tokens.tobytes(), loss_bytes, rejected])
+        return b"".join([msgspec.json.encode(header), b"\n", records_bytes, tokens.tobytes(), loss_bytes, rejected])
 
 
 class Chunks:
@@ -154,15 +152,11 @@ class Chunks:
         path = self.path(number)
         if not files.exists(path):
             return None
-        start = files.read_range(path, 0, 16)
-        if start[:8] != _MAGIC:
-            return None
-        size = 16 + int.from_bytes(start[8:], "little")
+        line = files.read_range(path, 0, _LONGEST_HEADER).partition(b"\n")[0]
         try:
-            header = msgspec.json.decode(files.read_range(path, 16, size), type=Header)
+            header = dataclasses.replace(msgspec.json.decode(line, type=Header), size=len(line) + 1)
         except ValueError:
             return None
-        header = dataclasses.replace(header, size=size)
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:

@@ -16,8 +16,6 @@ BLOCK = 1 << 22
 
 THREADS = min(8, os.cpu_count() or 1)
 
-_PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed in the calling thread
-
 
 def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
     """Return the hash, in hexadecimal digits, of `prefix` followed by the hashes of blocks."""
@@ -48,8 +46,6 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
     blocks = [
         (fd, offset, min(BLOCK, stop - offset)) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)
     ]
-    if sum(size for _, _, size in blocks) < _PARALLEL_FROM:
-        return [_of_file_block(*block) for block in blocks]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(lambda block: _of_file_block(*block), blocks))
 

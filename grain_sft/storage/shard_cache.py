@@ -26,7 +26,7 @@ from grain_sft.storage.remote_options import CacheOptions
 
 BATCH_BYTES = 64 << 20  # most bytes that are fetched together: all of them are in memory at once
 _BATCH_BLOCKS = 64  # most blocks that are fetched together: the files of all of them are open at once
-_FIRST_POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
+_POLL = 0.01  # seconds between two looks for blocks that other processes fetch
 
 T = TypeVar("T")
 PiecesOf = Mapping[Block, list[RemotePiece]]
@@ -57,7 +57,6 @@ class ShardCache:
         missing = {block: wanted for block, wanted in pieces_of.items() if not self._read_cached(block, wanted, out)}
         activity.count("shard_cache_hits", len(pieces_of) - len(missing))
         activity.count("shard_cache_misses", len(missing))
-        pause = _FIRST_POLL  # seconds
         last_arrival = time.monotonic()  # when blocks were last found finished, or fetched
         while missing:
             awaited: dict[Block, list[RemotePiece]] = {}  # blocks that other processes fetch
@@ -66,7 +65,7 @@ class ShardCache:
             if not awaited:
                 return
             if len(awaited) < len(missing):
-                pause, last_arrival = _FIRST_POLL, time.monotonic()
+                last_arrival = time.monotonic()
             last_progress = max(last_arrival, *map(self._last_written, awaited))
             if time.monotonic() - last_progress > self._limits.seconds:
                 self._read_bucket(awaited.values(), out)
@@ -74,8 +73,7 @@ class ShardCache:
             block = next(iter(awaited))
             holder = _LockHolder(block.path(self._folder) + PART)
             activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, block.file.path, holder
-            time.sleep(pause)
-            pause = min(_LONGEST_POLL, 2 * pause)
+            time.sleep(_POLL)
             missing = awaited
 
     def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:

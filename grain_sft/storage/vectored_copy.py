@@ -80,10 +80,8 @@ def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview
     np.subtract(ends, places, out=vectors[:, 1])
     # stretches of `out` without a gap: places [0, 3, 9] and ends [3, 5, 12] are the two stretches 0 to 5 and 9 to 12
     last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
-    begins, stops = [int(places[0])], [int(ends[-1])]
-    if len(last_before_gap):
-        begins += places[last_before_gap + 1].tolist()
-        stops = [*ends[last_before_gap].tolist(), *stops]
+    begins = [int(places[0]), *places[last_before_gap + 1].tolist()]
+    stops = [*ends[last_before_gap].tolist(), int(ends[-1])]
     stretches = [out[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
     total = sum(map(len, stretches))
     fd = _memory_file()

@@ -8,18 +8,9 @@ from typing import Any, TypeVar
 
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity
+from grain_sft.storage.remote import retries
 from grain_sft.storage.remote.clients import filesystem
 from grain_sft.storage.remote.responses import NO_RANGES, BodyHeaders, Range, body_headers
-from grain_sft.storage.remote.retries import (
-    RefusedBodyError,
-    ReplacedError,
-    RequestFailedError,
-    WrongBodyError,
-    is_transient,
-    retried,
-    server_of,
-    status_of,
-)
 
 _VERSION_KEYS = (
     "generation", "ETag", "etag", "version_id", "mtime", "LastModified", "last_modified", "Last-Modified", "created",
@@ -78,7 +69,7 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
             try:
                 with activity.open_request(description):
                     return await request(client)
-            except RequestFailedError as error:
+            except retries.RequestFailedError as error:
                 raise RemoteTimeoutError(f"{path}: {part}can't be read: {error}.") from error
             except Exception as error:
                 return error
@@ -103,11 +94,11 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
             return dict(await asyncio.to_thread(client.info, path))
         except FileNotFoundError as error:  # fsspec's client of http raises it for every failure
             cause = error.__cause__
-            if path.startswith(("http://", "https://")) and cause is not None and is_transient(cause):
+            if path.startswith(("http://", "https://")) and cause is not None and retries.is_transient(cause):
                 raise cause from None
             raise
 
-    return await retried(attempt, seconds, server=server_of(client, path))
+    return await retries.retried(attempt, seconds, server=retries.server_of(client, path))
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
@@ -125,17 +116,17 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))
             if min(stop, size) - start > len(data):
-                raise WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
+                raise retries.WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
         if version is not None:
             if _kind(sent_version) != _kind(version):  # the body came with another kind of version, or none
                 sent_version = version_of(await request_info(path, seconds, client))
             if sent_version != version:
-                raise ReplacedError(f"the server sent {sent_version}")
+                raise retries.ReplacedError(f"the server sent {sent_version}")
         activity.count("remote_received_bytes", len(data))
         return data
 
     was_reached = version is not None  # the process that got the version has reached the server
-    return await retried(attempt, seconds, server=server_of(client, path), reached=was_reached)
+    return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=was_reached)
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
@@ -149,17 +140,19 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
     try:
         data = await _read_range(wanted, client, headers)
     except Exception as error:
-        if version is not None and (isinstance(error, FileNotFoundError) or status_of(error) == 412):
-            raise ReplacedError(str(error)) from error
+        if version is not None and (isinstance(error, FileNotFoundError) or retries.status_of(error) == 412):
+            raise retries.ReplacedError(str(error)) from error
         raise
     finally:
         body_headers.reset(token)
     if len(data) > stop - start:
-        raise RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
+        raise retries.RefusedBodyError(
+            f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}"
+        )
     if headers.size is not None:
         expected = max(0, min(stop, headers.size) - start)
         if len(data) != expected:
-            raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
+            raise retries.WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
     return data, headers.version
 
 

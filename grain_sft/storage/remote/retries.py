@@ -114,12 +114,11 @@ async def retried(
     try:
         failures = 0
         while True:
-            is_first_contact = seconds > FIRST_CONTACT and not (reached or server in _reached)
-            deadline = begin + (FIRST_CONTACT if is_first_contact else seconds)
+            allowed = seconds if reached or server in _reached else min(seconds, FIRST_CONTACT)
             doublings = min(failures, 30)
             time_limit = None
             if bounded:
-                left = max(0.001, deadline - time.monotonic())
+                left = max(0.001, begin + allowed - time.monotonic())
                 time_limit = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2**doublings)
             activity.count("remote_requests", 1)
             try:
@@ -130,20 +129,19 @@ async def retried(
                 if not _is_unanswered(error):
                     _reached.add(server)
                 if server in _reached:  # it answered this request or a concurrent one, so it gets all of `seconds`
-                    is_first_contact = False
-                    deadline = begin + seconds
+                    allowed = seconds
                 if not is_transient(error):
                     raise
                 failure = error
             failures += 1
-            now = time.monotonic()
-            if deadline - now < _FIRST_PAUSE:
-                unreached = server if is_first_contact else None
-                message = _explain(failures, now - begin, seconds, failure, unreached)
+            elapsed = time.monotonic() - begin
+            if allowed - elapsed < _FIRST_PAUSE:
+                unreached = server if allowed < seconds else None
+                message = _explain(failures, elapsed, seconds, failure, unreached)
                 raise RequestFailedError(message) from failure
             activity.request_failed(_describe(failure))
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings) * _jitter.uniform(0.5, 1.5)
-            await asyncio.sleep(min(pause, (deadline - now) / 2))
+            await asyncio.sleep(min(pause, (allowed - elapsed) / 2))
     finally:
         _inside_attempt.reset(token)
 
