@@ -29,8 +29,7 @@ RECORD = np.dtype(
         ("cut_trainable", "<u4"),  # tokens that were cut off and took loss
     ]
 )
-PARTS_AT_ONCE = 16  # parts of chunks that are read at once
-FILES_AT_ONCE = 8  # whole chunks that are read at once
+AT_ONCE = 16  # chunks, or parts of them, that are read at once
 
 _LONGEST_HEADER = 4096  # bytes
 
@@ -161,7 +160,7 @@ class Chunks:
 
     def existing_headers(self, count: int) -> list[Header | None]:
         """Return the header of each of the first `count` chunks, or None where `header` returns None."""
-        return list(self._read_each(self.header, range(count), PARTS_AT_ONCE))
+        return list(self._read_each(self.header, range(count)))
 
     def headers(self, count: int) -> tuple[Header, ...]:
         """Return the headers of the first `count` chunks. Raise a StorageError if one has no valid header."""
@@ -186,16 +185,14 @@ class Chunks:
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""
-        return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers, FILES_AT_ONCE)
+        return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the bytes `ranges[number]`, (start, stop), of each chunk, in order."""
-        return self._read_each(
-            lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)), PARTS_AT_ONCE
-        )
+        return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
-    def _read_each(self, read: Callable[[int], T], numbers: Sequence[int], at_once: int) -> Iterator[T]:
-        """Yield `read(number)` for each number, in order. Read up to `at_once` chunks concurrently."""
-        with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
-            for start in range(0, len(numbers), at_once):
-                yield from threads.map(read, numbers[start : start + at_once])
+    def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
+        """Yield `read(number)` for each number, in order. Read up to `AT_ONCE` chunks concurrently."""
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
+            for start in range(0, len(numbers), AT_ONCE):
+                yield from threads.map(read, numbers[start : start + AT_ONCE])

@@ -19,7 +19,6 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
-MAX_OPEN = 256  # open chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
 BLOCK_SOURCES = 1 << 16  # documents
@@ -140,14 +139,15 @@ class ChunkDocuments(Documents):
         if chunks.remote:
             # one request for each document would be too slow, so whole chunks are read, each once for many blocks
             self.blocks_at_once = GATHER_BLOCKS
-        self._file = functools.lru_cache(MAX_OPEN)(self._open)
 
     def readers(self, parts: Sequence[int]) -> Iterator[Reader]:
         """See `Documents.readers`."""
-        opened: Iterable[ChunkFile] = map(self._file, parts)
+        opened: Iterable[ChunkFile] = map(self._open, parts)
         if self._chunks.remote:
             opened = map(io.BytesIO, self._chunks.contents(parts))
-        return (functools.partial(self._read, part, file) for part, file in zip(parts, opened, strict=True))
+        for part, file in zip(parts, opened, strict=True):
+            with file:
+                yield functools.partial(self._read, part, file)
 
     def _open(self, part: int) -> io.FileIO:
         path = self._chunks.path(part)

@@ -9,7 +9,7 @@ import msgspec
 
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
-from grain_sft.storage.regular_files import inside, open_regular, pread
+from grain_sft.storage.regular_files import inside, pread, read_regular
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -110,8 +110,4 @@ def read_head(path: str) -> tuple[int, bytes, str | None]:
         size, version = files.size_and_version(path)
         return size, files.read_range(path, 0, min(size, want), version=version), version
     with files.reading(path):
-        fd = open_regular(path)
-        try:
-            return os.fstat(fd).st_size, pread(fd, want, 0), None
-        finally:
-            os.close(fd)
+        return os.stat(path).st_size, read_regular(path, 0, want), None

@@ -8,7 +8,6 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,9 @@ from grain_sft.types import Ints
 
 _MOST_PER_CALL = 1 << 10  # pieces: IOV_MAX of Linux
 
-
-_pwritev: Any = None  # the C library's function; None on systems without in-memory files, such as macOS
-if hasattr(os, "memfd_create"):
-    _pwritev = ctypes.CDLL(None, use_errno=True).pwritev
-    _pwritev.restype = ctypes.c_ssize_t
-    _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+_pwritev = ctypes.CDLL(None).pwritev
+_pwritev.restype = ctypes.c_ssize_t
+_pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
 
 
 class _MemoryFile:
@@ -59,11 +55,9 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       out: Bytes that are filled.
 
     Returns:
-      Whether all pieces were copied. If not, `out` may have some of them. A copy fails if a mapped file was cut, the system
-      has no `pwritev`, or memory or file descriptors run out.
+      Whether all pieces were copied. If not, `out` may have some of them. A copy fails if a mapped file was cut, or memory or
+      file descriptors run out.
     """
-    if _pwritev is None:
-        return False
     try:
         if len(ends) <= _MOST_PER_CALL:
             return _copy_by_one_call(addresses, places, ends, out)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grain_sft.errors import CorpusFileError
-from grain_sft.storage import ShardReader, describe, vectored_copy
+from grain_sft.storage import ShardReader, describe, shard_reader
 
 PAGE = mmap.PAGESIZE
 
@@ -52,11 +52,11 @@ def test_thousands_of_pieces_are_copied_to_their_places(tmp_path):
     assert (out == expected).all()
 
 
-@pytest.mark.parametrize("offered", [True, False], ids=["one call", "no such call"])
-def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_path, offered, monkeypatch):
-    """Of all of them, and every value before it is right; where a system offers no such call it is read."""
-    if not offered:
-        monkeypatch.setattr(vectored_copy, "_pwritev", None)
+@pytest.mark.parametrize("copied", [True, False], ids=["one call", "no copy"])
+def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_path, copied, monkeypatch):
+    """Of all of them, and every value before it is right; if pieces can't be copied, they are read."""
+    if not copied:
+        monkeypatch.setattr(shard_reader, "copy_pieces", lambda *given: False)
 
     def read(reader, errors, number):
         random, right = np.random.default_rng(number), True
