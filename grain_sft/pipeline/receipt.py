@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -34,9 +34,11 @@ class Receipt:
     Attributes:
       parts: Description of each part by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         amendments. A mixture has the first three for each source, such as "corpus of NAME".
+      data_step: Function from a step of the run to its data step. Parts of later stages state the data step where they begin.
     """
 
     parts: dict[str, str]
+    data_step: Callable[[int], int] = dataclasses.field(default=int, compare=False, repr=False)
 
     @property
     def code(self) -> str:
@@ -55,9 +57,11 @@ class Receipt:
           before: Amendments and stages that begin at this step or later are not compared. None compares all.
         """
         sentences = []
+        data_before = before and self.data_step(before - 1) + 1
         for name in {**self.parts, **other}:
             here, there = self.parts.get(name), other.get(name)
-            if here != there and begins_before(before, (here, there)):
+            is_stage = name.startswith("stage ") and ": amendment " not in name
+            if here != there and begins_before(data_before if is_stage else before, (here, there)):
                 sentences.append(f"{name} differs: here {here or 'nothing'}; there {there or 'nothing'}.")
         return sentences
 

@@ -150,7 +150,7 @@ class StagedPipeline(Pipeline):
         """Receipt of the global batches.
 
         Its first parts are the parts of a run of the first stage alone. The parts of the later stages follow, each with the
-        first step of its stage.
+        first data step of its stage.
         """
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.transforms)
@@ -163,7 +163,7 @@ class StagedPipeline(Pipeline):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
             if own_parts != amendment_parts(self.amendments):  # a document has another number in this stage, or none
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
-        return Receipt(parts | amendment_parts(self.amendments))
+        return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)
 
     def _repr_html_(self) -> str:
         facts: dict[str, Any] = {}

@@ -41,12 +41,8 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
                 "template."
             )
     responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in (chosen, rejected)]
-    if np.array_equal(responses[0], responses[1]):
-        raise RecordError("chosen, rejected: the responses are equal. Remove the record.")
-    if not all(map(len, responses)):
-        raise RecordError(
-            "chosen, rejected: one is the beginning of the other, so its response is empty. Remove the record."
-        )
+    if np.array_equal(responses[0], responses[1]) or not all(map(len, responses)):
+        raise RecordError("chosen, rejected: the responses are equal, or one has no token. Remove the record.")
     tokens = np.concatenate([chosen.tokens[:prompt_end], *responses])
     loss = np.repeat(np.array([PROMPT, CHOSEN, REJECTED], np.float32), [prompt_end, *map(len, responses)])
     return Rendered(tokens, loss)

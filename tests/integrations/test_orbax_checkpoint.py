@@ -132,6 +132,17 @@ def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
     assert resume_step(state, pipeline(folder)) == 3
 
 
+def test_other_data_of_a_stage_that_skipped_steps_moved_is_refused(folder):
+    def run(seed):
+        stages = [{"steps": 5}, {"sampler": {"seed": seed}}]
+        return load({**config(folder), "stages": stages, "amendments": [{"skip": {"from": 1, "steps": 2}}]})
+
+    one, other = run(1), run(2)
+    assert one.stages[1].first_step == 3 and resume_step(data_state(one, 3), other) == 3
+    with pytest.raises(GrainSftError, match="stage 2: sampler differs"):
+        resume_step(data_state(one, 4), other)
+
+
 def test_what_is_not_a_state_or_a_step_is_refused(folder):
     finite = pipeline(folder, epochs=1)
     assert len(finite) == 10
