@@ -105,7 +105,7 @@ def test_documents_of_other_lengths_are_cut_or_dropped_and_counted(spm: Path, tm
 def test_a_conversation_names_the_template_to_give_instead(spm: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "u", "completion": "a"}))
-    with pytest.raises(RecordError, match=r"a\.jsonl:1: the record is a conversation; .* Give --template hf"):
+    with pytest.raises(RecordError, match=r"a\.jsonl:1: is a conversation; .* Give --template hf"):
         made(spm, path)
 
 

@@ -79,9 +79,7 @@ def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     for _, path, _ in named:
         real = path if files.is_remote(path) else os.path.realpath(path)
         if real in seen:
-            raise CorpusFileError(
-                f"{path}: is named twice, so its records would be used twice. Name it once; an amount such as 2.0 repeats it."
-            )
+            raise CorpusFileError(f"{path}: is named twice. Name it once; an amount of 2.0 uses its records twice.")
         seen.add(real)
     return named
 

@@ -57,7 +57,7 @@ class Chat(Template):
         system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
         messages = [*system, *map(_as_dict, conversation.messages)]
         turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
-        tools = list(conversation.tools) if conversation.tools else None
+        tools = conversation.tools
         text = self._chat.render(messages, tools)
         chat = RenderedChat(self._chat, messages, tools, text)
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)

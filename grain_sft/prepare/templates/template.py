@@ -2,7 +2,7 @@
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -93,11 +93,9 @@ class Template(abc.ABC):
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
-            expected = f"template {self.name} renders conversations. Give --template text."
-            raise RecordError(f"the record is a plain document; {expected}")
+            raise RecordError(f"is a plain document; template {self.name} renders conversations. Give --template text.")
         if first != DOCUMENT and DOCUMENT in self.roles:
-            expected = f"template {self.name} renders plain documents. Give --template hf."
-            raise RecordError(f"the record is a conversation; {expected}")
+            raise RecordError(f"is a conversation; template {self.name} renders plain documents. Give --template hf.")
         for index, message in enumerate(conversation.messages):
             where = f"messages[{index}]"
             if message.role not in self.roles:
@@ -128,8 +126,7 @@ class Template(abc.ABC):
         if not any(learned):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
             raise RecordError(f"messages: none of {roles}, so nothing in it takes loss.")
-        weights = [message.weight for message in conversation.messages]
-        return [is_learned and weight != 0 for is_learned, weight in zip(learned, weights, strict=True)]
+        return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
 
     def refuse_calls(self, conversation: Conversation) -> None:
         """Raise a RecordError if a message has tool calls under one of the keys `CALLS`: this template does not render them."""
@@ -141,9 +138,8 @@ class Template(abc.ABC):
                         "call as a message of the role 'assistant_toolcall' for template episode_tool."
                     )
 
-    def ids_of(self, spellings: Iterable[str]) -> list[list[int]]:
+    def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
         """Return [id] for each special token. Raise a PrepareError if the tokenizer lacks some, and name them."""
-        spellings = list(spellings)
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             raise PrepareError(
                 f"template {self.name}: the tokenizer has no special token {', '.join(missing)}. Train one that has them "

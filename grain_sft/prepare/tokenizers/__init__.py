@@ -29,10 +29,7 @@ _MISTAKES = (
     (rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ|PK\x03\x04", "a compressed file. Decompress it, or unpack the archive."),
     (rb"(?i:\s*<(?:!DOCTYPE|html))", "an HTML page. Download the file itself."),
     (rb"#version", "the merges of a BPE tokenizer. Give its directory, or its tokenizer.json."),
-    (
-        rb"\s*\[|" + _JSON,
-        "JSON without 'model' and 'added_tokens'. Give the tokenizer.json, or the directory that it is in.",
-    ),
+    (rb"\s*\[|" + _JSON, "JSON without 'model' and 'added_tokens'. Give the tokenizer.json, or its directory."),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
 """Files that users give by mistake: a pattern of their first bytes, and the end of the error message.

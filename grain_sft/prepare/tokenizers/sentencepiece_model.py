@@ -123,12 +123,9 @@ def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
     if not parsed.pieces:
         raise ValueError("it has no pieces")
     special: dict[str, int] = {}
-    changed = False
     for number, piece in enumerate(parsed.pieces):
-        kind = piece.type
-        if kind == _USER_DEFINED and _MARKER.fullmatch(piece.text.decode()):
-            kind = piece.type = _CONTROL
-            changed = True
-        if kind == _CONTROL:
+        if piece.type == _USER_DEFINED and _MARKER.fullmatch(piece.text.decode()):
+            piece.type = _CONTROL
+        if piece.type == _CONTROL:
             special[piece.text.decode()] = number
-    return (parsed.SerializeToString() if changed else model), special
+    return parsed.SerializeToString(), special

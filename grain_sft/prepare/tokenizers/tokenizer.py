@@ -152,8 +152,6 @@ def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
     data = np.frombuffer(text.encode(), np.uint8)
     if len(data) != int(lengths.sum()):
         raise ValueError(f"{len(data)} bytes of text, {int(lengths.sum())} of tokens")
-    if len(data) == len(text):
-        return starts, stops
     # index of each byte's character: the bytes 0x80 to 0xBF continue a character
     character = np.cumsum((data & 0xC0) != 0x80, dtype=np.int64) - 1
     return character[starts], character[stops - 1] + 1
