@@ -2,7 +2,7 @@
 
 from grain_sft.prepare.convert import convert, format_of
 from grain_sft.prepare.materialize import materialize
-from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.conversation import Conversation, Message
 from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
 from grain_sft.prepare.records.strict_json import parse_json
 from grain_sft.prepare.records.walk import expand

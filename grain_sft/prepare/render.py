@@ -11,8 +11,8 @@ import numpy as np
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.pairs import pair_of
+from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.records.inputs import read_records
-from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.request import Request, TemplateOptions, hash_of

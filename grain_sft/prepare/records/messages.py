@@ -1,18 +1,11 @@
-"""Parsing of messages, and `Conversation` and `Message`: the parsed form of the records of all schemas.
+"""Parsing of messages.
 
 Errors name the key that is wrong, such as `messages[2].role`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
-
 from grain_sft.errors import RecordError
+from grain_sft.prepare.records.conversation import CALLS, Message, Record, Roles
 from grain_sft.prepare.records.strict_json import check_json, check_text, decoded, found, kind, shown, suggestion
-
-Record = dict[str, Any]
-Roles = tuple[str, ...]
 
 _MESSAGE_KEYS = frozenset([
     "role", "content", "weight", "name", "arguments", "tool_calls", "tool_call_id", "functions", "function_calls",
@@ -22,56 +15,16 @@ _STRING_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _LIST_KEYS = ("tool_calls", "function_calls", "functions")
 _LIST_OR_STRING_KEYS = ("function_calls", "functions")  # a string in OLMo's data
 _MASKS = ("train", "training", "trainable", "loss")  # keys of masks in data for other trainers, such as Axolotl
+_SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
+_SHAREGPT_TURN = frozenset(("from", "value", "weight"))
 _MAX_WEIGHT = 1e30  # well below the largest float32
-
-DOCUMENT = "document"
-"""Role of the only message of a plain document."""
-
-CALLS = ("tool_calls", "function_calls")
-"""Keys of a message's tool calls."""
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation.
-
-    Attributes:
-      role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
-      content: Text; "" if the record has none, as in a message that only calls tools.
-      weight: Weight of the loss; None if the record has none.
-      extra: Other keys of the message whose value is not null, and `content` if it is not a string, as in a tool's JSON
-        result.
-    """
-
-    role: str
-    content: str
-    weight: float | None = None
-    extra: Mapping[str, Any] | None = None
-
-
-class Conversation(msgspec.Struct, frozen=True):
-    """One parsed record.
-
-    Attributes:
-      messages: Turns, in order; at least one.
-      system: System text outside the messages; None if the record has none.
-      context: The record's `context`: metadata of the episode tools, which no template renders.
-      condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
-      tools: The record's `tools`, for chat templates that render them.
-      rejected: Conversation with the rejected response, if the record is a preference pair; `messages` then has the chosen one.
-    """
-
-    messages: tuple[Message, ...]
-    system: str | None = None
-    context: str | None = None
-    condition: str = ""
-    tools: tuple[Any, ...] | None = None
-    rejected: "Conversation | None" = None
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
     """Return the messages {"role", "content", ...} under a key. With `exact`, refuse any other key with a value."""
     messages = []
-    for index, entry in enumerate(entries_of(record, key)):
+    for index, entry in enumerate(_entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
         # a plain message skips the checks of `_message`: a record of 4 such messages takes 11 instead of 39 us
         is_plain = len(entry) == 2 and role != "assistant_toolcall"
@@ -82,6 +35,19 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
     return messages
 
 
+def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
+    """Return the messages {"from", "value", "weight"} under a key. Instead, all may be {"role", "content"} of these `roles`."""
+    messages = []
+    for index, entry in enumerate(_entries_of(record, key)):
+        where = f"{key}[{index}]"
+        if "role" in entry and "from" not in entry:
+            return read_messages(record, key, roles)
+        check_keys(entry, _SHAREGPT_TURN, where)
+        role = _SHAREGPT_ROLES[_role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
+        messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))
+    return messages
+
+
 def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
     """Return a message after checking all of its keys and values; `where` names the message in errors."""
     others = {key: value for key, value in entry.items() if key not in ("role", "content") and value is not None}
@@ -89,7 +55,7 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
         key = next(iter(others))
         hint = suggestion(key, ("role", "content"))
         raise RecordError(f"{where}: key {shown(key)}; expected exactly 'role' and 'content'.{hint}")
-    role = role_of(entry, where, roles)
+    role = _role_of(entry, where, roles)
     check_keys(entry, _MESSAGE_KEYS, where)
     extra = {key: value for key, value in others.items() if key != "weight"}
     check_json(extra, where)
@@ -100,7 +66,7 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
         if key in _LIST_KEYS and not is_list:
             raise RecordError(f"{where}.{key}: {kind(value)}; expected a list.")
     text = _content(entry, role, where, extra)
-    return Message(role, text, weight_of(entry, where), extra or None)
+    return Message(role, text, _weight_of(entry, where), extra or None)
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
@@ -123,7 +89,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     return text_of(entry, "content", where)
 
 
-def entries_of(record: Record, key: str) -> list[Record]:
+def _entries_of(record: Record, key: str) -> list[Record]:
     """Return the list of objects under a key, at least one."""
     value = record.get(key)
     if not isinstance(value, list):
@@ -136,7 +102,7 @@ def entries_of(record: Record, key: str) -> list[Record]:
     return value
 
 
-def role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
+def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
     """Return the role of a message, one of `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
@@ -164,7 +130,7 @@ def optional_text(record: Record, key: str) -> str | None:
     return None if record.get(key) is None else text_of(record, key)
 
 
-def weight_of(entry: Record, where: str) -> float | None:
+def _weight_of(entry: Record, where: str) -> float | None:
     """Return the weight of a message, from 0 to 1e30; None if the message has none. Weight true is 1, false is 0.
 
     A message without a weight, but with true, false, 1 or 0 under a key such as "train", is refused: its mask would be

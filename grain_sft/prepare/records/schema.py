@@ -9,20 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.messages import (
-    DOCUMENT,
-    Conversation,
-    Message,
-    Record,
-    Roles,
-    check_keys,
-    entries_of,
-    optional_text,
-    read_messages,
-    role_of,
-    text_of,
-    weight_of,
-)
+from grain_sft.prepare.records.conversation import DOCUMENT, Conversation, Message, Record, Roles
+from grain_sft.prepare.records.messages import check_keys, optional_text, read_messages, read_turns, text_of
 from grain_sft.prepare.records.schema_mapping import command_for, renamed
 from grain_sft.prepare.records.strict_json import check_json, kind, parse_json, shown, suggestion
 
@@ -31,9 +19,6 @@ _EPISODE_ROLES = ("user", "assistant", "assistant_context")
 _TOOL_ROLES = (*_EPISODE_ROLES, "assistant_toolcall", "toolresult")
 _OPENAI_ROLES = ("system", "user", "assistant", "developer", "tool", "function", "ipython", "environment")
 _CHAT_ROLES = (*_OPENAI_ROLES, "assistant_context", "assistant_toolcall", "toolresult")
-_SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
-_SHAREGPT_TURN = frozenset(("from", "value", "weight"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +145,8 @@ def _parse_openchat(record: Record) -> Conversation:
 
 def _parse_sharegpt(record: Record) -> Conversation:
     """{"conversations": [{"from", "value", "weight"}], "system", "tools"}. Instead, all turns may be {"role", "content"}."""
-    messages: list[Message] = []
-    for index, entry in enumerate(entries_of(record, "conversations")):
-        where = f"conversations[{index}]"
-        if "role" in entry and "from" not in entry:
-            messages = read_messages(record, "conversations", _CHAT_ROLES)
-            break
-        check_keys(entry, _SHAREGPT_TURN, where)
-        role = _SHAREGPT_ROLES[role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
-        messages.append(Message(role, text_of(entry, "value", where), weight_of(entry, where)))
-    return Conversation(tuple(messages), system=optional_text(record, "system") or None, tools=_tools(record))
+    messages = tuple(read_turns(record, "conversations", _CHAT_ROLES))
+    return Conversation(messages, system=optional_text(record, "system") or None, tools=_tools(record))
 
 
 def _parse_alpaca(record: Record) -> Conversation:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from grain_sft.prepare.records.messages import Record
+from grain_sft.prepare.records.conversation import Record
 
 # Usual names of a key, the likeliest first.
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.messages import Conversation
+from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat import as_template
 from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of

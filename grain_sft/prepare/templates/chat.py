@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.conversation import Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.conversation import Conversation, Message
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.template import Piece, PiecesTemplate, SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer

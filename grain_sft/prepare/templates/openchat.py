@@ -8,7 +8,7 @@ imoneoi/openchat.
 from collections.abc import Mapping, Sequence
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.messages import Conversation, Message
+from grain_sft.prepare.records.conversation import Conversation, Message
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer

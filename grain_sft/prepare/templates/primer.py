@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.messages import Conversation
+from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.template import Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer

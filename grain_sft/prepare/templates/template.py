@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.messages import CALLS, DOCUMENT, Conversation
+from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, Conversation
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer

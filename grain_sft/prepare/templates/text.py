@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.records.messages import DOCUMENT, Conversation
+from grain_sft.prepare.records.conversation import DOCUMENT, Conversation
 from grain_sft.prepare.request import TEXT_OPTIONS, TemplateOptions
 from grain_sft.prepare.templates.fim import FillInTheMiddle
 from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate, Rendered, SpecialText

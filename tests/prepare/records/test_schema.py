@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import SCHEMAS, Conversation, Message, check_schema, parse_record
-from grain_sft.prepare.records.messages import DOCUMENT
+from grain_sft.prepare.records.conversation import DOCUMENT
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
 TURNS = [{"role": message.role, "content": message.content} for message in TALK]

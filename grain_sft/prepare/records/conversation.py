@@ -1,0 +1,52 @@
+"""`Conversation` and `Message`: the parsed form of the records of all schemas."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+Record = dict[str, Any]
+Roles = tuple[str, ...]
+
+DOCUMENT = "document"
+"""Role of the only message of a plain document."""
+
+CALLS = ("tool_calls", "function_calls")
+"""Keys of a message's tool calls."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation.
+
+    Attributes:
+      role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
+      content: Text; "" if the record has none, as in a message that only calls tools.
+      weight: Weight of the loss; None if the record has none.
+      extra: Other keys of the message whose value is not null, and `content` if it is not a string, as in a tool's JSON
+        result.
+    """
+
+    role: str
+    content: str
+    weight: float | None = None
+    extra: Mapping[str, Any] | None = None
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """One parsed record.
+
+    Attributes:
+      messages: Turns, in order; at least one.
+      system: System text outside the messages; None if the record has none.
+      context: The record's `context`: metadata of the episode tools, which no template renders.
+      condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
+      tools: The record's `tools`, for chat templates that render them.
+      rejected: Conversation with the rejected response, if the record is a preference pair; `messages` then has the chosen one.
+    """
+
+    messages: tuple[Message, ...]
+    system: str | None = None
+    context: str | None = None
+    condition: str = ""
+    tools: tuple[Any, ...] | None = None
+    rejected: "Conversation | None" = None
