@@ -154,8 +154,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     if _THINK_END in (message.get("content") or ""):
         thought = f"{_THINK}\n{marks.mark(1)}\n{_THINK_END}\n\n{marks.mark(0)}"
         return [plain, {**plain, "content": thought}]
-    reasoning = [key for key in REASONING if message.get(key)]
-    if reasoning:
+    if reasoning := [key for key in REASONING if message.get(key)]:
         return [plain, plain | dict.fromkeys(reasoning, marks.mark(1))]
     return [plain]
 

@@ -39,12 +39,11 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
-        jinja = import_extra("grain_sft.prepare.templates.jinja", "a chat template", "jinja2", "chat")
         self.source = text
-        self._jinja: Any = jinja
-        self._compiled: Any = jinja.compile_template(text)
-        self.marks_turns: bool = jinja.marks_turns(text)
-        self._variables = {**tokenizer.template_variables, "documents": None, "strftime_now": jinja.NO_DATE}
+        self._jinja = import_extra("grain_sft.prepare.templates.jinja", "a chat template", "jinja2", "chat")
+        self._compiled = self._jinja.compile_template(text)
+        self.marks_turns: bool = self._jinja.marks_turns(text)
+        self._variables = {**tokenizer.template_variables, "documents": None, "strftime_now": self._jinja.NO_DATE}
         eos = self._variables.get("eos_token")
         self._eos = {eos} if isinstance(eos, str) else set()
         self._special_next = any_of({*tokenizer.special_tokens, *_MARKUP.findall(text), *self._eos}, r"\s*({})")
