@@ -54,6 +54,8 @@ class Option:
 
 
 Options = Mapping[str, Option]
+Section = Mapping[str, Any]
+"""Section of a config: values of options by name."""
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import msgspec
 
 from grain_sft.errors import ConfigError
 from grain_sft.layout import Layout, documents_named_in
-from grain_sft.options import REQUIRED, Option, Options, check, options_of
+from grain_sft.options import REQUIRED, Option, Options, Section, check, options_of
 from grain_sft.pipeline import Amendment
 from grain_sft.sampling import OnExhausted
 
@@ -71,7 +71,7 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 """Keys of each kind of amendment."""
 
 
-def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
+def keys_of_stage(section: Section) -> dict[str, Any]:
     """Return the keys of a `replace` amendment that need a new stage. `weight` needs one only for a source `MIXTURE/NAME`."""
     names = ["path", "max_epochs", "on_exhausted"]
     if "/" in section["source"]:
@@ -79,7 +79,7 @@ def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
     return {name: section[name] for name in names if section.get(name) is not None}
 
 
-def weights_of(section: Mapping[str, Any]) -> dict[str, Any]:
+def weights_of(section: Section) -> dict[str, Any]:
     """Return {source: weight} if a `replace` amendment weighs a source of the outermost mixture, else {}."""
     if section.get("weight") is None or "/" in section["source"]:
         return {}
@@ -100,7 +100,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 
 
 def make_amendments(
-    entries: Sequence[Mapping[str, Mapping[str, Any]]], layouts: Sequence[Layout]
+    entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
     """Return the amendments of a run and of each of its stages, with one item for each entry.
 
@@ -116,9 +116,7 @@ def make_amendments(
     return run, [[of_stages[number] for of_stages in by_entry] for number in range(len(layouts))]
 
 
-def _amendments_of_stages(
-    kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]
-) -> Sequence[Amendment | None]:
+def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
     """Return the amendment that an entry becomes in the stage of each layout; None where it changes nothing."""
     if kind == "replace":
         keys = keys_of_stage(section)

@@ -10,7 +10,7 @@ from absl import logging
 from grain_sft.config.reading import DATASET_DIR, overlay
 from grain_sft.config.sections import SECTIONS, TOP
 from grain_sft.errors import ConfigError
-from grain_sft.options import REQUIRED, check_value, options_of
+from grain_sft.options import REQUIRED, Section, check_value, options_of
 from grain_sft.sampling import ORDERS
 
 TRAINERS = (
@@ -74,13 +74,13 @@ A config with `{"layout": {"sequence_length": 1025}}` needs no `block_size`.
 _NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
 
 
-def is_gpt_config(stated: Mapping[str, Any]) -> bool:
+def is_gpt_config(stated: Section) -> bool:
     """Return whether a config has keys of a GPTConfig, and no `layout.kind`."""
     layout = stated.get("layout")
     return any(key in stated for key in GPT_CONFIG) and not (isinstance(layout, Mapping) and "kind" in layout)
 
 
-def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
+def sections_of(stated: Section, where: str) -> dict[str, Any]:
     """Return the sections that a GPTConfig means, overridden by our sections in the same config.
 
     Raises:

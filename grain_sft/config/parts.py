@@ -7,26 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from grain_sft.config.reading import overlay
-from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SECTIONS, SOURCE
+from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SECTIONS, SOURCE, order_of
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.layout import ALGORITHMS, LAYOUTS, Layout
-from grain_sft.options import check, check_value, options_of
+from grain_sft.options import Section, check, check_value, options_of
 from grain_sft.registry import Registry
-from grain_sft.sampling import (
-    ORDERS,
-    CurriculumSampler,
-    Host,
-    IndexSampler,
-    Mixture,
-    MixtureSampler,
-    Sampler,
-    SourceOrder,
-)
+from grain_sft.sampling import CurriculumSampler, Host, IndexSampler, Mixture, MixtureSampler, Sampler, SourceOrder
 from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import TRANSFORMS
 
-Section = Mapping[str, Any]
 Sizes = list[tuple[int, int]]
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
@@ -95,7 +85,7 @@ class PartsMaker:
             return source, CurriculumSampler(buckets, host=host, **sampler)
         if source.layout.orders_rows and "order" not in sampler:
             sampler = {"order": "sequential", "epochs": 1} | sampler
-        costs = source.layout.row_costs if ORDERS[sampler.get("order", "shuffle")].by_cost else None
+        costs = source.layout.row_costs if order_of(sampler).by_cost else None
         sampler |= {"host": host, "schedule": schedule, "chunk_size": source.layout.chunk_size}
         return source, IndexSampler(len(source), costs=costs, **sampler)
 
@@ -229,7 +219,7 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
         raise ConfigError(
             f"{where} makes whole batches, but the batches of a mixture hold rows of all its sources. Choose another."
         )
-    if ALGORITHMS[name].packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
+    if ALGORITHMS[name].packs_per_epoch and not order_of(order).sequential:
         hint = "Give the source sampler: {order: sequential}"
         raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")
 
@@ -268,7 +258,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         sampler.update(order="sequential", epochs=1)
     elif "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
-    elif ORDERS[sampler.get("order", "shuffle")].sequential:
+    elif order_of(sampler).sequential:
         _expect(sampler, "epochs", 1, name, where)
     else:
         _expect(sampler, "order", "sequential", name, where)

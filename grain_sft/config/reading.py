@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from grain_sft.config.sections import SECTIONS
+from grain_sft.config.sections import SECTIONS, SIZES
 from grain_sft.corpus import PREFIX_SUFFIX, words_of
 from grain_sft.errors import ConfigError, CorpusFileError
 from grain_sft.layout import ListFile
@@ -22,8 +22,8 @@ DATASET_DIR = "dataset_dir"
 """Key of a trainer's GPTConfig that has the value of `corpus.path`."""
 
 _MOST_INHERITED = 100
-_SIZES, _FILES = ("global_batch_size", "global_batch_tokens"), ("path", "mixture")
-_EXCLUSIVE = (_SIZES, _SIZES[::-1], _FILES, _FILES[::-1])
+_FILES = ("path", "mixture")
+_EXCLUSIVE = (SIZES, SIZES[::-1], _FILES, _FILES[::-1])
 """Pairs (stated key, inherited key) of keys that exclude each other.
 
 If a config states `global_batch_tokens` and inherits `global_batch_size`, `overlay` removes `global_batch_size`.

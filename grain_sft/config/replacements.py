@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grain_sft.config.amendments import keys_of_stage, weights_of
-from grain_sft.config.parts import Section, rows_of_batch, sizes_of
+from grain_sft.config.parts import rows_of_batch, sizes_of
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import SIZES
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.errors import ConfigError
+from grain_sft.options import Section
 from grain_sft.sampling import BatchSizes, StepMap
 
 
@@ -52,9 +53,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
-def _divide(
-    stage: dict[str, Any], begin: int, end: int, sections: Sequence[tuple[int, Section]]
-) -> Iterator[dict[str, Any]]:
+def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, Section]]) -> Iterator[Section]:
     """Divide a stage at each replacement of one of its sources, and yield the parts.
 
     Args:

@@ -12,10 +12,10 @@ import msgspec
 from grain_sft.config.amendments import AMENDMENTS
 from grain_sft.corpus import open_corpus
 from grain_sft.layout import LAYOUTS
-from grain_sft.options import Option, Options, options_of, struct_of
+from grain_sft.options import Option, Options, Section, options_of, struct_of
 from grain_sft.pipeline import OBSERVERS
 from grain_sft.registry import Registry
-from grain_sft.sampling import CurriculumSampler, IndexSampler, OnExhausted
+from grain_sft.sampling import ORDERS, CurriculumSampler, IndexSampler, OnExhausted, Order
 from grain_sft.storage import RemoteOptions
 from grain_sft.transforms import TRANSFORMS
 
@@ -182,6 +182,11 @@ SIZES = ("global_batch_size", "global_batch_tokens")
 _IMPORTED_NAME = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
 
 
+def order_of(sampler: Section) -> Order:
+    """Return the entry of `ORDERS` that a section `sampler` names, or that is its default."""
+    return ORDERS[sampler.get("order", INDEX_SAMPLER["order"].default)]
+
+
 def layout_options(kind: str) -> Options:
     """Return the keys of a layout of this kind besides those of `LAYOUT`."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
@@ -218,8 +223,7 @@ def config_schema() -> dict[str, Any]:
         "amendments": {"type": "array", "items": {"anyOf": _amendment_schemas(definitions)}},
         "stages": {"type": "array", "items": {"$ref": "#/$defs/Stage"}},
     }
-    in_stages = ("corpus", "layout", "sampler", "transforms")
-    definitions["Stage"]["properties"] |= {name: schema["properties"][name] for name in in_stages}
+    definitions["Stage"]["properties"] |= {name: schema["properties"][name] for name in (*SECTIONS, "transforms")}
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Config of grain_sft"}
     return {**schema, **title, "$defs": definitions}
 

@@ -5,16 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grain_sft.config.reading import overlay
-from grain_sft.config.sections import STAGE
+from grain_sft.config.sections import SECTIONS, STAGE
 from grain_sft.errors import ConfigError
 from grain_sft.layout import LAYOUTS
-from grain_sft.options import check, options_of
+from grain_sft.options import Section, check, options_of
 
 _MAX_LENGTH = "max_target_sequence_length"
-_SECTIONS = ("corpus", "layout", "sampler", "transforms")
 
 
-def check_stages(config: Mapping[str, Any], where: str) -> None:
+def check_stages(config: Section, where: str) -> None:
     """Raise a ConfigError for an entry of `stages` with wrong keys. The values of its sections are not checked here."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
@@ -31,7 +30,7 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
     Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both order windows of 8192 tokens,
@@ -40,10 +39,10 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     length of any stage.
     """
     base = {name: section for name, section in config.items() if name != "stages"}
-    stages: Sequence[Mapping[str, Any]] = config["stages"]
+    stages: Sequence[Section] = config["stages"]
     configs = []
     for stage in stages:
-        own = {name: stage[name] for name in _SECTIONS if name in stage}
+        own = {name: stage[name] for name in (*SECTIONS, "transforms") if name in stage}
         inherited = base
         if _replaces(own.get("corpus"), base.get("corpus")):
             inherited = {name: section for name, section in base.items() if name != "corpus"}
@@ -65,7 +64,7 @@ def _replaces(own: object, inherited: object) -> bool:
     return "path" in own or ("mixture" in own and "mixture" not in inherited)
 
 
-def _layouts_with_max_length(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _layouts_with_max_length(config: Section) -> Iterator[dict[str, Any]]:
     """Yield the sections `layout` of a config and of its sources, if their kind of layout has the option `_MAX_LENGTH`."""
     layout, corpus = config.get("layout"), config.get("corpus")
     if isinstance(layout, dict) and "sequence_length" in layout:
@@ -81,6 +80,6 @@ def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
         yield from _layouts_of_sources(source)
 
 
-def _has_max_length(layout: Mapping[str, Any]) -> bool:
+def _has_max_length(layout: Section) -> bool:
     kind = layout.get("kind")
     return isinstance(kind, str) and (kind in LAYOUTS or ":" in kind) and _MAX_LENGTH in options_of(LAYOUTS[kind])

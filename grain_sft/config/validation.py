@@ -1,18 +1,17 @@
 """Checks of the keys and values of a whole config."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from grain_sft.config import sections
 from grain_sft.config.amendments import check_amendments
 from grain_sft.config.stages import check_stages, configs_of_stages
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
-from grain_sft.options import check, check_keys, check_value, options_of
+from grain_sft.options import Section, check, check_keys, check_value, options_of
 from grain_sft.storage import RemoteOptions
 
 
-def validate(config: Mapping[str, Any], where: str) -> None:
+def validate(config: Section, where: str) -> None:
     """Check the keys and values of a config, or of each of its stages. Raise a ConfigError for the first wrong one."""
     check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
     check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
@@ -56,7 +55,7 @@ def check_layout(layout: object, where: str) -> None:
     check(layout, options, where)
 
 
-def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
+def _check_mixed(sampler: Section, mixed: bool, where: str) -> None:
     """Refuse `on_exhausted` for one corpus, and `epochs` and `last_batch: run_on` for a mixture (`mixed`)."""
     if not mixed and "on_exhausted" in sampler:
         raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
@@ -67,7 +66,7 @@ def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
         raise ConfigError(f"{where}.last_batch is 'run_on'; the sources of a mixture always run on. Take it out.")
 
 
-def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str, lacking: str) -> None:
+def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) -> None:
     """Check a section `corpus`, or a source of a mixture, which may itself be a mixture.
 
     Args:
@@ -96,7 +95,7 @@ def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: s
         _check_source(source, layout, f"{where}.{name}")
 
 
-def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
+def _check_source(source: Section, layout: Section, where: str) -> None:
     """Check a source of a mixture. Its own `layout` changes keys of the config's section `layout`, which is passed here."""
     is_mixture = source.get("mixture") is not None
     if is_mixture:
@@ -120,9 +119,7 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
             raise ConfigError(f"{where}.sampler.epochs: max_epochs is the same. Give one of the two.")
 
 
-def _check_schedule(
-    entries: list[Mapping[str, Any]], where: str, names: Iterable[str] | None, length: int | None
-) -> None:
+def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:
     """Check a schedule.
 
     Args:
@@ -150,7 +147,7 @@ def _check_schedule(
             check_keys(entry["weights"], names, f"{at}.weights")
 
 
-def _check_batch_tokens(section: Mapping[str, Any], length: int | None, where: str) -> None:
+def _check_batch_tokens(section: Section, length: int | None, where: str) -> None:
     """Check that `global_batch_tokens` is a multiple of `length`: 8192 tokens are 4 rows of 2048, and 8000 are refused."""
     tokens = section.get("global_batch_tokens")
     if tokens is None or length is None:

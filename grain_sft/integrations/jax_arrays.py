@@ -13,15 +13,7 @@ from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.context_order import ContextOrder
-from grain_sft.integrations.placement import (
-    Block,
-    DirectPlacement,
-    GlobalBatch,
-    LoaderPlacement,
-    Placement,
-    ProcessRows,
-    process_rows,
-)
+from grain_sft.integrations.placement import Block, GlobalBatch, Placement, ProcessRows, placement_of, process_rows
 from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, takes_loss
 from grain_sft.source import Element
 from grain_sft.storage import activity
@@ -103,11 +95,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
                 if rows < batch_rows:
                     raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
                 order.check(width)
-                placement: Placement
-                if loaders is None:
-                    placement = DirectPlacement(sharding, (rows, width), batch_rows, order, divides=divides)
-                else:
-                    placement = LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
+                placement = placement_of(sharding, (rows, width), batch_rows, order, divides, loaders)
                 self._placements.setdefault((stage.first_step, batch_rows), {})[width] = placement
         self._makes_ahead = self._prefetch > 0
         super().__init__(pipeline, start_step)

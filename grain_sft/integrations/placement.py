@@ -17,6 +17,8 @@ from grain_sft.errors import PipelineError
 from grain_sft.integrations.context_order import Columns, ContextOrder
 
 Index = tuple[slice, ...]
+Shape = tuple[int, int]
+"""Shape [rows, L] of a global array."""
 GlobalBatch = dict[str, jax.Array]
 """Global arrays [rows, L] by key, as in a pipeline's batch."""
 
@@ -32,7 +34,7 @@ class ProcessRows:
       first: Lowest index of a process that holds row 0.
     """
 
-    shape: tuple[int, int]
+    shape: Shape
     rows: npt.NDArray[np.int64]
     indices: dict[Any, tuple[slice, slice]]
     first: int
@@ -48,7 +50,7 @@ class ProcessRows:
     held = renamed_attribute("ProcessRows.held", "rows")
 
 
-def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None = None) -> ProcessRows:
+def process_rows(sharding: Sharding, shape: Shape, process: int | None = None) -> ProcessRows:
     """Return the part of a global array that is on the devices of a process.
 
     Args:
@@ -68,7 +70,7 @@ def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None
     return ProcessRows(shape, np.flatnonzero(mine), indices, first)
 
 
-def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, tuple[slice, slice]]:
+def _parts(sharding: Sharding, shape: Shape) -> dict[Any, tuple[slice, slice]]:
     """Return the rows and columns of an array that each device holds, in the order of the sharding's devices."""
     parts = {}
     try:
@@ -106,7 +108,7 @@ class Placement(abc.ABC):
     reads: npt.NDArray[np.int64]
     blocks: list[Block]
     writer: int
-    shape: tuple[int, int]
+    shape: Shape
     sharding: Sharding
 
     @abc.abstractmethod
@@ -135,9 +137,7 @@ class DirectPlacement(Placement):
       divides: Whether a process reads only the columns of its devices, not whole rows.
     """
 
-    def __init__(
-        self, sharding: Sharding, shape: tuple[int, int], batch_rows: int, order: ContextOrder, *, divides: bool
-    ) -> None:
+    def __init__(self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, divides: bool) -> None:
         mine = process_rows(sharding, shape)
         self.sharding, self.shape, self.writer, self._order = sharding, shape, mine.first, order
         self.reads = mine.rows[mine.rows < batch_rows]
@@ -197,13 +197,7 @@ class LoaderPlacement(Placement):
     """
 
     def __init__(
-        self,
-        sharding: Sharding,
-        shape: tuple[int, int],
-        batch_rows: int,
-        order: ContextOrder,
-        *,
-        loaders: Sequence[int],
+        self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, loaders: Sequence[int]
     ) -> None:
         self._sources = order.sources(0, shape[1], shape[1])
         devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
@@ -242,6 +236,15 @@ class LoaderPlacement(Placement):
         # a collective: only the trainer's thread runs it, so that all processes run theirs in the same order
         placed: jax.Array = self._spread(array)
         return placed
+
+
+def placement_of(
+    sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, divides: bool, loaders: Sequence[int] | None
+) -> Placement:
+    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None. See these for the arguments."""
+    if loaders is None:
+        return DirectPlacement(sharding, shape, batch_rows, order, divides)
+    return LoaderPlacement(sharding, shape, batch_rows, order, loaders)
 
 
 def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:

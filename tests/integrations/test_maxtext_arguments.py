@@ -15,12 +15,12 @@ from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, Pipeline
-from grain_sft.integrations import maxtext
 from grain_sft.integrations.checkpoint import RECORD, read_record
 from grain_sft.integrations.jax_arrays import Block
-from grain_sft.integrations.maxtext import Options, launcher, main, split
+from grain_sft.integrations.maxtext import Options, launcher, main
 from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
-from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches, continue_at
+from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches, continue_at, load_evaluation
+from grain_sft.integrations.maxtext.options import split
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS
 
 
@@ -77,13 +77,13 @@ def test_without_maxtext_the_extra_is_named(config, capsys):
 def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_says_otherwise(config):
     other = write_config(config.with_name("other.json"), changed(config, epochs=3, last_batch="drop"))
     for path, expected in ((config, (1, "fill", 2)), (other, (3, "drop", 6))):
-        pipeline = maxtext.load_evaluation(str(path))
+        pipeline = load_evaluation(str(path))
         assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == expected
     for name in ("corpus", "sampler"):  # a section that the stages alone have is left as it is
         stated = changed(config)
         section = stated.pop(name)
         stated["stages"] = [{name: section, "steps": steps} for steps in (1, 2)]
-        assert len(maxtext.load_evaluation(str(write_config(other, stated)))) == 3
+        assert len(load_evaluation(str(write_config(other, stated)))) == 3
 
 
 def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
@@ -291,7 +291,7 @@ def test_other_data_are_refused_with_the_option_of_the_command_line(config, shar
 
 def test_each_evaluation_begins_at_the_first_batch(config, sharding):
     """Tunix calls `iter` for each evaluation. MaxText's distillation does not, and takes batches until they end."""
-    batches = EvaluationBatches(maxtext.load_evaluation(str(config)), sharding, None)
+    batches = EvaluationBatches(load_evaluation(str(config)), sharding, None)
     assert len(list(batches)) == len(list(batches)) == 2
     first = next(iter(batches))
     next(batches)

@@ -6,16 +6,8 @@ The command takes MaxText's own arguments and runs MaxText's trainer. For the ru
 factories of iterators for `dataset_type=olmo_grain`.
 """
 
-from grain_sft.integrations.maxtext.iterators import (
-    MaxTextBatches,
-    load_evaluation,
-    make_eval_iterator,
-    make_train_iterator,
-)
-from grain_sft.integrations.maxtext.launcher import main, train
-from grain_sft.integrations.maxtext.options import Options, split
+from grain_sft.integrations.maxtext.iterators import MaxTextBatches, make_eval_iterator, make_train_iterator
+from grain_sft.integrations.maxtext.launcher import main
+from grain_sft.integrations.maxtext.options import Options
 
-__all__ = [
-    "MaxTextBatches", "Options", "load_evaluation", "main", "make_eval_iterator", "make_train_iterator", "split",
-    "train",
-]  # fmt: skip
+__all__ = ["MaxTextBatches", "Options", "main", "make_eval_iterator", "make_train_iterator"]
