@@ -42,7 +42,7 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
         header raises a CorpusError.
     """
     size, head, version = read_head(path)
-    dtype, count, offset = locate_values(path, head, size, raw_dtype, codes)
+    dtype, count, offset = find_data(path, head, size, raw_dtype, codes)
     first = head[offset : offset + DIGEST_BYTES]
     last = files.read_range(path, max(offset, size - DIGEST_BYTES), size, version=version)
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
@@ -54,9 +54,7 @@ def dtype_code(dtype: object) -> str:
     return text[1:] if text.startswith(("<", "=", "|")) else text
 
 
-def locate_values(
-    path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str] = ()
-) -> tuple[Dtype, int, int]:
+def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str] = ()) -> tuple[Dtype, int, int]:
     """Return the dtype, the number of values and the byte offset of the first value of a file.
 
     `head` has the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from grain_sft.corpus import megatron_index
-from grain_sft.corpus.array_file import locate_values
+from grain_sft.corpus.array_file import find_data
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp, describe
 from grain_sft.types import Ints
@@ -78,9 +78,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
             block = stream.read(_BLOCK)
             end_of_line = stream.readline(_LONGEST_LINE)
         except (OSError, EOFError, zlib.error) as error:
-            raise CorpusError(
-                f"{path}: can't be unpacked after line {line - 1} ({error}). It is cut short or damaged."
-            ) from error
+            raise CorpusError(f"{path}: is cut short or damaged after line {line - 1} ({error}).") from error
         if not block:
             break
         if len(end_of_line) == _LONGEST_LINE:
@@ -169,7 +167,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     A last start that equals `num_tokens` begins no document.
     """
     dtype: np.dtype[Any] = np.dtype("<i8")
-    _, _, offset = locate_values(path, data, len(data), dtype)
+    _, _, offset = find_data(path, data, len(data), dtype)
     starts = np.frombuffer(data, dtype, offset=offset).astype(np.int64)
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]

@@ -88,9 +88,7 @@ def _read_local(file: FileStamp) -> str:
         try:
             return hashing.joined(hashing.blocks_of([(opened.fileno(), file.data_offset, size)]))
         except EOFError as error:
-            raise CorpusFileError(
-                f"{file.path}: was cut short while it was read ({error}). Wait until it is complete."
-            ) from error
+            raise CorpusFileError(f"{file.path}: cut short while read ({error}). Wait until it is complete.") from error
 
 
 def _read_remote(file: FileStamp) -> str:

@@ -22,7 +22,7 @@ from grain_sft.corpus.loss import LossReader
 from grain_sft.corpus.shard import as_token_id, check_signed
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.storage import ShardReader
+from grain_sft.storage import ShardReader, files
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt
@@ -212,7 +212,7 @@ class Corpus(CorpusData):
           StorageError: `path` can't be written, or is a file of the corpus.
           CorpusError: The format is unknown, or is "maxtext" and `sequence_length` is None.
         """
-        index_writer.save(self, path, format, sequence_length, tokenizer)
+        index_writer.save(self, files.normalize(path), format, sequence_length, tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

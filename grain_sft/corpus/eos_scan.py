@@ -36,9 +36,7 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
         stops = np.flatnonzero(ends_document) + (shard_starts[shard] + start + 1)
         return stops, int(chunk.max()), hashing.of_block(chunk.data)
 
-    chunks = [
-        (number, start) for number, shard in enumerate(corpus.shards) for start in range(0, shard.num_tokens, per_chunk)
-    ]
+    chunks = [(i, start) for i, shard in enumerate(corpus.shards) for start in range(0, shard.num_tokens, per_chunk)]
     stops, highest = [np.empty(0, np.int64)], 0
     block_hashes: list[list[bytes]] = [[] for _ in corpus.shards]
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:

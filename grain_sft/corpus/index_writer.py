@@ -19,11 +19,8 @@ INDEX_FORMAT, INDEX_VERSION = "grain_sft index", 1
 MAXTEXT_VERSION = "1"
 
 
-def save(
-    corpus: CorpusData, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
-) -> None:
+def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None, tokenizer: str | None) -> None:
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
-    path = files.normalize(path)
     if corpus.rows is not None:
         raise CorpusError(
             f"{path}: can't index written rows. Open their folder, which is as fast: {os.path.dirname(corpus.shards[0].path)}."

@@ -32,6 +32,7 @@ CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64"
 """Dtypes of tokens by their codes."""
 
 _WRITE_AGAIN = "Copy the file again, or write it again."
+_DAMAGED = f"The file is damaged. {_WRITE_AGAIN}"
 
 
 class IndexHeader(NamedTuple):
@@ -118,8 +119,7 @@ def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(
-            f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens; expected 0 or more. The file is "
-            f"damaged. {_WRITE_AGAIN}"
+            f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens; expected 0 or more. {_DAMAGED}"
         )
 
 
@@ -191,7 +191,7 @@ def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: In
         i = int(np.flatnonzero(pointers != expected)[0])
         raise CorpusError(
             f"{path}: byte {header.pointers_at + 8 * i}: sequence {i} begins at byte {pointers[i]} of the .bin; expected "
-            f"{expected[i]}, after the tokens of those before it. The file is damaged. {_WRITE_AGAIN}"
+            f"{expected[i]}, after the tokens of those before it. {_DAMAGED}"
         )
 
 
@@ -204,5 +204,5 @@ def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None
         i = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
             f"{path}: byte {header.documents_at + 8 * i}: entry {i} of the document index is {entries[i]}; expected entries "
-            f"that ascend from 0 to {header.sequences}, the number of sequences. The file is damaged. {_WRITE_AGAIN}"
+            f"that ascend from 0 to {header.sequences}, the number of sequences. {_DAMAGED}"
         )

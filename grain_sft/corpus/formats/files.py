@@ -160,8 +160,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     for form in forms:
         if form.takes_lists:
             raise CorpusError(
-                f"{token_files[0]}: among the files are ones of another format. Expected Megatron's .bin and .idx files "
-                "alone. Make a mixture of two corpora."
+                f"{token_files[0]}: some files are Megatron's, others of another format. Make a mixture of two corpora."
             )
         form.check_parts(parts, options, listing)
     return scan_corpus(joined_split(token_files, splits, options), parts, options)

@@ -204,8 +204,7 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
         return (), words
     if list(map(_is_number, words)) != [True, False] * (len(words) // 2):
         raise CorpusError(
-            f"{shortened(' '.join(words))!r}: expected weights and prefixes in turn, such as '0.3 A 0.7 B'. Give each prefix "
-            "its weight before it, or prefixes alone."
+            f"{shortened(' '.join(words))!r}: expected weights and prefixes in turn, such as '0.3 A 0.7 B', or prefixes alone."
         )
     weights = tuple(map(float, words[::2]))
     if not (all(0 <= weight < math.inf for weight in weights) and max(weights) > 0):

@@ -47,8 +47,7 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
     if len(indexes) < len(corpus.shards):
         other = next(shard for shard in corpus.shards if shard.boundaries not in indexes)
         raise CorpusError(
-            f"{other.path}: its documents are not preference pairs. Expected a corpus in format pairs, as "
-            "`grain-sft prepare --format pairs` writes it."
+            f"{other.path}: its documents are not preference pairs, as `grain-sft prepare --format pairs` writes them."
         )
     _ = corpus.documents  # raises CorpusError for an entry that is not within its shard
     return np.frombuffer(b"".join(map(read_whole, indexes)), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)

@@ -44,8 +44,7 @@ class Rows(Format):
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(
-                f"{found}: {name}, but written rows hold their masks. Open with {name} the corpus that they were packed "
-                "from, and write its rows again."
+                f"{found}: {name}, but written rows hold their masks. Pack their corpus again, opened with {name}."
             )
         if data.get("format") != ROWS_FORMAT or data.get("version") != ROWS_VERSION:
             raise CorpusError(
@@ -99,8 +98,7 @@ def scan_rows(
         row_bytes = rows.dtype(dtype).itemsize
     except ValueError as error:  # numpy limits the size of a dtype
         raise CorpusError(
-            f"{data.path}: states rows of {length} tokens and up to {rows.most_segments} segments, which are too large "
-            f"({error}). It was edited or damaged."
+            f"{data.path}: rows of {length} tokens and {rows.most_segments} segments are too large ({error}). It is damaged."
         ) from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
