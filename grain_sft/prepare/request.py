@@ -192,5 +192,5 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{name}[{number}]")
-    elif old != new:
+    elif json.dumps(old) != json.dumps(new):  # 0 is not 0.0, as in `hash_of`
         yield f"{name}: {shortened(json.dumps(old))} -> {shortened(json.dumps(new))}"

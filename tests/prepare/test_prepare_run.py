@@ -93,7 +93,7 @@ def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, mon
 
 
 OPTIONS = {"seed": 43, "val_frac": 0.25, "max_length": 50, "keep": "first", "format": "olmo"}
-OPTIONS |= {"template": "episode", "special_text": "encode", "shuffle": False}
+OPTIONS |= {"template": "episode", "special_text": "encode", "shuffle": False, "fim_rate": 0}
 
 
 def change(what: str, chats: list[Path], request: Request) -> tuple[Request, list[str]]:
