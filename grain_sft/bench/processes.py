@@ -47,15 +47,11 @@ print(json.dumps({"seconds": seconds, **memory()}))
 """
 _SHUFFLE = """
 import statistics
+from grain_sft.bench.measuring import seconds_waited
 next(pipeline.iter())
 seconds = time.perf_counter() - begin
 def cost(first):
-    times = []
-    for step in range(first, first + 200):
-        begin = time.perf_counter()
-        pipeline[step]
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e3
+    return statistics.median(seconds_waited(lambda: pipeline[step], 0) for step in range(first, first + 200)) * 1e3
 early, late = cost(0), cost(10_000_000)
 print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "step_10m_ms": late, **memory()}))
 """

@@ -19,10 +19,8 @@ _BETWEEN = "steps between two checkpoints: step1000 step7000 means 1000 to 6999,
 
 _UNUSED = {
     "checkpoints": ("host", "summary", "no_trainable", "tokenizer"),
-    "steps": ("epochs", "tokenizer"),
-    "between": ("epochs", "tokenizer"),
-    "document": ("tokenizer",),
-    "record": ("tokenizer",),
+    **dict.fromkeys(("steps", "between"), ("epochs", "tokenizer")),
+    **dict.fromkeys(("document", "record"), ("tokenizer",)),
 }
 """Options that do not apply to a question: `--record` does not use `--tokenizer`."""
 

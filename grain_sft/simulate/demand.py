@@ -166,8 +166,6 @@ class DemandModel:
             demand.local += local
             demand.seconds += local / (self.conditions.host_mb * 1e6)
             ranges = ranges.select(remote)
-        if not len(ranges.cell):
-            return []
         cell, file = self._checking_reads(number, ranges.cell, ranges.file, turns)
         versions = demand.sums(cell[gather.unversioned[file]])
         demand.ask(versions, np.zeros_like(versions), gather.options.requests)

@@ -80,7 +80,10 @@ class _SourceReads:
         corpus = layout.corpus
         if layout.row_format is None:
             self._add(corpus.shards, corpus.dtype.itemsize)
-            self._add_loss()
+            # a gather for each kind of loss file, as `LossReader` reads them
+            for kind, of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
+                stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
+                self._add(stamps, of_kind.values.dtype.itemsize)
             return
         length = layout.sequence_length
         # first row of each shard
@@ -88,25 +91,19 @@ class _SourceReads:
         self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
         # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
         if corpus.has_loss and (corpus.has_weights or not shifted):
-            self._add([loss for loss in corpus.loss_files if loss], length * (4 if corpus.has_weights else 1))
+            self._add(corpus.loss_files, length * (4 if corpus.has_weights else 1))
 
-    def _add_loss(self) -> None:
-        """Add a gather for each kind of loss file, as `LossReader` reads them."""
-        loss_files = self._layout.corpus.loss_files
-        for kind, placeholder in {loss.kind: loss for loss in loss_files if loss is not None}.items():
-            stamps = [loss if loss is not None and loss.kind == kind else placeholder for loss in loss_files]
-            has_values = [loss is not None and loss.kind == kind for loss in loss_files]
-            self._add(stamps, placeholder.values.dtype.itemsize, has_values)
-
-    def _add(self, stamps: Sequence[FileStamp], width: int, has_values: Sequence[bool] | None = None) -> None:
-        """Add the gather of these files; without `has_values`, it reads all of them."""
-        corpus = self._layout.corpus
+    def _add(self, files_of_shards: Sequence[FileStamp | None], width: int) -> None:
+        """Add the gather that reads the file of each shard, except where it is None."""
+        has_values = np.array([stamp is not None for stamp in files_of_shards])
+        placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
+        stamps = [placeholder if stamp is None else stamp for stamp in files_of_shards]
         in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)
         unversioned = in_bucket & [stamp.version is None for stamp in stamps]
         offsets = np.array([stamp.data_offset for stamp in stamps], np.int64)
-        is_read = np.ones(len(corpus.shards), np.bool_) if has_values is None else np.array(has_values)
-        options = corpus.remote or RemoteOptions.from_environment()
-        self.gathers.append(Gather(stamps, options, in_bucket | self._all_remote, unversioned, offsets, width, is_read))
+        options = self._layout.corpus.remote or RemoteOptions.from_environment()
+        remote = in_bucket | self._all_remote
+        self.gathers.append(Gather(stamps, options, remote, unversioned, offsets, width, has_values))
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""

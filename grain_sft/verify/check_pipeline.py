@@ -73,8 +73,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
             report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count} rows.", f"step {step}")
             return
     steps = sampler.steps_per_epoch
-    epoch_is_readable = steps is not None and not sampler.runs_on and sampler.host.count == 1 and count <= _MOST_ROWS
-    if not report.full or steps is None or not epoch_is_readable:  # `steps is None` is repeated for mypy
+    if not report.full or steps is None or sampler.runs_on or sampler.host.count > 1 or count > _MOST_ROWS:
         return
     times_read, num_read = np.zeros(count, np.uint8), 0
     for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):
@@ -163,14 +162,9 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     if not positions_apart:
         wrong["a segment does not begin at position 0"] = np.diff(segments, axis=1, prepend=0) * positions != 0
         wrong["a position does not count on in its segment"] = inside & (np.diff(positions, axis=1) != 1)
-    wrong |= {
-        "a target is not the token that follows": (
-            inside & (target_segments[:, :-1] != 0) & (targets[:, :-1] != inputs[:, 1:])
-        ),
-        "a target takes loss in another segment than its input": (
-            (target_segments != 0) & (target_segments != segments)
-        ),
-    }
+    in_loss = target_segments != 0
+    wrong["a target is not the token that follows"] = inside & in_loss[:, :-1] & (targets[:, :-1] != inputs[:, 1:])
+    wrong["a target takes loss in another segment than its input"] = in_loss & (target_segments != segments)
     for sentence, mask in wrong.items():
         if mask.any():
             row, column = np.argwhere(mask)[0].tolist()

@@ -98,10 +98,8 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
                 _ = layout.corpus.sources  # cached here, so that not every step's trace reads the file
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(traces)
-    tokens = {name: [0] * len(steps) for name in columns["source"]}
-    for index, columns_of_step in enumerate(map(summarize, traces)):
-        for name, count in zip(columns_of_step["source"], columns_of_step["tokens"], strict=True):
-            tokens[name][index] = count
+    counts = [dict(zip(each["source"], each["tokens"], strict=True)) for each in map(summarize, traces)]
+    tokens = {name: [counts_of_step.get(name, 0) for counts_of_step in counts] for name in columns["source"]}
     return {"columns": columns, "steps": steps, "tokens": tokens}
 
 

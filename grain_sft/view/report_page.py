@@ -46,9 +46,8 @@ def _run(report: Report) -> str:
         lines.append(("rows", f"{rows:,} of {length:,} tokens"))
     lines.append(("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * longest:,} tokens"))
     lines.append(("steps", "never end" if run["steps"] is None else f"{run['steps']:,}"))
-    for name, count in (("steps an epoch", run["steps_per_epoch"]), ("epochs", run["epochs"])):
-        if count is not None:
-            lines.append((name, f"{count:,}"))
+    counts = {"steps an epoch": run["steps_per_epoch"], "epochs": run["epochs"]}
+    lines += [(name, f"{count:,}") for name, count in counts.items() if count is not None]
     lines.append(("receipt", report["receipt"]))
     return _table("run-table", ("", ""), lines, text_columns=(0, 1))
 
@@ -152,10 +151,8 @@ def _filter(rejected: Report) -> str:
 def _throughput(speed: Report | None) -> str:
     if speed is None:
         return _note("Not measured.")
-    lines = []
-    for row in speed["rows"]:
-        figures = (round(row["mtok_per_s"], 1), round(row["ms_per_batch"], 3), round(row["of_limit"], 3))
-        lines.append((row["name"], *figures))
+    digits = {"mtok_per_s": 1, "ms_per_batch": 3, "of_limit": 3}
+    lines = [(row["name"], *(round(row[key], count) for key, count in digits.items())) for row in speed["rows"]]
     size, seconds = f"{speed['tokens']:,}", f"{speed['seconds']:g}"
     note = _note(f"Batches of {size} tokens, about {seconds} s per line, on the machine that made this page.")
     return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)

@@ -103,8 +103,7 @@ def texts_of(
     Raises:
       GrainSftError: The tokenizer cannot be loaded, or is not the one that the corpus was made with.
     """
-    if path is None:
-        path = find_tokenizer(corpus)
+    path = find_tokenizer(corpus) if path is None else path
     if path is None:
         say(f"No folder 'tokenizer' is next to the corpus: ids are shown. Give {argument}.")
         return TokenTexts(None)
