@@ -86,8 +86,6 @@ class _SourceReads:
                 self._add(stamps, of_kind.values.dtype.itemsize)
             return
         length = layout.sequence_length
-        # first row of each shard
-        self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
         self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
         # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
         if corpus.has_loss and (corpus.has_weights or not shifted):
@@ -122,8 +120,9 @@ class _SourceReads:
         if self._layout.row_format is None:
             pieces = self._layout.pieces(rows)
             return pieces.row, pieces.shard, pieces.start, pieces.length
-        shard = self._begins.searchsorted(rows, side="right") - 1
-        return np.arange(len(rows)), shard, rows - self._begins[shard], np.ones(len(rows), np.int64)
+        first_rows = self._layout.corpus.shard_borders // self._layout.sequence_length
+        shard = first_rows.searchsorted(rows, side="right") - 1
+        return np.arange(len(rows)), shard, rows - first_rows[shard], np.ones(len(rows), np.int64)
 
 
 class Reads:

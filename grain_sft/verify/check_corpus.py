@@ -1,6 +1,7 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
 import concurrent.futures
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,7 +29,7 @@ class VocabularyCheck:
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._corpus, self._size = corpus, size
         self._too_high: dict[int, tuple[int, int, int]] = {}
-        """By shard: number of the first token that is too high, its id, and the number of such tokens."""
+        """By shard: number in the corpus of the first token that is too high, its id, and the number of such tokens."""
         self._highest = -1
 
     def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
@@ -41,11 +42,7 @@ class VocabularyCheck:
         shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
             # `offsets[first]` is the first such token of this shard in the block. One of an earlier block is kept instead.
-            first_in_block = (
-                int(begin + offsets[first] - self._corpus.shard_borders[shard]),
-                int(tokens[offsets[first]]),
-                0,
-            )
+            first_in_block = int(begin + offsets[first]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
 
@@ -55,7 +52,8 @@ class VocabularyCheck:
         for shard, (position, token, count) in self._too_high.items():
             more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
             sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
-            report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {position}")
+            place = f"token {position - self._corpus.shard_borders[shard]}"
+            report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, place)
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
@@ -187,12 +185,9 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
     """Check the ids of all tokens in a full check, and otherwise those at both ends of each shard."""
     block = content.BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
-    begin = 0
-    for shard in corpus.shards:
-        end = begin + shard.num_tokens
+    for begin, end in itertools.pairwise(corpus.shard_borders.tolist()):
         for start in range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)}):
             vocabulary.check(start, corpus.read(start, min(start + block, end))[0])
-        begin = end
     vocabulary.report(report)
 
 

@@ -1,18 +1,18 @@
 """Checks that read all tokens of a corpus in blocks: checks of documents, of loss files, and of materialized rows."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, Shard
+from grain_sft.corpus import Corpus
 from grain_sft.layout import MaterializedLayout
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import ShardReader
 from grain_sft.transforms import ShiftTargets
-from grain_sft.types import Array, Ints
+from grain_sft.types import Ints
 from grain_sft.verify.finding import Report
 
 Hashes = npt.NDArray[np.uint64]
@@ -109,35 +109,21 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Check that each loss file has only values of its kind, such as 0 and 1. Report the first wrong value of each file."""
-    for shard in corpus.shards:
+    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # the last border is the end
         if shard.loss is None:
             continue
-        with report.errors("loss", shard.loss.path):
-            for begin, values, tokens in _loss_blocks(corpus, shard):
-                wrong = np.flatnonzero(shard.loss.values.find_invalid(values, tokens))
+        path, kind = shard.loss.path, shard.loss.values
+        with report.errors("loss", path):
+            reader = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
+            for begin in range(0, shard.num_tokens, BLOCK_TOKENS):
+                values = np.empty(min(BLOCK_TOKENS, shard.num_tokens - begin), kind.dtype)
+                reader.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
+                tokens = corpus.read(first + begin, first + begin + len(values))[0] if kind.needs_tokens else values
+                wrong = np.flatnonzero(kind.find_invalid(values, tokens))
                 if len(wrong):
-                    at = int(wrong[0])
-                    sentence = f"holds {values[at]}; expected {shard.loss.values.expected}."
-                    report.wrong("loss", shard.loss.path, sentence, f"token {begin + at}")
+                    sentence = f"holds {values[wrong[0]]}; expected {kind.expected}."
+                    report.wrong("loss", path, sentence, f"token {begin + wrong[0]}")
                     break
-
-
-def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
-    """Yield blocks of a shard's loss: the number of the first token, the values, and the tokens.
-
-    The array of tokens is empty unless the values are labels, which are checked against the tokens.
-    """
-    assert shard.loss is not None
-    kind = shard.loss.values
-    of_loss = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
-    of_tokens = ShardReader((shard,), corpus.dtype.itemsize, 2, remote=corpus.remote)
-    for begin in range(0, shard.num_tokens, BLOCK_TOKENS):
-        count = min(BLOCK_TOKENS, shard.num_tokens - begin)
-        values, tokens = np.empty(count, kind.dtype), np.empty(count if kind.needs_tokens else 0, corpus.dtype)
-        of_loss.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
-        if len(tokens):
-            of_tokens.gather([0], [begin], [0], [tokens.nbytes], tokens.data.cast("B"))
-        yield begin, values, tokens
 
 
 def check_written_rows(report: Report, corpus: Corpus) -> None:
@@ -147,25 +133,20 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         by_documents.row_format = None  # makes its source compute the arrays from the boundary files and the loss files
         stored, computed = NpyDataSource(layout), NpyDataSource(by_documents)
         length = layout.sequence_length
-        end_rows = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
         step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
             rows = np.arange(begin, min(begin + step, len(layout)))
-            for name, (found, expected) in _stored_and_computed(stored, computed, rows).items():
-                wrong = np.flatnonzero((found != expected).any(axis=1))
+            found, expected, read = stored.read(rows), computed.read(rows), stored.read_rows(rows)
+            compared = {name: (found[name], expected[name]) for name in ("segment_ids", "positions")}
+            if read is not None and read.target_segment_ids is not None:
+                targets = ShiftTargets().map(expected)["targets_segmentation"]
+                compared["target_segment_ids"] = read.target_segment_ids, targets
+            for name, (array, expected_array) in compared.items():
+                wrong = np.flatnonzero((array != expected_array).any(axis=1))
                 if len(wrong):
                     row = begin + int(wrong[0])
-                    path = corpus.shards[int(np.searchsorted(end_rows, row, side="right"))].path
+                    path = corpus.shards[int(corpus.shard_borders.searchsorted(row * length, side="right")) - 1].path
                     sentence = "rows from here on are not those of their documents and their loss."
                     report.wrong("rows", path, f"{name} of {len(wrong):,} {sentence}", f"row {row}")
                     return
         report.figures["rows"] = len(layout)
-
-
-def _stored_and_computed(stored: NpyDataSource, computed: NpyDataSource, rows: Ints) -> dict[str, tuple[Array, Array]]:
-    """Return pairs of arrays [rows, L] by name: those of the source `stored`, and those of the source `computed`."""
-    found, expected, read = stored.read(rows), computed.read(rows), stored.read_rows(rows)
-    compared = {name: (found[name], expected[name]) for name in ("segment_ids", "positions")}
-    if read is not None and read.target_segment_ids is not None:
-        compared["target_segment_ids"] = read.target_segment_ids, ShiftTargets().map(expected)["targets_segmentation"]
-    return compared
