@@ -4,7 +4,7 @@ import functools
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from grain_sft.errors import GrainSftError, LayoutError, WrongTypeError, shortened
@@ -39,6 +39,12 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Raise a `WrongTypeError` unless `value` is of the type or union `kind`. The message calls this type `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
+
+
+def check_choice(name: str, value: object, choices: Collection[str], error: type[GrainSftError]) -> None:
+    """Raise `error`, which names the argument `name`, unless `value` is one of `choices`."""
+    if value not in choices:
+        raise error(f"{name}={value!r}: expected one of {', '.join(choices)}.")
 
 
 def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:

@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice
 from grain_sft.corpus import Corpus, Documents, part_by_part
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -59,8 +59,7 @@ class OlmoVslLayout(Layout):
             raise LayoutError(
                 f"min_sequence_length={self.min_sequence_length}: expected less than sequence_length={self.sequence_length}."
             )
-        if boundaries not in get_args(Boundaries):
-            raise LayoutError(f"boundaries={boundaries!r}: expected one of {', '.join(get_args(Boundaries))}.")
+        check_choice("boundaries", boundaries, get_args(Boundaries), LayoutError)
         exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
         self.row_lengths = tuple(1 << exponent for exponent in exponents)
         self.boundaries, self.finder = boundaries, corpus.find_documents(boundaries)
@@ -85,11 +84,8 @@ class OlmoVslLayout(Layout):
             self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]
         self._ends: Ints = np.cumsum(self.row_counts)
         self._lengths = np.array(self.row_lengths, np.int64)
+        self._num_tokens = int(np.dot(self.row_counts, self._lengths))
         self._dropped = int(to_cut.length.sum()) - self._num_tokens
-
-    @property
-    def _num_tokens(self) -> int:
-        return int(np.dot(self.row_counts, self._lengths))
 
     def __len__(self) -> int:
         return len(self._start)

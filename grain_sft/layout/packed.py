@@ -220,9 +220,7 @@ class PackedLayout(Layout):
         if len(self.plans) == 1 or not len(rows):
             return pieces_of(self.corpus, *self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
-        return pieces_of(
-            self.corpus, *join_parts(epoch, lambda number, index: self.plans[number].segments(local[index]))
-        )
+        return pieces_of(self.corpus, *join_parts(epoch, lambda number, rows: self.plans[number].segments(local[rows])))
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents of all epochs, and padding."""

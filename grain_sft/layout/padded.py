@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length, check_type
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
@@ -34,8 +34,7 @@ class PaddedLayout(Layout):
     def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
-        if keep not in ("last", "first"):
-            raise LayoutError(f"keep={keep!r}: expected 'last' or 'first'.")
+        check_choice("keep", keep, ("last", "first"), LayoutError)
         self.keep, self.min_tokens = keep, as_integer("min_tokens", min_tokens, 1, LayoutError)
         start, length = corpus.documents
         self.highest_token = corpus.documents.highest_token

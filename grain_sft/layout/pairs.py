@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice
 from grain_sft.corpus import Corpus, pair_lengths
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -42,16 +42,14 @@ class PairsLayout(Layout):
         longest = as_sequence_length(sequence_length)  # of a prompt with one response; a row has both responses
         as_integer("sequence_length", longest, 2, LayoutError)
         self.corpus = corpus
-        self.prompt_length = (
-            longest // 2 if prompt_length is None else as_integer("prompt_length", prompt_length, 1, LayoutError)
-        )
+        prompt_length = longest // 2 if prompt_length is None else prompt_length
+        self.prompt_length = as_integer("prompt_length", prompt_length, 1, LayoutError)
         self.response_length = longest - self.prompt_length
         if not 0 < self.prompt_length < longest:
             raise LayoutError(
                 f"prompt_length={self.prompt_length}: expected 1 to {longest - 1}, for sequence_length={longest}."
             )
-        if long_pairs not in ("truncate", "drop"):
-            raise LayoutError(f"long_pairs={long_pairs!r}: expected 'truncate' or 'drop'.")
+        check_choice("long_pairs", long_pairs, ("truncate", "drop"), LayoutError)
         self.long_pairs, self.sequence_length = long_pairs, longest + self.response_length
         lengths = pair_lengths(corpus)
         kept = np.minimum(lengths, [self.prompt_length, self.response_length, self.response_length])

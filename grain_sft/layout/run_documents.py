@@ -50,9 +50,7 @@ class RunDocuments:
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
                 # A mixture that has one corpus twice has two entries: prefer this name's, then one that no other part takes.
-                entry = min(
-                    same, key=lambda entry: (entry.name != name, entry.name in layout.parts or entry in numbered)
-                )
+                entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)
                 self._end += _num_numbers(part)

@@ -83,9 +83,8 @@ class ScheduleTable:
         If row 2 of the source is row 9 of the mixture, [2] returns [9]. The result is -1 where the source has fewer rows.
         """
         rows, per_period = self._rows[source], int(self._per_period[source])
-        periods = np.zeros_like(numbers)
-        if per_period:
-            periods = np.maximum(numbers - int(self._before[source]), 0) // per_period
+        # a source without rows in a period has all of its rows before the first one
+        periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
         numbers_in_table = numbers - periods * per_period
         exists = numbers_in_table < len(rows)
         rows_of_mixture = np.full(len(numbers), -1, np.int64)

@@ -3,7 +3,7 @@
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
@@ -180,12 +180,6 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
         at = "" if step is None else f", from step {step} on,"
         problem = f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over"
         raise SamplerError(f"{problem}. Take a multiple of {hosts}.")
-
-
-def check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise a `SamplerError` that names the argument `name` unless `value` is one of `choices`, a `Literal` type."""
-    if value not in get_args(choices):
-        raise SamplerError(f"{name}={value!r}: expected one of {', '.join(get_args(choices))}.")
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_choice
 from grain_sft.errors import SamplerError
 from grain_sft.layout import groups
-from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
+from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
@@ -48,6 +48,9 @@ class CurriculumSampler(EpochSampler):
       epochs: Epochs after which the pipeline ends. Without it, never.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
+    Attributes:
+      row_lengths: Length of the rows of each bucket, ascending. Batches of bucket b have `batch_sizes.sizes[b]` rows.
+
     Raises:
       SamplerError: Arguments contradict each other, or OLMo-core cannot build the curriculum from them.
     """
@@ -71,7 +74,7 @@ class CurriculumSampler(EpochSampler):
     ) -> None:
         self.buckets = tuple((int(length), int(rows)) for length, rows in buckets)
         self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
-        check_choice("curriculum", curriculum, Curriculum)
+        check_choice("curriculum", curriculum, get_args(Curriculum), SamplerError)
         self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
         if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
@@ -80,6 +83,7 @@ class CurriculumSampler(EpochSampler):
             raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
+        self.row_lengths = tuple(length for length, _ in self.buckets)
         self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
         self._rows_before_bucket = np.cumsum(rows) - rows
         self._rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
@@ -98,11 +102,6 @@ class CurriculumSampler(EpochSampler):
         if not self.shuffle:
             return np.arange(int(self._counts.sum()))
         return batch_order(self.curriculum, self._counts, self.seed + epoch + 1, self.num_cycles)
-
-    @property
-    def row_lengths(self) -> tuple[int, ...]:
-        """Length of the rows of each bucket, ascending. Batches of bucket b have `batch_sizes.sizes[b]` rows."""
-        return tuple(length for length, _ in self.buckets)
 
     def row_length(self, step: int) -> int:
         epoch, step_of_epoch = divmod(self._checked_step(step), self._sizes.num_steps)

@@ -4,13 +4,14 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import msgspec
 import numpy as np
 
+from grain_sft.arguments import check_choice
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
+from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
@@ -77,7 +78,7 @@ class IndexSampler(EpochSampler):
         self.num_instances, self.seed, self.chunk_size = source.num_instances, source.seed, source.chunk_size
         self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
         self.costs = costs
-        check_choice("last_batch", last_batch, LastBatch)
+        check_choice("last_batch", last_batch, get_args(LastBatch), SamplerError)
         traits = ORDERS[order]
         super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=traits.host_blocks)
         if last_batch == "fill" and traits.runs_on:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import get_args
 
+from grain_sft.arguments import check_choice
 from grain_sft.deprecated import renamed_arguments
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import MOST_ROWS, check_choice, checked_entries
+from grain_sft.sampling.batch_sizes import MOST_ROWS, checked_entries
 from grain_sft.sampling.proportions import OnExhausted, Proportions, as_shares
 from grain_sft.sampling.streams import SourceOrder
 
@@ -43,7 +45,7 @@ class Mixture:
     schedule: tuple[tuple[int, Mapping[str, Weight]], ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("on_exhausted", self.on_exhausted, OnExhausted)
+        check_choice("on_exhausted", self.on_exhausted, get_args(OnExhausted), SamplerError)
         if not self.sources:
             raise SamplerError("a mixture of no sources: expected one or more.")
         object.__setattr__(self, "sources", dict(self.sources))

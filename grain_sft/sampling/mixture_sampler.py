@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Literal, NoReturn, Self
+from typing import Literal, NoReturn, Self, get_args
 
 import numpy as np
 
+from grain_sft.arguments import check_choice
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, groups
-from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes, check_choice
+from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
 from grain_sft.sampling.proportions import Path, Proportions, count_drawn, find_drawn
@@ -66,7 +67,7 @@ class MixtureSampler(StreamSampler):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=False)
-        check_choice("last_batch of a mixture", last_batch, MixtureLastBatch)
+        check_choice("last_batch of a mixture", last_batch, get_args(MixtureLastBatch), SamplerError)
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.streams = ()
@@ -163,11 +164,8 @@ class MixtureSampler(StreamSampler):
         rows = np.full(len(indices), FILL_ROW)
         drawn = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
         sources[drawn], rows_of_streams = self._choose(self._proportions, indices[drawn], indices[drawn])
-        for number, stream in enumerate(self.streams):
-            selected = np.flatnonzero(sources[drawn] == number)
-            if not len(selected):
-                continue
-            entries = drawn[selected]
+        for number, selected in groups(sources[drawn]):
+            stream, entries = self.streams[number], drawn[selected]
             rows_of_stream = rows_of_streams[selected] + stream.source.rows_before
             epochs[entries], order_indices[entries] = np.divmod(rows_of_stream, stream.source.num_instances)
             for epoch, of_epoch in groups(epochs[entries]):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from grain_sft.arguments import check_choice
 from grain_sft.config import is_config, load
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusError
@@ -50,8 +51,7 @@ def verify(
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
-    if kind not in KINDS:
-        raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
+    check_choice("what", kind, KINDS, CorpusError)
     arguments: list[tuple[str, Any, str]] = [("corpus", corpus, "plan"), ("receipt", receipt, "config")]
     # a plan has no vocabulary
     arguments += [("host", host, "config"), ("vocab_size", vocab_size, "corpus" if kind == "plan" else kind)]

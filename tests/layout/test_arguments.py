@@ -32,7 +32,7 @@ def test_a_sequence_length_is_a_positive_integer_that_int32_positions_count(corp
     ("layout", "options", "message"),
     [
         (WindowLayout, {"sequence_length": 12}, "leaves no row: the longest of 1 shards has 11 tokens"),
-        (PaddedLayout, {"keep": "middle"}, "keep='middle': expected 'last' or 'first'."),
+        (PaddedLayout, {"keep": "middle"}, "keep='middle': expected one of last, first."),
         (PaddedLayout, {"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
         (PaddedLayout, {"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
         (PackedLayout, {"algorithm": "worst_fit"}, "algorithm 'worst_fit': expected one of best_fit_decreasing, "),

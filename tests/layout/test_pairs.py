@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     for options, message in (
         ({"sequence_length": 1}, "sequence_length=1: expected an integer, 2 or more"),
         ({"prompt_length": 48}, "prompt_length=48: expected 1 to 47"),
-        ({"long_pairs": "cut"}, "long_pairs='cut': expected 'truncate' or 'drop'"),
+        ({"long_pairs": "cut"}, "long_pairs='cut': expected one of truncate, drop"),
     ):
         with pytest.raises(GrainSftError, match=message):
             PairsLayout(corpus, **{"sequence_length": 48} | options)

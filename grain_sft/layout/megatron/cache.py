@@ -112,18 +112,15 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
     sound: dict[str, Blend] = {}
     wrong: list[str] = []
     for start, (dataset, number) in _of_shapes(described, dict.fromkeys(_BLEND, (size,))):
+        path = start + _BLEND[0]
         if dataset.min() < 0 or dataset.max() >= len(shares):
-            wrong.append(
-                f"{start}{_BLEND[0]}: holds {dataset.min()} to {dataset.max()}; expected 0 to {len(shares) - 1}."
-            )
+            wrong.append(f"{path}: holds {dataset.min()} to {dataset.max()}; expected 0 to {len(shares) - 1}.")
             continue
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
         elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # counts of `blend` are closer
-            wrong.append(
-                f"{start}{_BLEND[0]}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}."
-            )
+            wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
     found = _only(sound, wrong, f"the weights {shares.tolist()}")

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice
 from grain_sft.corpus import SUBSETS, Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -91,8 +91,7 @@ class MegatronGptLayout(Layout):
         index_dir: str | os.PathLike[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        if variant not in VARIANTS:
-            raise LayoutError(f"variant={variant!r}: expected one of {', '.join(VARIANTS)}.")
+        check_choice("variant", variant, VARIANTS, LayoutError)
         if document_subset not in SUBSETS or (document_split is None and document_subset != "train"):
             expected = f"expected one of {', '.join(SUBSETS)}, with document_split, such as document_split='99,1'"
             raise LayoutError(f"document_subset={document_subset!r}: {expected}.")

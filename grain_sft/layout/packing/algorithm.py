@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice
 from grain_sft.errors import LayoutError
 from grain_sft.registry import entry_errors
 from grain_sft.types import Ints
@@ -108,8 +108,7 @@ class PackingOptions:
         """Return these options, with integers as Python ints; raise a `LayoutError` where one has an invalid value."""
         values = self.stated()
         for name, choices in _CHOICES.items():
-            if values[name] not in choices:
-                raise LayoutError(f"{name}={values[name]!r}: expected one of {', '.join(choices)}.")
+            check_choice(name, values[name], choices, LayoutError)
         values["sequence_length"] = as_sequence_length(values["sequence_length"])
         for name, least in _LEAST.items():
             default = getattr(PackingOptions, name)
