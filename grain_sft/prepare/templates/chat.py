@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.conversation import Conversation, Message
+from grain_sft.prepare.records.conversation import CALLS, Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
@@ -59,6 +59,12 @@ class Chat(Template):
         turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
+        uncalled = [{key: value for key, value in each.items() if key not in CALLS or not value} for each in messages]
+        if uncalled != messages and self._chat.attempt(uncalled, tools) == text:
+            raise RecordError(
+                f"messages: the chat template writes nothing of {' or '.join(CALLS)}, so the assistant would learn turns "
+                "without its calls. Give a template that renders calls (--chat-template), or remove them."
+            )
         chat = RenderedChat(self._chat, messages, tools, text)
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
         if self._chat.marks_turns:
