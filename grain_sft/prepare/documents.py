@@ -158,7 +158,7 @@ class ChunkDocuments(Documents):
         """Read tokens and loss from the file of a chunk, as a `Reader`."""
         header = self.headers[part]
         columns = [(header.tokens_at, tokens), (header.loss_at, loss)]
-        if header.all_loss:
+        if header.loss_at == header.rejected_at:  # the file contains no loss, which is 1 for all tokens
             loss[:] = 1
             columns.pop()
         for offset, out in columns:

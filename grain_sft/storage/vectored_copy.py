@@ -59,8 +59,6 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       file descriptors run out.
     """
     try:
-        if len(ends) <= _MOST_PER_CALL:
-            return _copy_by_one_call(addresses, places, ends, out)
         parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))
         return all(_copy_by_one_call(addresses[part], places[part], ends[part], out) for part in parts)
     except OSError:  # no memory or file descriptor left
