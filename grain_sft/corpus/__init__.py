@@ -14,13 +14,13 @@ from grain_sft.corpus.formats import (
     ReadOptions,
     Split,
     TokenFile,
+    rows,
     scan_corpus,
 )
 from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, split_range, words_of
 from grain_sft.corpus.formats.metadata import LABEL_MASKS, SPLIT, Json, prepare_manifest, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
-from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
 from grain_sft.corpus.formats.scanning import SUBSETS, THREADS
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
@@ -29,10 +29,9 @@ from grain_sft.corpus.row_format import RowFormat, are_long
 from grain_sft.corpus.shard import Shard, TokenDtype, check_signed
 
 __all__ = [
-    "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "ROWS_FORMAT", "ROWS_MANIFEST",
-    "ROWS_VERSION", "SPLIT", "SUBSETS", "THREADS", "Corpus", "CorpusData", "CorpusMetadata", "DirectoryListing",
-    "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader", "MixtureCorpus",
-    "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long", "check_signed",
-    "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "prepare_manifest", "row_files",
-    "scan_corpus", "scan_rows", "split_metadata", "split_range", "words_of",
+    "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "SPLIT", "SUBSETS", "THREADS",
+    "Corpus", "CorpusData", "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format",
+    "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype",
+    "TokenFile", "are_long", "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths",
+    "part_by_part", "prepare_manifest", "rows", "scan_corpus", "split_metadata", "split_range", "words_of",
 ]  # fmt: skip

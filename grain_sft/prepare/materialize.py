@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus import (
-    ROWS_FORMAT,
-    ROWS_MANIFEST,
-    ROWS_VERSION,
-    Json,
-    RowFormat,
-    open_corpus,
-    row_files,
-    scan_rows,
-)
+from grain_sft.corpus import Json, RowFormat, open_corpus, rows
 from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout import PackedLayout, plan_files
 from grain_sft.prepare.request import hash_of
@@ -84,7 +75,7 @@ def materialize(
 class _Target(Target):
     """Output folder of rows. Its finished content is never replaced."""
 
-    manifest_name = ROWS_MANIFEST
+    manifest_name = rows.MANIFEST
     work_suffix = "rows"
     error = LayoutError
 
@@ -109,10 +100,10 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
     row_format = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
     dtype = row_format.dtype(corpus.dtype)
     per_shard = max(1, shard_bytes // dtype.itemsize)
-    key = hash_of([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
+    key = hash_of([rows.VERSION, made_of, per_shard, corpus.padding_token_id])
     manifest = {
-        "format": ROWS_FORMAT,
-        "version": ROWS_VERSION,
+        "format": rows.NAME,
+        "version": rows.VERSION,
         "key": f"sha256:{key}",
         "made_of": made_of,
         "sequence_length": layout.sequence_length,
@@ -151,7 +142,7 @@ def _write(
     source = NpyDataSource(layout)
     begin = 0
     for number, count in enumerate(manifest["rows_of_shards"]):
-        names = row_files(number, manifest["loss"])
+        names = rows.row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
         if not files.exists(paths[0]):  # the file of documents appears when the other files of the shard are complete
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
@@ -160,14 +151,14 @@ def _write(
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
-    path = files.join(target.stage, ROWS_MANIFEST)
-    manifest["fingerprint"] = scan_rows(target.stage, Json(path, manifest)).fingerprint
+    path = files.join(target.stage, rows.MANIFEST)
+    manifest["fingerprint"] = rows.scan_rows(target.stage, Json(path, manifest)).fingerprint
     files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
 
 
 def _write_shard(
-    source: NpyDataSource, rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
+    source: NpyDataSource, shard_rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
 ) -> None:
     """Write the files of one shard. Each appears whole, and the first of `paths` last."""
     from grain_sft.transforms import ShiftTargets
@@ -175,8 +166,8 @@ def _write_shard(
     length = source.layout.sequence_length
     chunk = max(1, _CHUNK_TOKENS // length)
     with whole_files(paths) as (documents_file, *loss_file, rows_file):
-        for begin in range(rows.start, rows.stop, chunk):
-            element = source.read(range(begin, min(begin + chunk, rows.stop)))
+        for begin in range(shard_rows.start, shard_rows.stop, chunk):
+            element = source.read(range(begin, min(begin + chunk, shard_rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
             first = pieces.segment_begins  # index of each segment's first piece
             row, segment, start = pieces.row[first], pieces.segment_columns[0][first], pieces.column[first]
@@ -192,8 +183,8 @@ def _write_shard(
                 else:
                     records[name] = arrays[name]
             rows_file.write(records.tobytes())
-            starts = (begin - rows.start + row) * length + start  # index of a segment's first token in the shard
+            starts = (begin - shard_rows.start + row) * length + start  # index of a segment's first token in the shard
             documents_file.write(np.stack([starts, stop - start], axis=1).astype("<u8").tobytes())
             for file in loss_file:
                 file.write(element.get("loss_weights", element["loss_mask"]).tobytes())
-            progress("rows", min(begin + chunk, rows.stop), len(source.layout))
+            progress("rows", min(begin + chunk, shard_rows.stop), len(source.layout))

@@ -23,9 +23,9 @@ from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, describe, files
 
-ROWS_MANIFEST = "rows.json"
-ROWS_FORMAT = "grain_sft rows"
-ROWS_VERSION = 4
+MANIFEST = "rows.json"
+NAME = "grain_sft rows"
+VERSION = 4
 
 _FILE = re.compile(r"(rows|loss)_\d{4,}\.bin|documents_\d{4,}\.idx")
 
@@ -36,20 +36,20 @@ class Rows(Format):
     expected = "a directory with rows.json, written by grain-sft pack --materialize"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        return path if ROWS_MANIFEST in listing.names(path) else None
+        return path if MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open a folder of written rows. Its version must be `ROWS_VERSION`, and its fingerprint the one in the manifest."""
-        data = Json.load(files.join(found, ROWS_MANIFEST))
+        """Open a folder of written rows. Its version must be `VERSION`, and its fingerprint the one in the manifest."""
+        data = Json.load(files.join(found, MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(
                 f"{found}: {name}, but written rows hold their masks. Pack their corpus again, opened with {name}."
             )
-        if data.get("format") != ROWS_FORMAT or data.get("version") != ROWS_VERSION:
+        if data.get("format") != NAME or data.get("version") != VERSION:
             raise CorpusError(
                 f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}; expected "
-                f"{ROWS_FORMAT!r}, version {ROWS_VERSION}. Write the rows again, or read them with the version that wrote them."
+                f"{NAME!r}, version {VERSION}. Write the rows again, or read them with the version that wrote them."
             )
         corpus = scan_rows(found, data, options, listing)
         # the fingerprint includes the eos_token_id of the manifest, but the caller may give another one
@@ -58,13 +58,13 @@ class Rows(Format):
         expected = data.get("fingerprint", str)
         if actual != expected:
             raise CorpusError(
-                f"{found}: its files are not those that {ROWS_MANIFEST} was written with (their fingerprint is {actual}, "
+                f"{found}: its files are not those that {MANIFEST} was written with (their fingerprint is {actual}, "
                 f"expected {expected}). A file was replaced: copy the folder again, or write the rows again."
             )
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        if _FILE.fullmatch(files.name_of(path)) and listing.sidecars(path, ROWS_MANIFEST):
+        if _FILE.fullmatch(files.name_of(path)) and listing.sidecars(path, MANIFEST):
             raise CorpusError(f"{path}: a file of written rows. Open their folder {files.parent(path)}.")
         return None
 
@@ -130,4 +130,4 @@ def row_files(number: int, loss: str | None) -> dict[str, str]:
 def _check_size(file: FileStamp, expected: int) -> None:
     """Refuse a file whose size is not the `expected` number of bytes."""
     if file.size != expected:
-        raise CorpusError(f"{file.path}: {file.size} bytes, but {ROWS_MANIFEST} states {expected}. Copy it again.")
+        raise CorpusError(f"{file.path}: {file.size} bytes, but {MANIFEST} states {expected}. Copy it again.")
