@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import DIGEST_BYTES, MOST_HEADER_BYTES, FileStamp, ForkSafeLock, digest_of, files, read_head
+from grain_sft.storage import FileStamp, ForkSafeLock, file_stamp, files
 
 Dtype = np.dtype[Any]
 
@@ -41,11 +41,12 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
       codes: Dtypes that a header may state besides `raw_dtype`, such as "f4" for little-endian float32. Any other dtype in a
         header raises a CorpusError.
     """
-    size, head, version = read_head(path)
+    size, head, version = file_stamp.read_head(path)
     dtype, count, offset = find_data(path, head, size, raw_dtype, codes)
-    first = head[offset : offset + DIGEST_BYTES]
-    last = files.read_range(path, max(offset, size - DIGEST_BYTES), size, version=version)
-    return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
+    first = head[offset : offset + file_stamp.DIGEST_BYTES]
+    last = files.read_range(path, max(offset, size - file_stamp.DIGEST_BYTES), size, version=version)
+    digest = file_stamp.digest_of(first, last)
+    return ArrayFile(FileStamp(path, size, digest, offset, version), dtype, count, first, last)
 
 
 def dtype_code(dtype: object) -> str:
@@ -98,10 +99,10 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
     start = len(MAGIC) + (4 if version[0] == 1 else 6)
     length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
     offset = start + length
-    if offset > min(size, MOST_HEADER_BYTES):
+    if offset > min(size, file_stamp.MOST_HEADER_BYTES):
         raise CorpusError(
             f"{path}: the .npy header claims {length} bytes, but the file has {size}, and the header of a token array has at "
-            f"most {MOST_HEADER_BYTES}. The file is damaged."
+            f"most {file_stamp.MOST_HEADER_BYTES}. The file is damaged."
         )
     try:
         with _PARSER_LOCK.lock:

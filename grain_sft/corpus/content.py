@@ -17,16 +17,15 @@ from grain_sft.corpus.data import CorpusData
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import (
     FileStamp,
-    Limits,
     Range,
     artifact,
+    file_stamp,
     files,
     hashing,
     identify,
     inside,
     open_regular,
     remote_files,
-    size_change,
 )
 
 PREFIX = "content-sha256:"
@@ -84,7 +83,7 @@ def _read_local(file: FileStamp) -> str:
     with files.reading(file.path), inside(file.root), os.fdopen(open_regular(file.path), "rb", 0) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size != file.size:
-            raise CorpusFileError(size_change(file, size))
+            raise CorpusFileError(file_stamp.size_change(file, size))
         try:
             return hashing.joined(hashing.blocks_of([(opened.fileno(), file.data_offset, size)]))
         except EOFError as error:
@@ -117,7 +116,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
     remote = [file for file in stored if files.is_remote(file.path)]
     now = time.time()
     try:
-        versions = {file.path: file.version or "" for file in identify(remote, Limits.from_environment())}
+        versions = {file.path: file.version or "" for file in identify(remote)}
         for file in stored:
             if files.is_remote(file.path):
                 version = versions[file.path]

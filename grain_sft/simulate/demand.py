@@ -10,7 +10,7 @@ from grain_sft.sampling import Sampler
 from grain_sft.simulate.cache import HostCache, Piece
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.reads import Gather, Ranges, Reads
-from grain_sft.storage import DIGEST_BYTES, CacheOptions, remote_files, shard_cache
+from grain_sft.storage import CacheOptions, file_stamp, remote_files, shard_cache
 from grain_sft.types import Ints
 
 _ROWS_AT_ONCE = 1 << 20
@@ -171,7 +171,7 @@ class DemandModel:
         demand.ask(versions, np.zeros_like(versions), gather.options.requests)
         demand.checks += versions
         sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)[file]
-        end_bytes = np.minimum(DIGEST_BYTES, sizes)
+        end_bytes = np.minimum(file_stamp.DIGEST_BYTES, sizes)
         first_offset = gather.offsets[file]
         last_offset = first_offset + sizes - end_bytes
         both_offsets = np.stack([first_offset, last_offset], axis=1).reshape(-1)

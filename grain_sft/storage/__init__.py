@@ -3,19 +3,8 @@
 An artifact is a file of named arrays that is made once per machine or bucket, and then memory-mapped.
 """
 
-from grain_sft.storage import activity, artifact, cache_blocks, files, hashing, shard_cache
-from grain_sft.storage.file_stamp import (
-    DIGEST_BYTES,
-    MOST_HEADER_BYTES,
-    Count,
-    FileStamp,
-    describe,
-    digest_of,
-    read_head,
-    read_whole,
-    replaced,
-    size_change,
-)
+from grain_sft.storage import activity, artifact, cache_blocks, file_stamp, files, hashing, shard_cache
+from grain_sft.storage.file_stamp import Count, FileStamp, describe, read_whole
 from grain_sft.storage.files import atomic_write, write_bytes
 from grain_sft.storage.local_file import MOST_OPEN_FILES
 from grain_sft.storage.locks import CACHE_DIR_VARIABLE, ForkSafeLock, HeldLock, exclusive, without_interrupts
@@ -29,9 +18,9 @@ from grain_sft.storage.remote_shards import identify
 from grain_sft.storage.shard_reader import Buffers, RowPieces, ShardReader
 
 __all__ = [
-    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers",
-    "CacheOptions", "Count", "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "RowPieces",
-    "ShardReader", "activity", "artifact", "atomic_write", "cache_blocks", "describe", "digest_of", "exclusive", "files",
-    "hashing", "identify", "inside", "inside_also", "open_regular", "open_remote", "outside", "read_head", "read_regular",
-    "read_whole", "remote_files", "replaced", "shard_cache", "size_change", "without_interrupts", "write_bytes",
+    "CACHE_DIR_VARIABLE", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers", "CacheOptions", "Count", "FileStamp",
+    "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "RowPieces", "ShardReader", "activity", "artifact",
+    "atomic_write", "cache_blocks", "describe", "exclusive", "file_stamp", "files", "hashing", "identify", "inside",
+    "inside_also", "open_regular", "open_remote", "outside", "read_regular", "read_whole", "remote_files",
+    "shard_cache", "without_interrupts", "write_bytes",
 ]  # fmt: skip

@@ -89,7 +89,7 @@ class RemoteShards:
                 raise CorpusFileError(replaced(shard)) from None
 
 
-def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
+def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[RemoteFile]:
     """Return each file in its indexed version. If the index has no version of a file, return it in its present version.
 
     Raises:

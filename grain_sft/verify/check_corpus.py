@@ -10,7 +10,7 @@ import numpy.typing as npt
 from grain_sft.corpus import THREADS, Corpus, Json, prepare_manifest
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import find_tokenizer, tokenizer_of
-from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, replaced, size_change
+from grain_sft.storage import FileStamp, describe, file_stamp, files
 from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
@@ -109,8 +109,8 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
         except GrainSftError as error:
             return str(error)
         if found.size != file.size:
-            return size_change(file, found.size)
-        return "" if found.digest == file.digest else replaced(file)
+            return file_stamp.size_change(file, found.size)
+        return "" if found.digest == file.digest else file_stamp.replaced(file)
 
     with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(distinct))) as pool:
         for path, sentence in zip(distinct, pool.map(check, distinct.values()), strict=True):
@@ -184,7 +184,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
 
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
     """Check the ids of all tokens in a full check, and otherwise those at both ends of each shard."""
-    block = content.BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+    block = content.BLOCK_TOKENS if report.full else file_stamp.DIGEST_BYTES // corpus.dtype.itemsize
     for begin, end in itertools.pairwise(corpus.shard_borders.tolist()):
         for start in range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)}):
             vocabulary.check(start, corpus.read(start, min(start + block, end))[0])

@@ -17,7 +17,7 @@ from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_V
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.storage import Count, FileStamp, Limits, files, identify, size_change
+from grain_sft.storage import Count, FileStamp, file_stamp, files, identify
 
 _EXPECTED = (
     " Expected token files, or an index that `grain-sft index` wrote. If these are chats or texts, make a corpus of them "
@@ -99,7 +99,7 @@ def _pinned(corpus: Corpus) -> Corpus:
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
     if not unknown:
         return corpus
-    versions = {file.path: file.version for file in identify(list(unknown.values()), Limits.from_environment())}
+    versions = {file.path: file.version for file in identify(list(unknown.values()))}
     return corpus.map_files(lambda file: dataclasses.replace(file, version=versions.get(file.path, file.version)))
 
 
@@ -133,7 +133,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
                 "If the data moved, map the old path to the new one with path_remap."
             ) from error
         if size != file.size:
-            raise CorpusFileError(f"{size_change(file, size)} Index: {path}.")
+            raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
     in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
 

@@ -19,7 +19,7 @@ from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, read_head
+from grain_sft.storage import FileStamp, describe, file_stamp, files
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")  # group 1: the last number of a name, without leading zeros
 THREADS = 32  # more than processors, since a scan mostly waits for the disk or for a bucket
@@ -184,7 +184,7 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
             continue
-        size, head, _ = read_head(part.tokens)
+        size, head, _ = file_stamp.read_head(part.tokens)
         if head.startswith(MAGIC):
             return scan_shard(part.tokens, None)[1]
         if not size and not loss.count:
@@ -222,7 +222,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     values = loss.values
     if not values.needs_tokens:
         return
-    count = min(shard.num_tokens, DIGEST_BYTES // values.dtype.itemsize)
+    count = min(shard.num_tokens, file_stamp.DIGEST_BYTES // values.dtype.itemsize)
     for first in sorted({0, shard.num_tokens - count}):
         labels, tokens = _read_values(loss, values.dtype, first, count), _read_values(shard, dtype, first, count)
         wrong = np.flatnonzero(values.find_invalid(labels, tokens))
