@@ -65,15 +65,9 @@ def _reason(internal: str, vocab_size: int) -> str:
     if match := re.search(r"to a value <= (\d+)", internal):
         most = int(match[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""
-        return (
-            f"the texts are too few for {vocab_size:,} pieces. Expected at most {most:,} for this much text. "
-            f"Give more text{smaller}."
-        )
+        return f"the texts are too few for {vocab_size:,} pieces; expected at most {most:,}. Give more text{smaller}."
     if match := re.search(r"required_chars\. \d+ vs (\d+)", internal):
-        return (
-            f"the texts have more different characters than {vocab_size:,} pieces can hold. "
-            f"Expected at least {int(match[1]):,}. Give --vocab-size {match[1]} or more."
-        )
+        return f"{vocab_size:,} pieces can't hold the different characters of the texts. Give --vocab-size {match[1]} or more."
     if "sentences_.empty()" in internal:
         return "the inputs hold no text to train on. Expected messages with text. Check the inputs and --schema."
     return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}"

@@ -18,7 +18,7 @@ CHARACTERS = ["".join(map(chr, range(0x4E00, 0x5000)))] * 5
     [
         (NUMBERED, 9000, "bpe", "the texts are too few for 9,000 pieces"),
         (NUMBERED, 9000, "unigram", "the texts are too few for 9,000 pieces"),
-        (CHARACTERS, 300, "bpe", "more different characters than 300 pieces can hold"),
+        (CHARACTERS, 300, "bpe", "300 pieces can't hold the different characters of the texts"),
     ],
 )
 def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works(texts, size, model_type, message):

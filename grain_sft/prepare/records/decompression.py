@@ -23,10 +23,7 @@ def compression_of(path: str, head: bytes) -> str:
     """Return "gzip", "zstd" or "", by a file's first bytes. Refuse other compressions."""
     for magic, command in _UNSUPPORTED.items():
         if head.startswith(magic):
-            raise PrepareError(
-                f"{path}: is compressed in a way that is not supported. Expected plain, .gz or .zst files. "
-                f"Decompress it: {command} {shlex.quote(path)}"
-            )
+            raise PrepareError(f"{path}: not a plain, .gz or .zst file. Decompress it: {command} {shlex.quote(path)}")
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
+from msgspec.structs import replace
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import DOCUMENT, Conversation, Message, Record, Roles
@@ -217,10 +217,7 @@ def _messages_of(record: Record, key: str, role: str) -> list[Message]:
 
 def _untrained(messages: Iterable[Message]) -> list[Message]:
     """Return the messages, with weight 0 for those of the assistant."""
-    return [
-        msgspec.structs.replace(message, weight=0.0) if message.role.startswith("assistant") else message
-        for message in messages
-    ]
+    return [replace(message, weight=0.0) if message.role.startswith("assistant") else message for message in messages]
 
 
 def _parse_text(record: Record) -> Conversation:

@@ -81,11 +81,8 @@ class HuggingFaceTokenizer(Tokenizer):
                 path.write_bytes(data)
             try:
                 if self._is_alone:
-                    template = self._contents.get(CHAT_TEMPLATE)
-                    loaded = transformers.PreTrainedTokenizerFast(
-                        tokenizer_file=os.path.join(folder, "tokenizer.json"),
-                        chat_template=None if template is None else template.decode(),
-                    )
+                    file, template = Path(folder, "tokenizer.json"), self._contents.get(CHAT_TEMPLATE, b"").decode()
+                    loaded = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), chat_template=template)
                 else:
                     loaded = transformers.AutoTokenizer.from_pretrained(
                         folder, local_files_only=True, trust_remote_code=False, use_fast=True

@@ -120,8 +120,6 @@ class SentencePieceTokenizer(OneFileTokenizer):
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
     """Return the model with its user-defined markers as CONTROL pieces, and the id of each CONTROL piece by text."""
     parsed = _model_class().FromString(model)
-    if not parsed.pieces:
-        raise ValueError("it has no pieces")
     special: dict[str, int] = {}
     for number, piece in enumerate(parsed.pieces):
         if piece.type == _USER_DEFINED and _MARKER.fullmatch(piece.text.decode()):
