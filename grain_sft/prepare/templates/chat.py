@@ -117,10 +117,8 @@ def as_template(entry: Any) -> Any:
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
     """Return a RecordError that says which text of the record becomes the unexpected control token."""
-    texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
-    for index, message in enumerate(conversation.messages):
-        texts.append((f"messages[{index}].content", message.content))
-        texts += strings(message.extra, f"messages[{index}]")
+    messages = [{"content": message.content, **(message.extra or {})} for message in conversation.messages]
+    texts = list(strings({"system": conversation.system, "tools": conversation.tools, "messages": messages}))
     option = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
     beginnings = tuple(error.text[:size] for size in range(1, len(error.text)))
     for path, text in texts:
@@ -129,9 +127,7 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
     for path, text in texts:
         # such as a text that ends in "<|im_", which the template's next text completes to "<|im_end|>"
         if beginnings and text.rstrip().endswith(beginnings):
-            return RecordError(
-                f"{path}: with the chat template's text around it, {shown(error.text)} {error}. Remove it{option}."
-            )
+            return RecordError(f"{path}: with the template around it, {shown(error.text)} {error}. Remove it{option}.")
     return RecordError(f"messages: a text {error}. Remove the spelling of special tokens{option}.")
 
 

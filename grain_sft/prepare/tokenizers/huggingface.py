@@ -176,15 +176,14 @@ class HuggingFaceTokenizer(Tokenizer):
             return bytes(_BYTES[character] for character in text).decode("utf-8", "surrogateescape")
         if '"ByteFallback"' in self._steps and (byte := _BYTE.fullmatch(text)):
             return bytes.fromhex(byte[1]).decode("utf-8", "surrogateescape")
-        # in JSON, the character of Metaspace may be written as an escape
-        writes_spaces = '"Metaspace"' in self._steps or json.dumps(_SPACE).strip('"') in self._steps
+        writes_spaces = '"Metaspace"' in self._steps or _SPACE in self._steps
         return str(text).replace(_SPACE, " ") if writes_spaces else str(text)
 
     @functools.cached_property
     def _steps(self) -> str:
         """JSON of the decoder and the pre-tokenizer. `token_text` searches it for the names of their steps."""
         content = self._content()
-        return json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
+        return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
         """Return the id of EOS, padding or BOS: `number`, if transformers gives one.

@@ -16,7 +16,7 @@ from grain_sft.prepare import parse_json
     [
         (b'{"a": "\xff"}', ["byte 7", "0xff", "UTF-8"]),
         (b'{"a": "\xed\xa0\x80"}', ["byte 7", "UTF-8"]),  # half a surrogate pair, as three bytes
-        ('{"a": 1}'.encode("utf-16"), ["byte 0 of the line (0xff) is not UTF-8"]),
+        ('{"a": 1}'.encode("utf-16"), ["byte 0 (0xff) is not UTF-8"]),
         ('{"a": 1}'.encode("utf-16-le"), ["column 2"]),
         (b'{"a": 1', ["column 8", "end of the line"]),
         (b'{"a": 1} x', ["column 10", "extra data"]),
