@@ -6,22 +6,12 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.corpus.documents import Document, Documents
-from grain_sft.corpus.formats import (
-    FORMATS,
-    CorpusMetadata,
-    DirectoryListing,
-    Format,
-    ReadOptions,
-    Split,
-    TokenFile,
-    rows,
-    scan_corpus,
-)
+from grain_sft.corpus.formats import FORMATS, DirectoryListing, Format, ReadOptions, Split, TokenFile, rows
 from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, split_range, words_of
-from grain_sft.corpus.formats.metadata import LABEL_MASKS, SPLIT, Json, prepare_manifest, split_metadata
+from grain_sft.corpus.formats.metadata import LABEL_MASKS, SPLIT, CorpusMetadata, Json, prepare_manifest, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
-from grain_sft.corpus.formats.scanning import SUBSETS, THREADS
+from grain_sft.corpus.formats.scanning import SUBSETS, THREADS, scan_corpus
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.corpus.open import check_tokenizer, open_corpus

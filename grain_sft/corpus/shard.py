@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus.array_file import dtype_code, scan_array
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp
+from grain_sft.types import Array, Ints
 
 Dtype = np.dtype[np.unsignedinteger]
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
@@ -96,10 +96,7 @@ def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int 
 
 
 def check_signed(
-    tokens: npt.NDArray[np.integer],
-    shards: Sequence[Shard],
-    dtype: Dtype,
-    pieces: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]],
+    tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: Callable[[], tuple[Ints, Ints, Ints]]
 ) -> None:
     """Raise CorpusError if files of signed integers hold a negative token.
 

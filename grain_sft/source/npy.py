@@ -98,10 +98,8 @@ class NpyDataSource(RowSource):
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
         self._arrays = Arrays()
-        self._open(
-            ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote),
-            LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None,
-        )
+        loss = LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None
+        self._open(ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote), loss)
 
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
         """Set the readers of the tokens and the loss."""

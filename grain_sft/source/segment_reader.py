@@ -93,7 +93,6 @@ class SegmentReader:
         self._dtype, self._length = layout.corpus.dtype, layout.sequence_length
         self._wide = self._dtype.itemsize == 4
         self._borders = layout.corpus.shard_borders.tolist()
-        self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
         self._counting = np.arange(self._length, dtype=np.int32).data
 
@@ -118,11 +117,7 @@ class SegmentReader:
             ends = list(accumulate(lengths))
             ends_of.append(ends)
             begins.append(begin)
-            pieces_of.append(
-                ([0] * len(ends), starts, ends, row.memory)
-                if self._one_shard
-                else self._in_shards(starts, ends, row.memory)
-            )
+            pieces_of.append(self._in_shards(starts, ends, row.memory))
         filled = zip(self._reader.fill(pieces_of), of_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding_begin = ends[-1] if ends else 0
@@ -145,6 +140,8 @@ class SegmentReader:
           ends: Column after each segment's last token.
           memory: Memory of the row's tokens.
         """
+        if len(self._borders) == 2:  # one shard
+            return [0] * len(ends), starts, ends, memory
         shards, firsts, stops, column = [], [], [], 0
         for start, end in zip(starts, ends, strict=True):
             while column < end:

@@ -85,7 +85,8 @@ class Episodes(Format):
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         described = listing.read_json(root, _METADATA)
-        dtype = described.get("token_dtype", str)
+        stated_dtype = described.get("token_dtype", str)
+        dtype = None if stated_dtype is None else token_dtype(stated_dtype, described.path)
         metadata = read_metadata((home, root), listing)
         if not metadata.of_split:
             eos_ids: list[int | None] = []
@@ -95,13 +96,9 @@ class Episodes(Format):
                 metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)
             eos = next((token_id for token_id in eos_ids if token_id is not None), metadata.eos_token_id)
             metadata = dataclasses.replace(metadata, eos_token_id=eos)
-        return Split(
-            files=tuple(files.join(folder, _TOKENS) for folder in _shards(home, listing) or [home]),
-            metadata=metadata,
-            dtype=None if dtype is None else token_dtype(dtype, described.path),
-            dtypes=("uint16", "uint32"),
-            sources=listing.find(home, "sources.bin"),
-        )
+        paths = tuple(files.join(folder, _TOKENS) for folder in _shards(home, listing) or [home])
+        sources = listing.find(home, "sources.bin")
+        return Split(paths, metadata, dtype, dtypes=("uint16", "uint32"), sources=sources)
 
 
 def _shards(folder: str, listing: DirectoryListing) -> list[str]:

@@ -259,12 +259,9 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
 
     tokenizers = {facts["tokenizer"] for facts in facts_of.values()}
     allowed_dtypes = {tuple(split.dtypes) for split in splits}
-    metadata = CorpusMetadata(
-        eos_token_id=None if options.eos_token_id is not None else common("eos_token_id"),
-        pad_token_id=common("pad_token_id"),
-        tokenizer=tokenizers.pop() if len(tokenizers) == 1 else None,
-        tokenizer_sha256=common("tokenizer_sha256"),
-    )
+    tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
+    eos = None if options.eos_token_id is not None else common("eos_token_id")
+    metadata = CorpusMetadata(eos, common("pad_token_id"), tokenizer, common("tokenizer_sha256"))
     dtype = options.dtype or common("dtype")
     allowed = allowed_dtypes.pop() if len(allowed_dtypes) == 1 else TOKEN_DTYPES
     return Split(metadata=metadata, dtype=dtype, dtypes=allowed)

@@ -224,14 +224,10 @@ class _Inputs(msgspec.Struct):
 def _parse_prepare(data: Json) -> CorpusMetadata:
     """Return the metadata of the prepare.json of a corpus."""
     tokenizer = data.object("tokenizer")
-    return CorpusMetadata(
-        eos_token_id=tokenizer.count("eos_token_id"),
-        pad_token_id=tokenizer.count("pad_token_id"),
-        tokenizer=data.object("request").get("tokenizer", str) or None,
-        tokenizer_sha256=tokenizer.get("sha256", str),
-        source_names=tuple(entry.path for entry in data.convert(_Inputs).inputs),
-        path=data.path,
-    )
+    eos, pad, sha256 = tokenizer.count("eos_token_id"), tokenizer.count("pad_token_id"), tokenizer.get("sha256", str)
+    name = data.object("request").get("tokenizer", str) or None
+    inputs = tuple(entry.path for entry in data.convert(_Inputs).inputs)
+    return CorpusMetadata(eos, pad, name, sha256, source_names=inputs, path=data.path)
 
 
 def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any]:

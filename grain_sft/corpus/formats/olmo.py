@@ -10,19 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from grain_sft.corpus.formats import Format
+from grain_sft.corpus.formats import CorpusMetadata, DirectoryListing, Format
 from grain_sft.corpus.formats.files import boundaries_of
-from grain_sft.corpus.formats.metadata import (
-    LABEL_MASKS,
-    SPLIT,
-    SPLIT_FORMAT,
-    CorpusMetadata,
-    DirectoryListing,
-    Json,
-    fill_ids,
-    folders_of_split,
-    read_metadata,
-)
+from grain_sft.corpus.formats.metadata import LABEL_MASKS, SPLIT, Json, fill_ids, folders_of_split, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
@@ -88,7 +78,8 @@ class Olmo(Format):
         for folder in folders:
             if metadata.eos_token_id is None:
                 metadata = fill_ids(metadata, folder, listing)
-        dtype = configuration.get("token_dtype", str)
+        stated_dtype = configuration.get("token_dtype", str)
+        dtype = None if stated_dtype is None else token_dtype(stated_dtype, statistics.path)
         parts = _numbered(home, listing.names(home), _TOKENS)
         for number in list(parts):
             if number > 0:
@@ -96,13 +87,8 @@ class Olmo(Format):
         paths = {number: files.join(home, parts[number]) for number in sorted(parts)}
         numbers = statistics.get("continued_parts", list[int])
         continued = None if numbers is None else frozenset(paths[number] for number in numbers if number in paths)
-        return Split(
-            files=tuple(paths.values()),
-            metadata=metadata,
-            dtype=None if dtype is None else token_dtype(dtype, statistics.path),
-            sources=listing.find(home, "sources.bin"),
-            continued=continued,
-        )
+        sources = listing.find(home, "sources.bin")
+        return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
         """Refuse parts that all lack a label mask, if their folder holds masks or its metadata state that they have masks."""
@@ -147,7 +133,7 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
         stated = (data.object("configuration") if name == _STATISTICS else data).get(LABEL_MASKS)
         if isinstance(stated, bool):
             return stated, data.path
-        if name == _STATISTICS or (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo"):
+        if name == _STATISTICS or data.get("corpus_format") == "olmo":
             implied = True, data.path
     return implied
 

@@ -72,12 +72,8 @@ class OpenChat(Format):
         with inside_also(cache):
             unpacked, own_metadata = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))
             tokens, weights, documents = unpacked
-            split = Split(
-                files=(tokens,),
-                metadata=_read_metadata(found, own_metadata, listing),
-                dtype=dtype,
-                sources=listing.sidecar(found, f"{stem}.sources.bin"),
-            )
+            sources = listing.sidecar(found, f"{stem}.sources.bin")
+            split = Split((tokens,), _read_metadata(found, own_metadata, listing), dtype, sources=sources)
             corpus = scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
