@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,15 @@ _MOST_ROWS = 1 << 28  # rows of the largest layout whose epoch is counted, with 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Check the plans, layout, sampler, first and last batch, and loss of a pipeline."""
-    layout = pipeline.source.layout
+    layout, sums = pipeline.source.layout, Counter[str]()
     for part in layout.parts.values():
         for plan in part.plans:
             assert part.packing is not None
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
-    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
+            sums.update({name: report.figures.get(name, 0) for name in ("pieces", *COUNTS)})
+    report.figures |= {**sums, "rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
     if report.has_wrong("plan"):
         return  # the rows of a wrong plan cannot be read
     _check_layout(report, layout, where)

@@ -144,6 +144,7 @@ def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
         report = check(path, full=full)
         assert report.sound, sentences(report)
         assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
+        assert report.figures["documents"] == 600  # of the plans of both
     again = of(**mixture, again=mixture["olmo"] | {"eos_token_id": VOCABULARY})
     assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(again, full=False))
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
