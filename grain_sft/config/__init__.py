@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from grain_sft.arguments import check_type
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
 from grain_sft.config.parts import PartsMaker, make_entry, naming
@@ -13,7 +14,7 @@ from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
-from grain_sft.errors import ConfigError, WrongTypeError, shortened
+from grain_sft.errors import ConfigError
 from grain_sft.pipeline import OBSERVERS, Pipeline, Stage, StagedPipeline
 from grain_sft.sampling import Host
 from grain_sft.storage import files
@@ -77,12 +78,10 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     """
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), [])
-    elif isinstance(config, str | os.PathLike):
+    else:
+        check_type("load: config", config, str | os.PathLike, "the path of a config, or a mapping")
         where = files.absolute(files.normalize(config))
         sections = read(where, [])
-    else:
-        found = f"load: config is {shortened(repr(config))} ({type(config).__name__})"
-        raise WrongTypeError(f"{found}; expected the path of a config, or a mapping.")
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)

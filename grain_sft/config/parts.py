@@ -103,11 +103,9 @@ class PartsMaker:
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
             """Return the mixture of a section with a key `mixture`. `prefix`, such as "web/", precedes its sources' names."""
-            members = {
-                name: (keys["weight"], open_source(keys, defaults, prefix + name))
-                for name, keys in section["mixture"].items()
-            }
-            weights = {name: weight for name, (weight, _) in members.items()}
+            named = section["mixture"].items()
+            members = {name: (keys["weight"], open_source(keys, defaults, prefix + name)) for name, keys in named}
+            weights = {name: keys["weight"] for name, keys in named}
             changes = []
             for entry in section.get("schedule", []):
                 if entry.get("weights") is not None:

@@ -160,11 +160,10 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
         return None
     parents = (*parents, id(value))
     if isinstance(value, Mapping):
-        return {
-            str(name): array for name, item in value.items() if (array := _arrays(item, parents)) is not None
-        } or None
+        by_name = {str(name): _arrays(item, parents) for name, item in value.items()}
+        return {name: arrays for name, arrays in by_name.items() if arrays is not None} or None
     if isinstance(value, list | tuple):
-        return [array for item in value if (array := _arrays(item, parents)) is not None] or None
+        return [arrays for item in value if (arrays := _arrays(item, parents)) is not None] or None
     if isinstance(value, type) or not _is_abbreviated(value):
         return None
     if not hasattr(value, "tolist"):

@@ -53,9 +53,8 @@ class ShiftTargets(Map):
         segmentation[...] = takes_loss.reshape(segments.shape)  # a product with a bool array casts in small buffers
         segmentation *= segments
         segmentation[..., -1] = 0  # the last token of a row has no target
-        return _batch(
-            ReadRows(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
-        )
+        positions, weights = element["positions"], element.get("loss_weights")
+        return _batch(ReadRows(tokens, targets, positions, segments, segmentation, weights))
 
     def read(self, source: NpyDataSource, rows: Ints, *, filters: Sequence[NgramFilter] = ()) -> Element:
         """Return the batch of `rows`, equal to `map` of `source.read(rows)` after `filters`, in fewer passes over the arrays.

@@ -131,9 +131,7 @@ def load_evaluation(where: str) -> Pipeline:
         return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))
 
 
-def _batches(
-    config: Any, mesh: Any, process_indices: Sequence[int], options: Options, *, training: bool
-) -> MaxTextBatches:
+def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *, training: bool) -> MaxTextBatches:
     """Return the batches of training or of evaluation, with the sharding of MaxText's train step."""
     from maxtext.utils.sharding import get_input_data_sharding
 
@@ -146,17 +144,17 @@ def _batches(
     else:
         kind, rows = EvaluationBatches, config.global_batch_size_to_load_eval
         num_batches = config.eval_steps if config.eval_steps > 0 else None
-    all_load = len(process_indices) == jax.process_count()
+    all_load = len(loaders) == jax.process_count()
     if all_load and not config.enable_diloco:
         rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
         sharding = get_input_data_sharding(config, mesh, rules=rules)
     else:  # the sharding of the placeholders that MaxText makes on processes that load nothing
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
-        for process in sorted(set(range(jax.process_count())) - set(process_indices)):
+        for process in sorted(set(range(jax.process_count())) - set(loaders)):
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
             if len(its_rows) and its_rows[0] < pipeline.sampler.global_batch_size:
                 problem = f"row {its_rows[0]} of the global batch lies on process {process}"
-                reason = f"but in MaxText only processes {list(process_indices)} load data"
+                reason = f"but in MaxText only processes {list(loaders)} load data"
                 raise ConfigError(f"{problem}, {reason}. Set expansion_factor_real_data or per_device_batch_size.")
     prepare = checks.prepare(config.vocab_size, where, trainer.widths(config))
     return kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
@@ -174,10 +172,10 @@ def first_step(config: Any, trainer: Trainer) -> int:
     return trainer.step_after(max(steps)) if steps else 0
 
 
-def continue_at(
-    step: int, config: Any, batches: GlobalBatches, options: Options, process_indices: Sequence[int]
-) -> None:
+def continue_at(step: int, config: Any, batches: GlobalBatches, options: Options, loaders: Sequence[int]) -> None:
     """Continue with the batches of MaxText's `step`, and record the data next to the checkpoints.
+
+    The first of the processes `loaders` writes the record.
 
     Raises:
       PipelineError: The steps before `step` were run on other data.
@@ -186,7 +184,7 @@ def continue_at(
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return
     path = f"{os.path.dirname(config.checkpoint_dir.rstrip('/'))}/{RECORD}"
-    allowed, writes = options.allow_other_data, jax.process_index() == min(process_indices)
+    allowed, writes = options.allow_other_data, jax.process_index() == min(loaders)
     try:
         record_run(path, batches.pipeline, batches.next_step, allow_other_data=allowed, write=writes)
     except PipelineError as error:
