@@ -76,9 +76,8 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
             """Construct the object, and warn of former names."""
             for former in names.keys() & arguments.keys():
                 if names[former] in arguments:
-                    raise WrongTypeError(
-                        f"{former}= and {names[former]}= are the same argument. Pass {names[former]}= only."
-                    )
+                    problem = f"{former}= and {names[former]}= are the same argument"
+                    raise WrongTypeError(f"{problem}. Pass {names[former]}= only.")
                 warnings.warn(f"{former}= is now {names[former]}=.", DeprecationWarning, stacklevel=2)
                 arguments[names[former]] = arguments.pop(former)
             function(*args, **arguments)

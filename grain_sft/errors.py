@@ -84,10 +84,9 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
         # `module` or a package that it is in is missing, not one of its dependencies
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise MissingExtraError.of(feature, package, extra) from error
-        raise MissingExtraError(
-            f"{feature} needs {package}, which fails to import ({error}). Install it again with its dependencies: "
-            f"`{install_command(extra)}` in the checkout of grain_sft."
-        ) from error
+        problem = f"{feature} needs {package}, which fails to import ({error})"
+        fix = f"Install it again with its dependencies: `{install_command(extra)}` in the checkout of grain_sft"
+        raise MissingExtraError(f"{problem}. {fix}.") from error
 
 
 def install_command(extra: str) -> str:

@@ -102,9 +102,8 @@ class Registry(Generic[Entry]):
         """Raise the table's error unless a class inherits from the base class."""
         if not issubclass(kind, self._base):
             expected = f"a subclass of {self._base.__module__.partition('.')[0]}'s {self._base.__name__}"
-            raise self._error(
-                f"{self._noun} {name!r} is of class {kind.__name__}; expected {expected}. Derive it from that."
-            )
+            found = f"{self._noun} {name!r} is of class {kind.__name__}"
+            raise self._error(f"{found}; expected {expected}. Derive it from that.")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

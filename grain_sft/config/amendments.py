@@ -91,10 +91,8 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
     for number, entry in enumerate(entries):
         at = f"{where}: amendments[{number}]"
         if not isinstance(entry, Mapping) or len(entry) != 1 or not entry.keys() <= AMENDMENTS.keys():
-            kinds = ", ".join(AMENDMENTS)
-            raise ConfigError(
-                f"{at} is {entry!r}; expected one of {kinds} with its keys, such as skip: {{from: 9, steps: 1}}."
-            )
+            expected = f"one of {', '.join(AMENDMENTS)} with its keys, such as skip: {{from: 9, steps: 1}}"
+            raise ConfigError(f"{at} is {entry!r}; expected {expected}.")
         [(kind, section)] = entry.items()
         check(section, AMENDMENTS[kind], f"{at}.{kind}")
 

@@ -188,10 +188,8 @@ def _check_defaults(layout: Layout, where: str) -> None:
     transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
     if len({repr(each) for each in transforms.values()}) > 1:
         listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
-        raise ConfigError(
-            f"{where} lacks the key 'transforms', and the layouts of its sources have different defaults ({listed}). Give "
-            "the transforms of the mixture."
-        )
+        problem = f"lacks the key 'transforms', and the layouts of its sources have different defaults ({listed})"
+        raise ConfigError(f"{where} {problem}. Give the transforms of the mixture.")
 
 
 def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
@@ -214,9 +212,8 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
         return
     where = f"{where}: algorithm {name}"
     if ALGORITHMS[name].whole_batches:
-        raise ConfigError(
-            f"{where} makes whole batches, but the batches of a mixture hold rows of all its sources. Choose another."
-        )
+        problem = "makes whole batches, but the batches of a mixture hold rows of all its sources"
+        raise ConfigError(f"{where} {problem}. Choose another.")
     if ALGORITHMS[name].packs_per_epoch and not order_of(order).sequential:
         hint = "Give the source sampler: {order: sequential}"
         raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")

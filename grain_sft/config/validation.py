@@ -48,10 +48,8 @@ def check_layout(layout: object, where: str) -> None:
         owners = [each for each in LAYOUTS if key in sections.layout_options(each)]
         if owners and key not in options:
             known = ", ".join(name for name in options if name != "kind")
-            raise ConfigError(
-                f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}. Take it "
-                f"out, or write kind: {owners[0]}."
-            )
+            problem = f"{where}.{key} is an option of kind {' and '.join(owners)}; kind {kind} takes {known}"
+            raise ConfigError(f"{problem}. Take it out, or write kind: {owners[0]}.")
     check(layout, options, where)
 
 

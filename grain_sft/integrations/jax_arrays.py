@@ -74,10 +74,10 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         load_balanced_shards: int = 1,
     ) -> None:
         if pipeline.sampler.host.count != 1:
-            raise PipelineError(
-                f"the pipeline is for {pipeline.sampler.host!r}, but the sharding decides which rows a process reads. "
-                "Load it with host=Host(0, 1)."
+            problem = (
+                f"the pipeline is for {pipeline.sampler.host!r}, but the sharding decides which rows a process reads"
             )
+            raise PipelineError(f"{problem}. Load it with host=Host(0, 1).")
         check_type("GlobalBatches: sharding", sharding, Sharding, "NamedSharding(mesh, PartitionSpec(...)) or another")
         self.pipeline, self.sharding = pipeline, sharding
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)

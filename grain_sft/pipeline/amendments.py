@@ -99,11 +99,10 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
     """
     for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):
-            raise PipelineError(
-                f"the run continues at step {step}, and {noun} {number} differs before it. In the state: "
-                f"{in_state or 'nothing'}. In the config: {in_config or 'nothing'}. Change a run from its next step on, and "
-                f"keep its earlier {noun}s as they are."
-            )
+            problem = f"the run continues at step {step}, and {noun} {number} differs before it"
+            found = f"In the state: {in_state or 'nothing'}. In the config: {in_config or 'nothing'}"
+            fix = f"Change a run from its next step on, and keep its earlier {noun}s as they are"
+            raise PipelineError(f"{problem}. {found}. {fix}.")
 
 
 def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:

@@ -104,10 +104,8 @@ class _BatchIterator(grain.DataLoaderIterator):
     def __next__(self) -> Element:
         if self._failure:
             problem = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
-            raise PipelineError(
-                f"{problem}. Make another with data_loader(start_step=...), or take pipeline.iter(), which tries the step "
-                "again."
-            )
+            fix = "Make another with data_loader(start_step=...), or take pipeline.iter(), which tries the step again"
+            raise PipelineError(f"{problem}. {fix}.")
         try:
             batch: Element = super().__next__()
             return batch

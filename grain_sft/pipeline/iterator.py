@@ -42,10 +42,9 @@ class PipelineIterator(StepIterator[Element]):
             batch = super()._make(step) if self._makes_ahead else make_batch(self.pipeline, step)
         except RuntimeError as error:
             if workers.was_ended(error):
-                raise PipelineError(
-                    f"a worker process was ended from outside while step {step} was awaited ({error}). Was memory short? "
-                    "The next call of next() starts new workers and makes this step again."
-                ) from error
+                problem = f"a worker process was ended from outside while step {step} was awaited ({error}). Was memory short?"
+                fix = "The next call of next() starts new workers and makes this step again."
+                raise PipelineError(f"{problem} {fix}") from error
             raise
         if not self._plain:
             first_steps = self.pipeline.first_steps
@@ -99,10 +98,9 @@ class PipelineIterator(StepIterator[Element]):
             raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'.")
         expected = self.pipeline.data_key
         if state.get(_PIPELINE, expected) != expected:
-            raise PipelineError(
-                f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}\n"
-                "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
-            )
+            found = f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}"
+            fix = "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
+            raise PipelineError(f"{found}\n{fix}")
         step = checked_step(self.pipeline, state[_STEP])
         check_same_changes("amendment", state.get(_AMENDMENTS) or [], [*map(str, self.pipeline.amendments)], step)
         check_same_changes("later stage", state.get(_STAGES) or [], self.pipeline.later_stages, step)

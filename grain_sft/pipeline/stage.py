@@ -107,10 +107,9 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
             progress[key] = _progress(sampler, stream, length)
     for _, amendment in reweights:
         if amendment not in applied:
-            problem = f"reweight {', '.join(amendment.reweight)} from step {amendment.step}"
-            raise SamplerError(
-                f"{problem}: no stage from that step on is a mixture of these sources. Fix names or step."
-            )
+            change = f"reweight {', '.join(amendment.reweight)} from step {amendment.step}"
+            problem = "no stage from that step on is a mixture of these sources"
+            raise SamplerError(f"{change}: {problem}. Fix names or step.")
     return samplers, tuple(gaps)
 
 
@@ -123,10 +122,9 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
     for key, length, stream in _streams(stage, stage.sampler):
         epoch, tokens, batching = progress.get(key, (0, 0, ""))
         if tokens and batching != stream.batching:
-            raise PipelineError(
-                f"stage {number}: an earlier stage ended inside an epoch of the same rows, in batches of {batching}; this "
-                f"stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
-            )
+            earlier = f"an earlier stage ended inside an epoch of the same rows, in batches of {batching}"
+            problem = f"stage {number}: {earlier}; this stage has batches of {stream.batching}"
+            raise PipelineError(f"{problem}. End that stage with an epoch, or keep its batches.")
         index = -(-tokens // length)
         gap += index * length - tokens
         start = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)

@@ -30,9 +30,8 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """
     data = files.read_bytes(files.normalize(path))
     if not data:
-        raise CorpusError(
-            f"{os.fspath(path)}: is empty. A run writes its log with its first batch. Give the log of a run that has begun."
-        )
+        fix = "A run writes its log with its first batch. Give the log of a run that has begun."
+        raise CorpusError(f"{os.fspath(path)}: is empty. {fix}")
     lines = _parsed_lines(data)
     loads = [number for number, fields in enumerate(lines) if fields.get("action") == LOAD]
     if loads:

@@ -29,10 +29,8 @@ def step_of_checkpoint(name: str) -> int:
         return int(folder)
     numbers = _AFTER_STEP.findall(folder) or _AFTER_OTHER_WORDS.findall(folder)
     if len(numbers) != 1:
-        raise RowIndexError(
-            f"checkpoint {name!r}: expected a name such as step7000, checkpoint-7000 or iter_0007000, or a number of "
-            "steps. Write one of these."
-        )
+        expected = "a name such as step7000, checkpoint-7000 or iter_0007000, or a number of steps"
+        raise RowIndexError(f"checkpoint {name!r}: expected {expected}. Write one of these.")
     return int(numbers[0])
 
 
@@ -44,9 +42,8 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     """
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
-        raise RowIndexError(
-            f"no step lies between the checkpoints {first} and {last}. Give two, the earlier checkpoint first."
-        )
+        problem = f"no step lies between the checkpoints {first} and {last}"
+        raise RowIndexError(f"{problem}. Give two, the earlier checkpoint first.")
     if steps.stop > pipeline.end_step:
         raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps. Give an earlier checkpoint.")
     return steps

@@ -87,11 +87,11 @@ class Sources:
                 source[in_part] = part.source_of_shard[shards[in_part] - part.first_shard] + part.first_name
                 continue
             number_in_part = documents[in_part] - part.first_document
-            if len(number_in_part) and int(number_in_part.max()) >= len(part.table):
-                raise CorpusError(
-                    f"the corpus's file of sources lists {len(part.table)} documents, but the corpus has a document "
-                    f"{int(number_in_part.max())}. Give the corpus's own file, or the boundaries that it was made with."
-                )
+            last = int(number_in_part.max(initial=-1))
+            if last >= len(part.table):
+                problem = f"lists {len(part.table)} documents, but the corpus has a document {last}"
+                fix = "Give the corpus's own file, or the boundaries that it was made with"
+                raise CorpusError(f"the corpus's file of sources {problem}. {fix}.")
             source[in_part] = part.table[number_in_part, 0] + part.first_name
             record[in_part] = part.table[number_in_part, 1]
         return source, record

@@ -58,9 +58,8 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
       CorpusFileError, CorpusError: Files can't be read.
     """
     if any(each.sampler.host.count > 1 for each in (one, other)):
-        raise SamplerError(
-            "difference: expected pipelines of one host, which read whole batches. Load them with Host(0, 1)."
-        )
+        expected = "expected pipelines of one host, which read whole batches"
+        raise SamplerError(f"difference: {expected}. Load them with Host(0, 1).")
     steps = range(_last_change(one, other) + 10_000) if steps is None else steps
     if steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")

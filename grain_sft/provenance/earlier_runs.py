@@ -65,5 +65,5 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
 def receipt_parts(text: str | None) -> dict[str, str]:
     """Return the parts of the receipt in an entry, as text; an empty dict if the entry has none that can be read."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
-        return {name: str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}
+        return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}
     return {}

@@ -47,10 +47,9 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
     tokens = corpus.document(number).tokens
     highest = int(tokens.max(initial=0))
     if highest >= tokenizer.vocab_size:
-        raise CorpusError(
-            f"document {number}: has token {highest}; expected tokens below {tokenizer.vocab_size}, the size of the "
-            "tokenizer's vocabulary. Give the tokenizer that made the corpus."
-        )
+        expected = f"tokens below {tokenizer.vocab_size}, the size of the tokenizer's vocabulary"
+        fix = "Give the tokenizer that made the corpus"
+        raise CorpusError(f"document {number}: has token {highest}; expected {expected}. {fix}.")
     return tokenizer.decode(tokens.tolist())
 
 
@@ -76,16 +75,12 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
 
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
-        raise CorpusError(
-            f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus. "
-            "Give the path of its tokenizer: --tokenizer."
-        )
+        problem = f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus"
+        raise CorpusError(f"{problem}. Give the path of its tokenizer: --tokenizer.")
     tokenizer = load_tokenizer(path)
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
-        raise CorpusError(
-            f"{path}: is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with "
-            f"({corpus.tokenizer_sha256}). Give the corpus's own tokenizer."
-        )
+        problem = f"is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with"
+        raise CorpusError(f"{path}: {problem} ({corpus.tokenizer_sha256}). Give the corpus's own tokenizer.")
     return tokenizer
 
 

@@ -18,10 +18,9 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
     """Raise a `TransformError` where `element` lacks one of `keys`."""
     for key in keys:
         if key not in element:
-            raise TransformError(
-                f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}. "
-                "ShiftTargets turns the source's dict into a batch: place transforms of that dict before it."
-            )
+            problem = f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}"
+            fix = "ShiftTargets turns the source's dict into a batch: place transforms of that dict before it"
+            raise TransformError(f"{problem}. {fix}.")
 
 
 def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Element:
@@ -34,10 +33,8 @@ def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """Return `tokens` as int32, without a copy if they are 32 bits wide. Raise a `TransformError` if a token does not fit."""
     if tokens.dtype.itemsize >= 4 and tokens.size and int(tokens.max()) > INT32_MAX:
         place = np.argwhere(tokens > INT32_MAX)[0].tolist()
-        raise TransformError(
-            f"a token id at {place} of the batch is above {INT32_MAX}: no vocabulary has it. "
-            "The corpus was opened with the wrong dtype or holds no tokens. Fix `dtype`."
-        )
+        found = f"a token id at {place} of the batch is above {INT32_MAX}: no vocabulary has it"
+        raise TransformError(f"{found}. The corpus was opened with the wrong dtype or holds no tokens. Fix `dtype`.")
     return tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens.astype(np.int32, copy=False)
 
 

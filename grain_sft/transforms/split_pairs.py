@@ -48,10 +48,9 @@ class SplitPairs(grain.transforms.Map):
         lengths = [np.count_nonzero(segments == part, axis=-1)[..., None] for part in (1, 2, 3)]
         fits = response > 0 and not odd and segments.max(initial=0) <= len(sizes)
         if not fits or any((length > size).any() for length, size in zip(lengths, sizes.values(), strict=True)):
-            raise TransformError(
-                f"{self!r}: rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens. It takes "
-                "the rows of a layout of kind pairs with this prompt_length."
-            )
+            problem = f"rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens"
+            fix = "It takes the rows of a layout of kind pairs with this prompt_length"
+            raise TransformError(f"{self!r}: {problem}. {fix}.")
         batch: Element = {}
         first = np.zeros_like(lengths[0])  # column in the row of the first token of the prompt, then of each response
         for (name, size), length in zip(sizes.items(), lengths, strict=True):

@@ -109,10 +109,9 @@ class Tunix(Trainer):
             """Call `train_model`, after `continue_at` with the step of the trainer."""
             steps = self.batches_per_step(config)
             if self.accumulates and steps > 1 and getattr(trainer, "grad_accumulator", None) is None:
-                raise ConfigError(
-                    f"MaxText's gradient_accumulation_steps is {steps}, but train_sft fails above 1 with this google-tunix, "
-                    "whose trainer has no grad_accumulator. Set it to 1, or install a later version (docs/maxtext.md)."
-                )
+                reason = "train_sft fails above 1 with this google-tunix, whose trainer has no grad_accumulator"
+                problem = f"MaxText's gradient_accumulation_steps is {steps}, but {reason}"
+                raise ConfigError(f"{problem}. Set it to 1, or install a later version (docs/maxtext.md).")
             continue_at(trainer.train_steps)
             return train_model(config, trainer, mesh)
 
