@@ -1,18 +1,14 @@
 """Assumed speeds of hosts, network and bucket (`Conditions`), and how long a trainer waits for its batches (`Waits`)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.pipeline import PREFETCH, READ_THREADS
-
-if TYPE_CHECKING:
-    from jaxtyping import Float64
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=10**12)]  # JSON has no infinite numbers
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=10**12)]
@@ -75,11 +71,11 @@ class Waits:
         self._free = deque([np.zeros(hosts) for _ in range(conditions.threads)])
         self._answered = 0.0  # time of the bucket's last answer
 
-    def add(self, seconds: Float64[np.ndarray, " hosts"], bucket_seconds: float = 0.0) -> float:
+    def add(self, seconds: npt.NDArray[np.float64], bucket_seconds: float = 0.0) -> float:
         """Return the seconds for which the trainer waits for the next step.
 
         Args:
-          seconds: Seconds of each host to read its batch, if the bucket answers at once.
+          seconds: float64 [hosts], seconds of each host to read its batch, if the bucket answers at once.
           bucket_seconds: Seconds of the bucket to answer all hosts.
         """
         may_begin = self._ended[0]

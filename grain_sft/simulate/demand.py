@@ -56,8 +56,7 @@ class Demand:
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
         """Return the sum of `values` in each cell, int64 [steps, hosts]. Without `values`, count each cell's items."""
-        totals = np.bincount(cell, values, self.seconds.size)
-        return totals.astype(np.int64).reshape(self.seconds.shape)
+        return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests and the bytes of their answers.
@@ -93,6 +92,7 @@ class DemandModel:
 
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
+      checked: For each gather bool [hosts, files], whether the host has checked the remote file.
       caches: Shard caches of the hosts, one for each of `hosts`. Gathers with the same `CacheOptions` share caches.
     """
 
@@ -106,12 +106,7 @@ class DemandModel:
             if (options := gather.options.cache) is not None:
                 self.caches[options] = [HostCache(options) for _ in hosts]
         self._sampler = sampler
-        self._checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
-
-    def checked_files(self) -> Ints:
-        """Return the number of remote files that each host has checked, int64 [hosts]."""
-        counts: Ints = np.sum([checked.sum(axis=1) for checked in self._checked], axis=0, dtype=np.int64)
-        return counts
+        self.checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
 
     def demands(self, steps: range) -> Iterator[Demand]:
         """Yield the demand of `steps`, in parts of consecutive steps that read about a million rows each."""
@@ -185,7 +180,7 @@ class DemandModel:
         makes steps 0 and 1, and turn 1 makes steps 2 and 3. If steps 0 and 1 both read a new file, both check this file. If a
         file is first read after these turns, only the first step that reads it checks it.
         """
-        checked = self._checked[number]
+        checked = self.checked[number]
         num_files = checked.shape[1]
         cell, file = np.divmod(np.unique(cell * num_files + file), num_files)
         step, host = np.divmod(cell, len(self.hosts))

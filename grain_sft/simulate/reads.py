@@ -1,23 +1,17 @@
 """`Reads`: which bytes of which files `grain_sft.source` reads for the rows of a batch, computed without reading them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.layout import Layout
+from grain_sft.pipeline import Pipeline
 from grain_sft.storage import FileStamp, RemoteOptions, files
 from grain_sft.transforms import reader_of
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
-
-    from grain_sft.pipeline import Pipeline
 
 
 class Ranges(NamedTuple):
@@ -30,14 +24,14 @@ class Ranges(NamedTuple):
       size: Number of bytes, 1 or more.
     """
 
-    cell: Int64[np.ndarray, " ranges"]
-    file: Int64[np.ndarray, " ranges"]
-    offset: Int64[np.ndarray, " ranges"]
-    size: Int64[np.ndarray, " ranges"]
+    cell: Ints
+    file: Ints
+    offset: Ints
+    size: Ints
 
-    def select(self, lines: npt.NDArray[Any]) -> Ranges:
+    def select(self, lines: npt.NDArray[Any]) -> Self:
         """Return some of the ranges, by a mask or by their numbers."""
-        return Ranges(*(column[lines] for column in self))
+        return type(self)(*(column[lines] for column in self))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ class _Totals:
     """Sums of a model's demand over all steps. If the model has 16 of 64 hosts, the sum of the 16 hosts is multiplied by 4.
 
     Attributes:
+      model: Model of the demand.
       rows: Number of rows that the modelled hosts read.
       counts: uint32 [layout rows], how often each row is read; None if the layout is too large or a host is not modelled.
       per_host: int64 [hosts], sum over the steps of each figure.
@@ -40,8 +41,7 @@ class _Totals:
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
         hosts = len(model.hosts)
-        self.scale = model.scale
-        self.conditions = model.conditions
+        self.model = model
         self.waits = Waits(model.conditions, hosts)
         self.rows = 0
         self.counts = np.zeros(layout_rows, np.uint32) if layout_rows <= MOST_COUNTED and model.scale == 1 else None
@@ -59,7 +59,7 @@ class _Totals:
         for name, total in self.per_host.items():
             values = getattr(demand, name)
             total += values.sum(axis=0)
-            self.per_step[name] += (values.sum(axis=1) * self.scale).tolist()
+            self.per_step[name] += (values.sum(axis=1) * self.model.scale).tolist()
         self.checks += demand.checks.sum(axis=0)
         self.per_step["most_requests"] += demand.requests.max(axis=1).tolist()
         self.per_step["most_received"] += demand.received.max(axis=1).tolist()
@@ -69,7 +69,7 @@ class _Totals:
         added = len(demand.seconds)
         requests, received = self.per_step["requests"][-added:], self.per_step["received"][-added:]
         for seconds, *asked in zip(demand.seconds, requests, received, strict=True):
-            self.per_step["waited"].append(self.waits.add(seconds, self.conditions.bucket_seconds(*asked)))
+            self.per_step["waited"].append(self.waits.add(seconds, self.model.conditions.bucket_seconds(*asked)))
 
 
 def simulate(
@@ -119,7 +119,7 @@ def simulate(
         "coverage": _coverage(totals, sampler, steps),
         "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
         "checks": _spread(totals.checks),
-        "all_hosts": {name: float(total.sum()) * totals.scale for name, total in totals.per_host.items()},
+        "all_hosts": {name: float(total.sum()) * totals.model.scale for name, total in totals.per_host.items()},
         "first_step": {name: _spread(values) for name, values in totals.first.items()},
         "steady": _steady(totals, steps),
         "first_batches": _first_batches(totals, real, hosts),
@@ -152,7 +152,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
     """Return the numbers of rows read, of slots and of distinct rows, and how often the most frequent row was read."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
-        "rows_read": round(totals.rows * totals.scale),
+        "rows_read": round(totals.rows * totals.model.scale),
         "slots": sizes.before(steps.stop) - sizes.before(steps.start),
         "distinct": None if counts is None else int(np.count_nonzero(counts)),
         "most_often": None if counts is None else int(counts.max()),
@@ -161,7 +161,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return the means of the second half of the steps, and the mean and highest rates per second if no step waits."""
-    seconds = totals.conditions.step_ms / 1e3
+    seconds = totals.model.conditions.step_ms / 1e3
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
@@ -179,7 +179,8 @@ def _files(model: DemandModel) -> dict[str, Any]:
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
     opened = min(MOST_OPEN_FILES, local) + sockets * model.conditions.threads
     count = sum(len(gather.files) for gather in gathers)
-    return {"files": count, "local": local, "checked": _spread(model.checked_files()), "most_descriptors": opened}
+    checked = _spread(np.concatenate(model.checked, axis=1).sum(axis=1))
+    return {"files": count, "local": local, "checked": checked, "most_descriptors": opened}
 
 
 def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
@@ -208,7 +209,7 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
     """Return the requests of all hosts for the batches that are kept ready, and the bucket's time for them."""
-    conditions = totals.conditions
+    conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
     if real is not None:
