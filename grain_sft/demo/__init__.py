@@ -1,6 +1,6 @@
 """`grain-sft demo`: train on this machine's own text, kill the process, resume from a step number, and compare.
 
-`run` makes the corpus (`corpus`), trains in other processes (`train`, `model`), and compares their records.
+`run` makes the corpus (`corpus`), trains in other processes (`train`), and compares their records.
 """
 
 from grain_sft.demo.corpus import Entry, docstrings

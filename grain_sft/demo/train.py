@@ -1,5 +1,7 @@
 """Training process of the demo: `python -m grain_sft.demo.train OPTIONS`, with `Options` as JSON.
 
+The model is a decoder-only transformer of one block in plain JAX and float32, which reads grain_sft's batches.
+
 The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint holds the
 parameters and the optimizer's moments. Its name is the number of steps done, and it holds nothing about the data.
 """
@@ -19,16 +21,82 @@ import numpy as np
 import numpy.typing as npt
 
 import grain_sft
-from grain_sft.demo import model
 from grain_sft.demo.corpus import VOCAB_SIZE
-from grain_sft.demo.model import Params, init_params
 from grain_sft.demo.run import Options, Record, newest_step
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import write_bytes
 
+Params = dict[str, jax.Array]
+Batch = Mapping[str, Any]
+"""Arrays [rows, L] as `ShiftTargets` returns them: `inputs`, `targets`, `inputs_position` and so on."""
+
+HEADS = 4  # number of attention heads
+HIDDEN = 4  # width of the MLP's hidden layer, as a multiple of the model's width
+_ROPE_BASE = 10_000.0
+
 LEARNING_RATE = 6e-3
 WARMUP = 10  # steps
 BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
+
+
+def init_params(vocab_size: int, seed: int, width: int = 128) -> Params:
+    """Return float32 parameters. `embedding` [vocab, width] is also the output matrix. Each head needs an even width."""
+    shapes = {
+        "embedding": (vocab_size, width),
+        "attention_in": (width, 3 * width),
+        "attention_out": (width, width),
+        "mlp_in": (width, HIDDEN * width),
+        "mlp_out": (HIDDEN * width, width),
+    }
+    generator = np.random.Generator(np.random.PCG64(seed))
+    params = {}
+    for name, shape in shapes.items():
+        scale = np.float32(1 / math.sqrt(width if name == "embedding" else shape[0]))
+        params[name] = jnp.asarray(generator.standard_normal(shape, np.float32) * scale)
+    return params
+
+
+def logits(params: Params, batch: Batch) -> jax.Array:
+    """Return float32 [rows, L, vocab], the logits of the next token.
+
+    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Rotary
+    embeddings encode `inputs_position`.
+    """
+    segments = batch["inputs_segmentation"]
+    x = params["embedding"][batch["inputs"]]
+    rows, length, width = x.shape
+    mask = jnp.tril(jnp.ones((length, length), jnp.bool_)) & (segments[:, :, None] == segments[:, None, :])
+    mixed = (_normed(x) @ params["attention_in"]).reshape(rows, length, 3, HEADS, width // HEADS)
+    query = _rotated(mixed[:, :, 0], batch["inputs_position"])
+    key = _rotated(mixed[:, :, 1], batch["inputs_position"])
+    value = mixed[:, :, 2]
+    attended = jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+    x = x + attended.reshape(rows, length, width) @ params["attention_out"]
+    x = x + jax.nn.gelu(_normed(x) @ params["mlp_in"]) @ params["mlp_out"]
+    return _normed(x) @ params["embedding"].T
+
+
+def loss(params: Params, batch: Batch) -> jax.Array:
+    """Return the mean cross-entropy in nats of targets whose `targets_segmentation` is not 0, or 0 if there are none."""
+    scores = logits(params, batch)
+    target_scores = jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(scores, axis=-1) - target_scores
+    takes_loss = batch["targets_segmentation"] != 0
+    return jnp.sum(jnp.where(takes_loss, nats, 0.0)) / jnp.maximum(takes_loss.sum(), 1)
+
+
+def _normed(x: jax.Array) -> jax.Array:
+    """Return x divided by the root mean square of its last axis."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Return x, float32 [rows, L, heads, width]: columns i and i + width/2 are rotated by the position times frequency i."""
+    frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    first, second = jnp.split(x, 2, axis=-1)
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
 
 
 class State(NamedTuple):
@@ -69,8 +137,8 @@ def train(options: Options) -> None:
     try:
         for step in range(start, options.steps):
             batch = next(batches)
-            state, loss = _update(state, step, batch)
-            record = Record(step, float(loss), batch_sha256(batch))
+            state, nats = _update(state, step, batch)
+            record = Record(step, float(nats), batch_sha256(batch))
             if not math.isfinite(record.loss):
                 raise GrainSftError(f"the loss at step {step} is {record.loss}: the training diverged.")
             print(msgspec.json.encode(record).decode(), flush=True)
@@ -90,9 +158,9 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def update(state: State, step: int, batch: model.Batch) -> tuple[State, jax.Array]:
+def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
     """Return the state after one step of Adam, and the loss before it. The learning rate grows for `WARMUP` steps."""
-    loss, gradients = jax.value_and_grad(model.loss)(state.params, batch)
+    nats, gradients = jax.value_and_grad(loss)(state.params, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)
     mean = jax.tree.map(lambda old, new: BETA1 * old + (1 - BETA1) * new, state.mean, gradients)
@@ -103,7 +171,7 @@ def update(state: State, step: int, batch: model.Batch) -> tuple[State, jax.Arra
         unbiased_square = square / (1 - BETA2**done)
         return param - rate * unbiased_mean / (jnp.sqrt(unbiased_square) + EPSILON)
 
-    return State(jax.tree.map(updated, state.params, mean, square), mean, square), loss
+    return State(jax.tree.map(updated, state.params, mean, square), mean, square), nats
 
 
 _update = jax.jit(update)

@@ -8,17 +8,16 @@ import pytest
 from batches import assert_same
 from small_chat import Batch, Chat
 
-from grain_sft.demo import model
 from grain_sft.demo.corpus import VOCAB_SIZE
 from grain_sft.demo.run import newest_step
-from grain_sft.demo.train import init_state, load, save, update
+from grain_sft.demo.train import init_params, init_state, load, logits, loss, save, update
 from grain_sft.errors import GrainSftError
 
-LOGITS = jax.jit(model.logits)
-LOSS = jax.jit(model.loss)
-LOSS_AND_GRADIENTS = jax.jit(jax.value_and_grad(model.loss))
+LOGITS = jax.jit(logits)
+LOSS = jax.jit(loss)
+LOSS_AND_GRADIENTS = jax.jit(jax.value_and_grad(loss))
 UPDATE = jax.jit(update)
-PARAMS = model.init_params(VOCAB_SIZE, 0, width=16)
+PARAMS = init_params(VOCAB_SIZE, 0, width=16)
 
 
 def scores(batch: Batch) -> np.ndarray:
