@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -180,42 +180,40 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     except OSError as error:
         raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
     try:
-        return _mapped(fd)
+        with open(fd, "rb") as file:
+            return _mapped(file)
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
     except Exception as error:  # json and numpy raise many kinds for a header of arbitrary bytes
         raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
-    finally:
-        os.close(fd)
 
 
-def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return the arrays of an open file and their dependencies.
 
     An OSError means that the file can't be read, any other exception that it is damaged.
     """
-    start = os.pread(fd, _HEADER_START, 0)
+    start = file.read(_HEADER_START)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")
     header_size = int.from_bytes(start[len(MAGIC) :], "little")
     header_end = _HEADER_START + header_size
-    if header_end > os.fstat(fd).st_size:
+    if header_end > os.fstat(file.fileno()).st_size:
         raise ValueError("its header is cut short")
-    header = json.loads(os.pread(fd, header_size, _HEADER_START))
+    header = json.loads(file.read(header_size))
     arrays, ranges = {}, []
-    with os.fdopen(os.dup(fd), "rb") as file:
-        for name, entry in header["arrays"].items():
-            shape = tuple(map(int, entry["shape"]))
-            dtype = np.dtype(str(entry["dtype"]))
-            offset = header_end + int(entry["at"])
-            if dtype.kind not in "biuf":
-                raise ValueError(f"an array of {dtype}")
-            if offset < 0:
-                raise ValueError("an array before the file's first byte")
-            is_empty = 0 in shape  # zero bytes can't be mapped
-            array: npt.NDArray[Any] = np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset, shape)
-            ranges.append((fd, offset, offset + array.nbytes))
-            arrays[name] = array
+    for name, entry in header["arrays"].items():
+        shape = tuple(map(int, entry["shape"]))
+        dtype = np.dtype(str(entry["dtype"]))
+        offset = header_end + int(entry["at"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"an array of {dtype}")
+        if offset < 0:
+            raise ValueError("an array before the file's first byte")
+        is_empty = 0 in shape  # zero bytes can't be mapped
+        array: npt.NDArray[Any] = np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset, shape)
+        ranges.append((file.fileno(), offset, offset + array.nbytes))
+        arrays[name] = array
     checksum = hashing.joined(hashing.blocks_of(ranges), _header_hash(header["depends"], header["arrays"]))
     if checksum != header["checksum"]:
         raise ValueError("its arrays are not those that were written")

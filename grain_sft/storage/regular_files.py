@@ -97,12 +97,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
     """Return the bytes [start, stop) of the regular file `path`, or fewer at its end. None for `stop` reads to the end."""
-    fd = open_regular(path)
-    try:
-        end = os.fstat(fd).st_size if stop is None else stop
-        return pread(fd, max(0, end - start), start)
-    finally:
-        os.close(fd)
+    with open(open_regular(path), "rb") as file:
+        file.seek(start)
+        return file.read(-1 if stop is None else max(0, stop - start))
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
