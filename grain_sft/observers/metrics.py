@@ -5,6 +5,7 @@ The metrics are in prometheus_client's default registry. Grain's own server and 
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import threading
@@ -78,7 +79,7 @@ class Metrics(Observer):
         # no fork while a metric changes: the child would inherit the metric's own lock locked
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported = dict.fromkeys(activity.counts, 0)  # values of `activity.counts` that the counters include
+        self._exported = collections.Counter[str]()  # values of `activity.counts` that the counters include
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
@@ -100,7 +101,7 @@ class Metrics(Observer):
 
     def _forked(self) -> None:
         """In a forked child, leave the parent's unexported counts to the parent."""
-        self._exported = dict(activity.counts)
+        self._exported = activity.counts.copy()
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:

@@ -35,13 +35,7 @@ making: dict[int, tuple[int, float, object]] = {}
 recent: collections.deque[float] = collections.deque(maxlen=256)
 """Seconds that it took to make each of this process's last batches."""
 
-counts: dict[str, int] = dict.fromkeys(
-    (  # in tuples, because the formatter would give each name a line
-        *("local_bytes", "remote_bytes", "remote_requests", "remote_retries", "remote_received_bytes"),
-        *("shard_cache_hits", "shard_cache_misses", "shard_cache_fetched_bytes", "filtered_rows", "rows", "tokens"),
-    ),
-    0,
-)
+counts = collections.Counter[str]()
 """Counters of this process, as `grain_sft.observers.metrics` describes them. A forked process begins with its parent's."""
 
 _lock = ForkSafeLock()

@@ -27,10 +27,9 @@ def of_block(data: Any) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def of_bytes(data: bytes | memoryview) -> str:
+def of_bytes(data: bytes) -> str:
     """Return the hash of a whole file's data."""
-    view = memoryview(data).cast("B")
-    return joined(of_block(view[start : start + BLOCK]) for start in range(0, len(view), BLOCK))
+    return joined(of_block(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK))
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:

@@ -74,19 +74,16 @@ class RemoteShards:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            self._explain_failure(shards)
+            # raise another error if a file's size or version is not the indexed one: that is why the read failed
+            for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
+                _check_size(shard, info)
+                if shard.version not in (None, version_of(info)):
+                    raise CorpusFileError(replaced(shard)) from None
             raise
         for shard, head, tail in zip(shards, pieces[::2], pieces[1::2], strict=True):
             head_bytes, tail_bytes = (bytes(ends[end.place : end.place + end.size]) for end in (head, tail))
             if digest_of(head_bytes, tail_bytes) != shard.digest:
                 raise CorpusFileError(replaced(shard))
-
-    def _explain_failure(self, shards: Sequence[FileStamp]) -> None:
-        """Raise a CorpusFileError if a file's size or version is not the indexed one: that is why the read failed."""
-        for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
-            _check_size(shard, info)
-            if shard.version not in (None, version_of(info)):
-                raise CorpusFileError(replaced(shard)) from None
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[RemoteFile]:
