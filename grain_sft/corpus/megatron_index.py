@@ -118,9 +118,7 @@ def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
     """Refuse `sizes`, the numbers of tokens of all sequences, if one is negative."""
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
-        raise CorpusError(
-            f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens; expected 0 or more. {_DAMAGED}"
-        )
+        raise CorpusError(f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens. {_DAMAGED}")
 
 
 def parse(

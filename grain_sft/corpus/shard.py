@@ -95,9 +95,7 @@ def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int 
     return int(token_id)
 
 
-def check_signed(
-    tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: Callable[[], tuple[Ints, Ints, Ints]]
-) -> None:
+def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: Callable[[], tuple[Ints, ...]]) -> None:
     """Raise CorpusError if files of signed integers hold a negative token.
 
     Args:

@@ -86,7 +86,7 @@ class NpyDataSource(RowSource):
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         if corpus.of_pairs and not layout.of_pairs:
             raise LayoutError(
-                f"{layout!r}: would train on rejected responses of preference pairs, too. Take the layout of kind pairs."
+                f"{layout!r}: would train on the pairs' rejected responses. Take the layout of kind pairs."
             )
         if corpus.weights and not layout.takes_weights:
             raise LayoutError(

@@ -223,7 +223,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     assert open_corpus(tmp_path / "both", format="megatron").num_tokens == 13
     for path, keys, expected in (
         ([one, other], {}, "c.bin: its tokens are uint16, but those of .*a.bin are int32"),
-        ([f"{one}.bin", tmp_path / "x.npy"], {}, "some files are Megatron's, others of another format"),
+        ([f"{one}.bin", tmp_path / "x.npy"], {}, "only some files are Megatron's"),
         ([1, one, "b", two], {}, "expected weights and prefixes in turn"),
         ([1, one, two], {}, "expected weights and prefixes in turn"),
         ([one, 1], {}, "expected weights and prefixes in turn"),

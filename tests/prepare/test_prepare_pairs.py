@@ -126,7 +126,7 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
     assert main(["trace", str(tmp_path / "pairs.json"), "--record", "3"]) == 0
     assert "seen 1 times" in capsys.readouterr().out
     for layout in ("packed", "padded", "windows"):
-        with pytest.raises(GrainSftError, match="would train on rejected responses"):
+        with pytest.raises(GrainSftError, match="would train on the pairs' rejected responses"):
             grain_sft.load(config | {"layout": {"kind": layout, "sequence_length": 64}}, host=Host(0, 1))
     with pytest.raises(GrainSftError, match="preference pairs are not converted"):
         convert(out, tmp_path / "other", "olmo")

@@ -53,10 +53,8 @@ class Files(Format):
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open files, globs and directories in order. The folder of a prepared corpus opens its training split."""
-        sources: list[tuple[str, str]] = []
-        for path in paths:
-            sources += [(file, "") for file in _training_split(path, options, listing) or expand(path)]
-        return corpus_of_files(sources, options, listing)
+        opened = [_training_split(path, options, listing) or expand(path) for path in paths]
+        return corpus_of_files([(path, "") for paths in opened for path in paths], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         """Return the token file of a `NAME.csv.gz`, else `path`. Raise CorpusError for other files, such as `a.json`."""
@@ -154,14 +152,13 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     forms = list(dict.fromkeys(form for form, _ in split_at))
     if len(forms) == 1 and forms[0].takes_lists:
         corpus = forms[0].read_list(token_files, options, listing)
-        labels = [part.label for part in parts]
-        shards = [dataclasses.replace(shard, label=label) for shard, label in zip(corpus.shards, labels, strict=True)]
+        shards = [
+            dataclasses.replace(shard, label=part.label) for shard, part in zip(corpus.shards, parts, strict=True)
+        ]
         return dataclasses.replace(corpus, shards=tuple(shards))
     for form in forms:
         if form.takes_lists:
-            raise CorpusError(
-                f"{token_files[0]}: some files are Megatron's, others of another format. Make a mixture of two corpora."
-            )
+            raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
         form.check_parts(parts, options, listing)
     return scan_corpus(joined_split(token_files, splits, options), parts, options)
 

@@ -255,9 +255,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:
-                    raise CorpusError(
-                        f"{path}: has {names.count(name)} columns {name}; expected the columns {', '.join(_COLUMNS)}."
-                    )
+                    raise CorpusError(f"{path}: {names.count(name)} columns {name}; expected {', '.join(_COLUMNS)}.")
             for group in range(file.num_row_groups):  # one iterator over all groups would keep each of them in memory
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(pyarrow.types, path, first, batch)

@@ -43,9 +43,7 @@ class Rows(Format):
         data = Json.load(files.join(found, MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
-            raise CorpusError(
-                f"{found}: {name}, but written rows hold their masks. Pack their corpus again, opened with {name}."
-            )
+            raise CorpusError(f"{found}: {name}, but rows hold their masks. Pack the corpus again, opened with {name}.")
         if data.get("format") != NAME or data.get("version") != VERSION:
             raise CorpusError(
                 f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}; expected "
