@@ -243,8 +243,7 @@ class PackedLayout(Layout):
 
     @property
     def _rows_receipt(self) -> str:
-        columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
-        return self._hash_of(columns)
+        return self._hash_of([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "plan_folder", "_olmo")}

@@ -167,8 +167,7 @@ class JoinedSizes(ComputedSizes):
 
     def steps_of(self, rows: Ints) -> Ints:
         steps = np.zeros_like(rows)
-        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-        for number, selected in groups(numbers):
+        for number, selected in groups(np.searchsorted(self._first_rows, rows, side="right") - 1):
             part = self._parts[number]
             steps[selected] = part.sizes.steps_of(rows[selected] + part.row_shift) - part.step_shift
         return steps

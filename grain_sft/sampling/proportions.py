@@ -158,8 +158,7 @@ class Proportions:
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)
-        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-        for number, selected in groups(numbers):
+        for number, selected in groups(np.searchsorted(self._first_rows, rows, side="right") - 1):
             phase = self._phases[number]
             sources[selected], before_in_phase = phase.chooser.choose(rows[selected] - phase.row)
             before[selected] = before_in_phase + self._counts[number][sources[selected]]

@@ -34,8 +34,7 @@ class StagedSampler(Sampler):
             raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give it to each sampler.")
         self._first_steps = [stage.first_step for stage in self.stages]
         sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
-        host_blocks = any(stage.host_blocks for stage in self.stages)
-        super().__init__(sizes, hosts[0], host_blocks=host_blocks)
+        super().__init__(sizes, hosts[0], host_blocks=any(stage.host_blocks for stage in self.stages))
         self.first_step = self._first_steps[0]
         self.consecutive_slots = all(stage.consecutive_slots for stage in self.stages)
         self.num_instances = sum(stage.num_instances for stage in self.stages)
@@ -78,8 +77,7 @@ class StagedSampler(Sampler):
     @property
     def changes(self) -> list[int]:
         """Steps at which a stage begins or the schedule of a stage changes."""
-        changes_of_stages = [step for stage in self.stages for step in stage.changes]
-        return sorted({*self._first_steps[1:], *changes_of_stages})
+        return sorted({*self._first_steps[1:], *(step for stage in self.stages for step in stage.changes)})
 
     def with_host(self, host: Host) -> StagedSampler:
         return StagedSampler([stage.with_host(host) for stage in self.stages])

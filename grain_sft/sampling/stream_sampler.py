@@ -141,8 +141,7 @@ class StreamSampler(Sampler):
                     matches = np.flatnonzero(np.isin(rows_read, own_rows))
                     indices, layout_rows = indices[matches], rows_read[matches] + stream.first_row
                     step, slot, host = self._find(number, epoch, indices)
-                    columns = np.broadcast_arrays(step, slot, host, number, epoch, indices, layout_rows)
-                    yield BatchSlots(*columns)
+                    yield BatchSlots(*np.broadcast_arrays(step, slot, host, number, epoch, indices, layout_rows))
 
     def _indices_of(self, size: int) -> Ints:
         """Return the indices of this host's rows in a step of `size` rows, counted from the step's first row in the stream."""

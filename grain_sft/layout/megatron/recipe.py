@@ -137,8 +137,7 @@ class Recipe:
         if len(units) != len(corpus.documents):
             arrays["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
         for number, stream in enumerate(streams):
-            columns = vars(stream).items()
-            arrays |= {f"{name} {number}": column for name, column in columns if column is not None}
+            arrays |= {f"{name} {number}": column for name, column in vars(stream).items() if column is not None}
         if len(datasets) > 1 or (corpus.weights and self.traits.blends):
             arrays |= self._blend(corpus, datasets, streams, blend_size)._asdict()
         return arrays

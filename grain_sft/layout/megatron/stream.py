@@ -114,8 +114,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
 
 def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> Ints:
     """Return the number of tokens up to the end of each entry: the cumulative sum of `sizes[order]`, int64 [entries]."""
-    ends: Ints = np.cumsum(sizes[order], dtype=np.int64)
-    return ends
+    return np.cumsum(sizes[order], dtype=np.int64)
 
 
 def sample_index(ends: Ints, cut: Cut) -> Ints:
