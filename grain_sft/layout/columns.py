@@ -31,9 +31,8 @@ class ColumnsLayout(Layout):
     def __init__(self, layout: Layout, start: int, stop: int) -> None:
         length = layout.sequence_length
         if not 0 <= start < stop <= length:
-            raise LayoutError(
-                f"columns {start} to {stop} of rows of {length} tokens: expected 0 <= start < stop <= {length}."
-            )
+            expected = f"expected 0 <= start < stop <= {length}"
+            raise LayoutError(f"columns {start} to {stop} of rows of {length} tokens: {expected}.")
         if len(layout.parts) > 1:
             raise LayoutError("columns of a mixture: take the columns of each source with MixtureSource.columns.")
         if isinstance(layout, ColumnsLayout):  # columns of columns

@@ -56,9 +56,8 @@ class OlmoVslLayout(Layout):
             if (length := getattr(self, name)) & (length - 1):
                 raise LayoutError(f"{name}={length}: expected a power of two, such as {1 << length.bit_length()}.")
         if self.min_sequence_length >= self.sequence_length:
-            raise LayoutError(
-                f"min_sequence_length={self.min_sequence_length}: expected less than sequence_length={self.sequence_length}."
-            )
+            expected = f"expected less than sequence_length={self.sequence_length}"
+            raise LayoutError(f"min_sequence_length={self.min_sequence_length}: {expected}.")
         check_choice("boundaries", boundaries, get_args(Boundaries), LayoutError)
         exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
         self.row_lengths = tuple(1 << exponent for exponent in exponents)

@@ -96,9 +96,8 @@ class Traits:
 
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
         """Return the pieces of `rows`, each in [0, len(layout))."""
-        raise LayoutError(
-            f"{type(self).__name__} has no method `pieces`. Define it: batches, spans and receipts are made of it."
-        )
+        problem = f"{type(self).__name__} has no method `pieces`"
+        raise LayoutError(f"{problem}. Define it: batches, spans and receipts are made of it.")
 
     def width(self, rows: Int64[np.ndarray, " rows"]) -> int:
         """Return the number of columns of the arrays of `rows`, each in [0, len(layout))."""

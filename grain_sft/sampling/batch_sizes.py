@@ -51,9 +51,8 @@ class BatchSizes:
             self.steps.append(step)
             self.sizes.append(as_integer(f"schedule: global_batch_size at step {step}", size, 1, SamplerError))
         if (rows := max(self._before[-1] + self.sizes[-1], *self.sizes)) > MOST_ROWS:
-            raise SamplerError(
-                f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62. Take smaller sizes."
-            )
+            problem = f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62"
+            raise SamplerError(f"{problem}. Take smaller sizes.")
         self._columns = np.array([self.steps, self.sizes, self._before], np.int64)  # one column for each of `steps`
         self.schedule = tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 

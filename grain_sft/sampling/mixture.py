@@ -85,9 +85,8 @@ class Mixture:
                     "every source for ever. Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'."
                 )
         if self.on_exhausted != "repeat" and not ending:
-            raise SamplerError(
-                f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted. Give one epochs (max_epochs in a config)."
-            )
+            problem = f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted"
+            raise SamplerError(f"{problem}. Give one epochs (max_epochs in a config).")
 
     def _ending(self) -> list[str]:
         """Return the names of the sources that end."""
@@ -175,7 +174,6 @@ class Mixture:
         changes = {rows_before(step): self._shares(weights) for step, weights in self._planned.items()}
         limits = [rows.num_rows for _, rows in self.sources.values()]
         if (most := max(0, *changes, *filter(None, limits))) > MOST_ROWS:
-            raise SamplerError(
-                f"a mixture counts its rows up to 2^62; found {most}. Take fewer epochs, or earlier steps in the schedule."
-            )
+            problem = f"a mixture counts its rows up to 2^62; found {most}"
+            raise SamplerError(f"{problem}. Take fewer epochs, or earlier steps in the schedule.")
         return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending() else ())

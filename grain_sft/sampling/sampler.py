@@ -170,9 +170,8 @@ class Sampler(abc.ABC):
         Raises:
           SamplerError: The sampler is not that of a mixture, or the mixture lacks a source.
         """
-        raise SamplerError(
-            f"reweight {', '.join(changes[0][1])}: one corpus has no weights. Take it out, or make a mixture."
-        )
+        problem = f"reweight {', '.join(changes[0][1])}: one corpus has no weights"
+        raise SamplerError(f"{problem}. Take it out, or make a mixture.")
 
     @functools.cached_property
     def rows_per_host(self) -> int:

@@ -59,9 +59,8 @@ class SourceOrder:
         if self.on_exhausted not in (None, "stop", "renormalize", "fail"):
             raise SamplerError(f"on_exhausted={self.on_exhausted!r}: a source takes stop, renormalize or fail.")
         if self.on_exhausted is not None and self.epochs is None:
-            raise SamplerError(
-                f"on_exhausted={self.on_exhausted!r}: the source is never exhausted. Give it epochs (max_epochs in a config)."
-            )
+            problem = f"on_exhausted={self.on_exhausted!r}: the source is never exhausted"
+            raise SamplerError(f"{problem}. Give it epochs (max_epochs in a config).")
         if self.num_instances % self.chunk_size:
             problem = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
             raise SamplerError(f"{problem}. Take another, or the rows of a layout with max_target_sequence_length.")

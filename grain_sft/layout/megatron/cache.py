@@ -47,9 +47,8 @@ def stamps_of(folder: str) -> list[list[Any]]:
             [entry.name, entry.stat().st_size, entry.stat().st_mtime_ns] for entry in entries
         )
     except OSError as error:
-        raise LayoutError(
-            f"{folder}: can't be read ({error.strerror or error}). Give the folder of the .npy files."
-        ) from error
+        problem = f"{folder}: can't be read ({error.strerror or error})"
+        raise LayoutError(f"{problem}. Give the folder of the .npy files.") from error
     if not any(name.endswith(_DOCUMENTS) for name, *_ in stamps):
         raise LayoutError(f"{folder}: holds no *-{_DOCUMENTS}. Give the folder of the .npy files.")
     return stamps
@@ -156,13 +155,11 @@ def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Foun
       LayoutError: Several indices are sound, or some are damaged and none is sound.
     """
     if len(sound) > 1:
-        raise LayoutError(
-            f"{'* and '.join(sound)}*: each fits {fits}. Keep the one that the run used, and remove the others."
-        )
+        problem = f"{'* and '.join(sound)}*: each fits {fits}"
+        raise LayoutError(f"{problem}. Keep the one that the run used, and remove the others.")
     if wrong and not sound:
-        raise LayoutError(
-            f"{wrong[0]} It is damaged, or was made from other documents or options. Remove it, or leave out index_dir."
-        )
+        problem = f"{wrong[0]} It is damaged, or was made from other documents or options"
+        raise LayoutError(f"{problem}. Remove it, or leave out index_dir.")
     return next(iter(sound.values()), None)
 
 

@@ -133,9 +133,8 @@ class MegatronGptLayout(Layout):
         if not (mask or traits.masks_targets or attention or positions):
             return transforms
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
-            raise LayoutError(
-                "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none. Give it."
-            )
+            problem = "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none"
+            raise LayoutError(f"{problem}. Give it.")
         eod = as_integer("eod_token_id", eod, 0, LayoutError)
         if mask or traits.masks_targets:
             transforms.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})

@@ -164,15 +164,13 @@ class Recipe:
         if not corpus.weights:
             return [1.0] * len(corpus.shards)
         if not self.traits.shuffles:
-            raise LayoutError(
-                f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
-            )
+            problem = f"corpus with weights: variant {self.variant} has no weighted blend"
+            raise LayoutError(f"{problem}. Give corpus.mixture.")
         if self.traits.blends and self.num_samples is None:
             raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
         if self.traits.blends and not all(corpus.weights):
-            raise LayoutError(
-                "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
-            )
+            problem = "corpus: a weight is 0; megatron-core takes weights above 0"
+            raise LayoutError(f"{problem}. Remove the prefix of that weight.")
         weights: list[float] = normalized(corpus.weights).tolist()
         return weights
 
@@ -228,9 +226,8 @@ class Recipe:
             fix = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
         for dataset, taken, count in zip(datasets, blended.counts.tolist(), counts, strict=True):
             if taken > count:
-                raise LayoutError(
-                    f"{dataset.shard.path}: the blend takes {taken} samples of it, but its stream has {count}. {fix}"
-                )
+                problem = f"{dataset.shard.path}: the blend takes {taken} samples of it, but its stream has {count}"
+                raise LayoutError(f"{problem}. {fix}")
         return blended
 
 
