@@ -3,7 +3,8 @@
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import sentencepiece
 
@@ -17,6 +18,12 @@ CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces; 256 of them are bytes
 MAX_LINES = 2_000_000  # more lines hardly change a vocabulary
 MAX_LINE = 4000  # bytes; SentencePiece leaves out lines of more than 4192
+_OPTIONS: Mapping[str, Any] = {
+    "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
+    "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
+    "shuffle_input_sentence": False, "num_threads": 1, "minloglevel": 2,
+}  # fmt: skip
+"""Options of SentencePiece that are the same in every training."""
 
 
 def train_tokenizer(
@@ -41,19 +48,8 @@ def train_tokenizer(
             model_writer=model,
             model_type=model_type,
             vocab_size=vocab_size,
-            byte_fallback=True,
             user_defined_symbols=pieces,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            shuffle_input_sentence=False,
-            num_threads=1,
-            minloglevel=2,
+            **_OPTIONS,
         )
     except RuntimeError as error:
         raise PrepareError(_reason(str(error), vocab_size)) from error

@@ -162,9 +162,7 @@ def _footer_offset(path: str, size: int) -> int:
             postscript = message_class(_FILE, "array_record.Postscript").FromString(first_copy)
             if postscript.magic == _POSTSCRIPT_MAGIC and postscript.footer_offset <= start:
                 return int(postscript.footer_offset)
-    raise CorpusFileError(
-        f"{path}: byte {max(0, start)}: expected the last 64 KiB of an ArrayRecord. Is the file cut short? Copy it again."
-    )
+    raise CorpusFileError(f"{path}: ends without the postscript of an ArrayRecord. Is it cut short? Copy it again.")
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:

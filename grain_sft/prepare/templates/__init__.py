@@ -55,13 +55,10 @@ def render(
     return [result_of(_with_valid_ids, result, name, tokenizer.vocab_size) for result in results]
 
 
-def _with_valid_ids(result: Result, template: str, vocab_size: int) -> Result:
-    """Return `result`. Raise a RecordError that names `template` if it has an id that is not in [0, `vocab_size`)."""
-    if not isinstance(result, RecordError) and len(wrong := _wrong_ids(result.tokens, vocab_size)):
-        raise RecordError(
-            f"template {template} made the token id {wrong[0]}; expected an id from 0 to {vocab_size - 1}, because the "
-            f"vocabulary of the tokenizer has {vocab_size} ids. Fix the template."
-        )
+def _with_valid_ids(result: Result, name: str, size: int) -> Result:
+    """Return `result`. Raise a RecordError that names the template if it has an id that is not in [0, `size`)."""
+    if not isinstance(result, RecordError) and len(wrong := _wrong_ids(result.tokens, size)):
+        raise RecordError(f"template {name} made the id {wrong[0]}; the tokenizer has 0 to {size - 1}. Fix its code.")
     return result
 
 

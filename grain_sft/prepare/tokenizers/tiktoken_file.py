@@ -171,9 +171,7 @@ def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
             found = f"found {line[:40]!r}. Download the file again."
             raise CorpusError(f"{where}: line {number}: expected base64 and a rank, {found}") from error
         if ranks.setdefault(token, rank) != rank:
-            raise CorpusError(
-                f"{where}: line {number}: its token already has rank {ranks[token]}. Download the file again."
-            )
+            raise CorpusError(f"{where}: line {number}: its token already has rank {ranks[token]}. Download it again.")
     if len(set(ranks.values())) < len(ranks):
         raise CorpusError(f"{where}: two tokens have one rank. Download the file again.")
     if missing := 256 - sum(bytes([byte]) in ranks for byte in range(256)):

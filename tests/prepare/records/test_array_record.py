@@ -95,7 +95,7 @@ def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
     path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
     for data in (b"", path.read_bytes() * 2):  # the offsets at the end are those of the second
         path.write_bytes(data)
-        with pytest.raises(CorpusFileError, match=r"a\.array_record: byte \d+: "):
+        with pytest.raises(CorpusFileError, match=r"a\.array_record: (byte \d+: |ends without)"):
             read(path)
 
 
