@@ -11,12 +11,8 @@ _LEFT = ' style="text-align: left"'
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
     """Return a table with a line for each of `facts` whose value is not None."""
-    lines = (
-        f"<tr><th{_LEFT}>{_cell(name)}</th><td{_LEFT}>{_cell(value)}</td></tr>"
-        for name, value in facts.items()
-        if value is not None
-    )
-    return _table(title, lines)
+    cells = ((_cell(name), _cell(value)) for name, value in facts.items() if value is not None)
+    return _table(title, (f"<tr><th{_LEFT}>{name}</th><td{_LEFT}>{value}</td></tr>" for name, value in cells))
 
 
 def html_columns(title: str, columns: Mapping[str, Iterable[object]]) -> str:

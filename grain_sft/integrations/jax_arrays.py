@@ -73,10 +73,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         prepare: Callable[[int, Block, Element], Element] | None = None,
         load_balanced_shards: int = 1,
     ) -> None:
-        if pipeline.sampler.host.count != 1:
-            problem = (
-                f"the pipeline is for {pipeline.sampler.host!r}, but the sharding decides which rows a process reads"
-            )
+        host = pipeline.sampler.host
+        if host.count != 1:
+            problem = f"the pipeline is for {host!r}, but the sharding decides which rows a process reads"
             raise PipelineError(f"{problem}. Load it with host=Host(0, 1).")
         check_type("GlobalBatches: sharding", sharding, Sharding, "NamedSharding(mesh, PartitionSpec(...)) or another")
         self.pipeline, self.sharding = pipeline, sharding

@@ -178,10 +178,8 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
                 first = last_first
                 merged.pop()
         merged.append(((first, end), mask))
-    blocks = [
-        Block(np.flatnonzero(mask[:batch_rows]), None if columns == (0, length) else columns)
-        for columns, mask in merged
-    ]
+    whole = 0, length
+    blocks = [Block(np.flatnonzero(mask[:batch_rows]), None if part == whole else part) for part, mask in merged]
     # a process without devices has one block, without rows
     return blocks or [Block(mine.rows, None)]
 

@@ -94,10 +94,9 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
         return ""
     if loss.any():
         longest = int(element["positions"].max()) + 1
-        return (
-            f"only the first token of a document takes loss, and it has no input before it. The longest document here has "
-            f"{longest} token{'s' if longest > 1 else ''}: are the documents too short, or split at the wrong token?"
-        )
+        reason = "only the first token of a document takes loss, and it has no input before it"
+        found = f"The longest document here has {longest} token{'s' if longest > 1 else ''}"
+        return f"{reason}. {found}: are the documents too short, or split at the wrong token?"
     for name, _, rows_of_part in layout.split(rows):
         part = layout.parts[name]
         documents, table = part.pieces(rows_of_part).document, part.documents
@@ -107,15 +106,13 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             start = int(table.start[document])
             _, loss = part.corpus.read(start, start + int(table.length[document]))
             if loss is None or loss.any():
-                return (
-                    f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that are not in "
-                    "these rows take loss: they were cut off, or are in other rows. Give a longer sequence_length, or keep "
-                    "the other end of documents."
-                )
-    return (
-        "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
-        "documents are prompts without an answer. Prepare the corpus again, or give use_loss_mask: false."
-    )
+                found = f"the documents are longer than sequence_length={layout.sequence_length}"
+                reason = "only tokens that are not in these rows take loss: they were cut off, or are in other rows"
+                fix = "Give a longer sequence_length, or keep the other end of documents"
+                return f"{found}, and {reason}. {fix}."
+    found = "the loss mask is 0 for each token of these rows and of their documents"
+    reason = "the mask holds only zeros, or the documents are prompts without an answer"
+    return f"{found}: {reason}. Prepare the corpus again, or give use_loss_mask: false."
 
 
 def _reason_in_transforms(pipeline: Run, element: Element) -> str:

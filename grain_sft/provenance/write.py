@@ -104,14 +104,14 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     """Yield a writer of JSON lines: an object with the receipt and its parts, then an object per line."""
     file.write(json.dumps({**receipt.as_dict(), "about": about}) + "\n")
 
+    def cells(column: Column) -> list[Any]:
+        values = _values(column)
+        return list(map(json.dumps, values)) if _is_text(column) else values
+
     def write(columns: Columns) -> None:
-        values = [
-            list(map(json.dumps, _values(column))) if _is_text(column) else _values(column)
-            for column in columns.values()
-        ]
         # One format string for all lines: 0.7 s for 200,000 lines of 13 columns, 2.2 s with json.dumps of each line.
         form = "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %s" for name in columns) + "}\n"
-        file.writelines(form % line for line in zip(*values, strict=True))
+        file.writelines(form % line for line in zip(*map(cells, columns.values()), strict=True))
 
     yield write
 
