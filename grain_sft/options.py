@@ -242,7 +242,8 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
             settings["metavar"] = "NAME" if unbounded is str else "N"
         help_text = _in_lower_case(option.help.removesuffix("."))
         if option.default not in (REQUIRED, None, ""):
-            help_text += f" (default: {_as_typed(option.default)})"
+            values = option.default if isinstance(option.default, list | tuple) else [option.default]
+            help_text += f" (default: {' '.join(map(str, values))})"  # "8 950" for (8, 950), as a user would type it
         parser.add_argument(*flags, dest=option.name, help=help_text.replace("%", "%%"), **settings)
 
 
@@ -250,11 +251,6 @@ def _in_lower_case(sentence: str) -> str:
     """Return a help text that begins in lower case, as the others of the command line; "EOS token" stays."""
     begins_with_acronym = sentence[1:2].isupper()
     return sentence if begins_with_acronym else sentence[:1].lower() + sentence[1:]
-
-
-def _as_typed(default: Any) -> str:
-    """Return a default as a user would type it: "8 950" for (8, 950)."""
-    return " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
 
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:

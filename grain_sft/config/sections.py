@@ -213,6 +213,9 @@ def config_schema() -> dict[str, Any]:
     for kind in LAYOUTS:
         definitions[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}
     definitions["LayoutOther"] = {"type": "object", "properties": {"kind": _IMPORTED_NAME}}
+    closed = {"type": "object", "additionalProperties": False}
+    kinds = _add_schemas(AMENDMENTS, definitions).items()
+    amendments = [{**closed, "properties": {kind: keys}, "required": [kind]} for kind, keys in kinds]
     layouts = [{"$ref": f"#/$defs/Layout{kind.title()}"} for kind in (*LAYOUTS, "other")]
     schema["properties"] |= {
         "corpus": {"$ref": "#/$defs/Corpus"},
@@ -220,7 +223,7 @@ def config_schema() -> dict[str, Any]:
         "sampler": {"$ref": "#/$defs/Sampler"},
         "transforms": {"type": "array", "items": _entry_schema(TRANSFORMS, definitions)},
         "observers": {"type": "array", "items": _entry_schema(OBSERVERS, definitions)},
-        "amendments": {"type": "array", "items": {"anyOf": _amendment_schemas(definitions)}},
+        "amendments": {"type": "array", "items": {"anyOf": amendments}},
         "stages": {"type": "array", "items": {"$ref": "#/$defs/Stage"}},
     }
     definitions["Stage"]["properties"] |= {name: schema["properties"][name] for name in (*SECTIONS, "transforms")}
@@ -237,13 +240,6 @@ def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) ->
             definition["description"] = inspect.cleandoc(definition["description"])
     definitions |= added
     return dict(zip(options, references, strict=True))
-
-
-def _amendment_schemas(definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the schema of each kind of amendment."""
-    closed = {"type": "object", "additionalProperties": False}
-    kinds = _add_schemas(AMENDMENTS, definitions)
-    return [{**closed, "properties": {kind: schema}, "required": [kind]} for kind, schema in kinds.items()]
 
 
 def _entry_schema(table: Registry[Any], definitions: dict[str, Any]) -> dict[str, Any]:

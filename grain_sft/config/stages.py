@@ -1,7 +1,7 @@
 """Section `stages` of a config: the config of each stage is the whole config with some keys changed."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grain_sft.config.reading import overlay
@@ -37,16 +37,13 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     of these windows, by default that of a row. If stages differ in length, those that do not state the option get the greatest
     length of any stage.
     """
-    base = {name: section for name, section in config.items() if name != "stages"}
-    stages: Sequence[Section] = config["stages"]
     configs = []
-    for stage in stages:
+    for stage in config["stages"]:
         own = {name: stage[name] for name in (*SECTIONS, "transforms") if name in stage}
-        inherited = base
-        if _replaces(own.get("corpus"), base.get("corpus")):
-            inherited = {name: section for name, section in base.items() if name != "corpus"}
-        merged = overlay(inherited, own)
-        configs.append(copy.deepcopy(merged))  # stages share sections, and layouts are changed below
+        inherited = {name: section for name, section in config.items() if name != "stages"}
+        if _replaces(own.get("corpus"), inherited.get("corpus")):
+            del inherited["corpus"]
+        configs.append(copy.deepcopy(overlay(inherited, own)))  # stages share sections, and layouts are changed below
     lengths = [each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))]
     if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
         for each in configs:

@@ -177,9 +177,5 @@ def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) 
     if segments is not None:
         real = segments != 0
         equal = equal & real[period:] & real[:-period]
-    return _longest_run(equal) >= length
-
-
-def _longest_run(flags: npt.NDArray[np.bool_]) -> int:
-    """Return the length of the longest run of True."""
-    return int(np.diff(np.flatnonzero(~flags), prepend=-1, append=len(flags)).max()) - 1
+    distances = np.diff(np.flatnonzero(~equal), prepend=-1, append=len(equal))  # of tokens that differ: a run and 1
+    return int(distances.max()) > length

@@ -125,11 +125,10 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
         steps = f" x gradient_accumulation_steps={config.gradient_accumulation_steps}" if training else ""
         batches = "" if expected == of_step else f", {expected} in each of a step's batches"
-        raise ConfigError(
-            f"{where}: the global batch has {wrong[0]} rows, but MaxText's {name} is {of_step} "
-            f"({per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}){batches}, and all of "
-            f"its steps have one shape. Make them equal: sampler.global_batch_size: {expected}, or another {per_device}."
-        )
+        product = f"{per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}"
+        problem = f"the global batch has {wrong[0]} rows, but MaxText's {name} is {of_step} ({product}){batches}"
+        fix = f"Make them equal: sampler.global_batch_size: {expected}, or another {per_device}"
+        raise ConfigError(f"{where}: {problem}, and all of its steps have one shape. {fix}.")
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
