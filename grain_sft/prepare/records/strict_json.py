@@ -66,8 +66,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the dict of an object with these keys and values. Refuse repeated keys."""
     value = dict(pairs)
     if len(value) != len(pairs):
-        counts = collections.Counter(key for key, _ in pairs)
-        repeated = next(key for key in counts if counts[key] > 1)
+        repeated, _ = collections.Counter(key for key, _ in pairs).most_common(1)[0]
         raise RecordError(f"key {shown(repeated)} is repeated in an object, so its value is undefined. Keep one.")
     return value
 

@@ -33,7 +33,7 @@ Find = Callable[[str], list[Control]]
 
 _STAND_IN = "\U00020000"  # a letter that replaces a whole text
 _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
-"""Pattern of the replaced texts in a chat that `Disguise.render` returns."""
+"""Pattern of the replaced texts in a disguised chat."""
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
 _OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all others
@@ -73,26 +73,16 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         starts = [0, *(stop for _, stop in chat.contents)]
         return Expected(_controls_in(literals, starts, find), placed=True)
     disguise = Disguise(chat, special)
-    rendered = disguise.render()
-    if rendered is None:
+    expected = disguise.expected_controls(find)
+    if expected is None:
         raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
-    expected = Expected(_controls_of_disguised(rendered, find), placed=disguise.restores_chat(rendered))
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find it in disguised texts, and may render a turn without its thoughts. So
     # the chat is rendered once more, with such words unchanged. If the control tokens have the same ids as before, their places
     # are right.
-    rendered = disguise.render(keep_compared=True)
-    if rendered is None or not disguise.restores_chat(rendered):
-        return expected
-    placed = Expected(_controls_of_disguised(rendered, find), placed=True)
-    return placed if placed.ids == expected.ids else expected
-
-
-def _controls_of_disguised(rendered: str, find: Find) -> list[Control]:
-    """Return the control tokens that the template writes in a disguised chat."""
-    starts = [0, *(match.end() for match in _DISGUISED.finditer(rendered))]
-    return _controls_in(_DISGUISED.split(rendered), starts, find)
+    second = disguise.expected_controls(find, keep_compared=True)
+    return second if second is not None and second.placed and second.ids == expected.ids else expected
 
 
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
@@ -140,10 +130,13 @@ class Disguise:
         self._replace = str.maketrans(replacements)
         self._restore = str.maketrans({after: before for before, after in replacements.items()})
 
-    def render(self, *, keep_compared: bool = False) -> str | None:
-        """Return the text of the disguised chat; None if the template refuses the chat.
+    def expected_controls(self, find: Find, *, keep_compared: bool = False) -> Expected | None:
+        """Return the control tokens that the template writes in the disguised chat; None if the template refuses the chat.
+
+        They are placed if the rendered text, without its disguise, is the text of the chat. If not, the template changes texts.
 
         Args:
+          find: Function that returns the control tokens of a text.
           keep_compared: Whether words that the template looks for are not replaced. A template with
             `{% if '</think>' in message.content %}` looks for "</think>".
         """
@@ -152,11 +145,12 @@ class Disguise:
         for message in self._chat.messages:
             others = {key: value for key, value in message.items() if key != "role"}
             messages.append({"role": message["role"], **self._disguised(others, replaced)})
-        return self._chat.template.attempt(messages, self._disguised(self._chat.tools, replaced))
-
-    def restores_chat(self, rendered: str) -> bool:
-        """Return whether `rendered`, without its disguise, is the text of the chat. If not, the template changes texts."""
-        return rendered.translate(self._restore) == self._chat.text
+        rendered = self._chat.template.attempt(messages, self._disguised(self._chat.tools, replaced))
+        if rendered is None:
+            return None
+        starts = [0, *(match.end() for match in _DISGUISED.finditer(rendered))]
+        controls = _controls_in(_DISGUISED.split(rendered), starts, find)
+        return Expected(controls, placed=rendered.translate(self._restore) == self._chat.text)
 
     def _disguised(self, value: Any, replaced: Callable[[str], str]) -> Any:
         """Return a JSON value with its texts and keys replaced by the function `replaced`."""
