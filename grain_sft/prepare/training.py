@@ -94,6 +94,5 @@ def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:
         try:
             yield from (message.content for message in read_record(raw, schema).messages)
         except RecordError as error:
-            if on_error == "skip":
-                continue
-            raise RecordError(f"{path}:{number}: {error}") from error
+            if on_error != "skip":
+                raise RecordError(f"{path}:{number}: {error}") from error

@@ -38,7 +38,6 @@ class Conversation(msgspec.Struct, frozen=True):
     Attributes:
       messages: Turns, in order; at least one.
       system: System text outside the messages; None if the record has none.
-      context: The record's `context`: metadata of the episode tools, which no template renders.
       condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
       tools: The record's `tools`, for chat templates that render them.
       rejected: Conversation with the rejected response, if the record is a preference pair; `messages` then has the chosen one.
@@ -46,7 +45,6 @@ class Conversation(msgspec.Struct, frozen=True):
 
     messages: tuple[Message, ...]
     system: str | None = None
-    context: str | None = None
     condition: str = ""
     tools: tuple[Any, ...] | None = None
     rejected: "Conversation | None" = None

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -115,12 +114,9 @@ def _parse_messages(record: Record) -> Conversation:
 
 
 def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
-    """{"messages", "system", "context", "tools"}. A message may have further keys, which chat templates read."""
+    """{"messages", "system", "tools"}. A message may have further keys, which chat templates read."""
     messages = tuple(read_messages(record, "messages", roles))
-    context = record.get("context")
-    if context is not None and not isinstance(context, str):
-        context = json.dumps(context, ensure_ascii=False)
-    return Conversation(messages, system=optional_text(record, "system"), context=context, tools=_tools(record))
+    return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
 
 
 def _tools(record: Record) -> tuple[object, ...] | None:
