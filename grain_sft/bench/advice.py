@@ -72,11 +72,9 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     shortest_ms = min(wait["step_ms"] for wait in recommended["waits"])
     longest_ms = max(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:
-        return (
-            f"no measured setting is enough, and this is as fast as any: a step of {longest_ms:g} ms waits "
-            f"{_wait_ms(recommended, longest_ms):.2f} ms for its batch; steps of more than the "
-            f"{recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
-        )
+        wait = f"a step of {longest_ms:g} ms waits {_wait_ms(recommended, longest_ms):.2f} ms for its batch"
+        longer_steps = f"steps of more than the {recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
+        return f"no measured setting is enough, and this is as fast as any: {wait}; {longer_steps}"
     threads, _, workers = choice.setting
     if workers:
         enough = f"threads alone are not enough, and worker_count={workers} is"
@@ -85,10 +83,8 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     else:
         enough = f"{threads} threads are the fewest that are enough"
     no_threads = next(row for row in delivered if not row["threads"] and not row["worker_count"])
-    sentence = (
-        f"{enough}: a step of {choice.step_ms:g} ms or more waits {_wait_ms(recommended, choice.step_ms):.2f} ms for its "
-        f"batch, and with threads=0 it waits {_wait_ms(no_threads, choice.step_ms):.2f} ms"
-    )
+    wait = f"a step of {choice.step_ms:g} ms or more waits {_wait_ms(recommended, choice.step_ms):.2f} ms for its batch"
+    sentence = f"{enough}: {wait}, and with threads=0 it waits {_wait_ms(no_threads, choice.step_ms):.2f} ms"
     if not _keeps_up(recommended, choice.step_ms):
         sentence += " (it kept up when it was first measured and does not now: measure again, for longer)"
     if choice.step_ms > shortest_ms:

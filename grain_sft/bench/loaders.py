@@ -75,10 +75,8 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
             paths.append(str(folder / f"{number:03d}.npy"))
             rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(paths[-1])
     except OSError as error:
-        size = files * tokens * 4 / 1e9
-        raise StorageError(
-            f"{folder}: can't hold {size:.2f} GB of tokens ({error.strerror or error}). Give --dir."
-        ) from error
+        fault = f"can't hold {files * tokens * 4 / 1e9:.2f} GB of tokens ({error.strerror or error})"
+        raise StorageError(f"{folder}: {fault}. Give --dir.") from error
     return paths
 
 

@@ -210,11 +210,9 @@ def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer, former = options.tokenizer_name, options.former_tokenizer
     if former is not None:
         tokenizer = former
-        print(
-            f"warning: --tokenizer {former} is taken as --tokenizer-name {former}. In other commands --tokenizer is a file "
-            "or directory that is opened. Write --tokenizer-name.",
-            file=sys.stderr,
-        )
+        taken = f"--tokenizer {former} is taken as --tokenizer-name {former}"
+        reason = "In other commands --tokenizer is a file or directory that is opened"
+        print(f"warning: {taken}. {reason}. Write --tokenizer-name.", file=sys.stderr)
     names = ("format", "label_mask_paths", *_DECLARED)
     return {"tokenizer": tokenizer, "path_remap": dict(options.path_remap), **values_of(options, names)}
 

@@ -78,16 +78,13 @@ def _refuse(names: Sequence[str], options: argparse.Namespace, reason: str) -> N
 
 def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
     from grain_sft.bench import advice
-    from grain_sft.bench import config as config_bench
+    from grain_sft.bench.config import SECONDS, STEPS_MS, Plan, measure
 
-    plan = config_bench.Plan(
-        seconds=options.seconds or config_bench.SECONDS,
-        steps_ms=options.step_ms or config_bench.STEPS_MS,
-        **values_of(options, ("repeats", "max_workers", "tokens_per_second")),
-    )
+    given = values_of(options, ("repeats", "max_workers", "tokens_per_second"))
+    plan = Plan(seconds=options.seconds or SECONDS, steps_ms=options.step_ms or STEPS_MS, **given)
     pipeline = open_stage(options, outputs=[options.output])
     with elapsed("Measuring"):
-        figures = config_bench.measure(pipeline, plan)
+        figures = measure(pipeline, plan)
     print(*advice.lines(figures, os.path.basename(options.config)), sep="\n")
     return {"config": options.config, **figures}
 

@@ -102,8 +102,7 @@ def _tokenizer(options: argparse.Namespace, trained: str) -> str:
         except PrepareError:
             if vocab_size == VOCAB_SIZES[-1]:
                 raise
-    print(
-        f"tokenizer {trained}: trained on {options.input}, with {vocab_size:,} pieces, because no tokenizer was found."
-    )
+    how = f"trained on {options.input}, with {vocab_size:,} pieces, because no tokenizer was found"
+    print(f"tokenizer {trained}: {how}.")
     print(f"          If your model has one, give its path with --tokenizer or ${TOKENIZER_VARIABLE}.")
     return trained

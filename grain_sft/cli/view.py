@@ -71,9 +71,8 @@ def _report(options: argparse.Namespace) -> int:
     for path in outputs:
         check_output(path, inputs=[options.config])
     if options.output == f"{base}.json":
-        raise ConfigError(
-            f"--output {options.output}: is the page, and would replace the figures. Name it {base}.html."
-        )
+        fault = "is the page, and would replace the figures"
+        raise ConfigError(f"--output {options.output}: {fault}. Name it {base}.html.")
     pipeline = open_stage(options, outputs=outputs)
     texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     with elapsed("Sampling steps"):

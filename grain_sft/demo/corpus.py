@@ -100,10 +100,9 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
         question_by_text[text] = question
     else:  # all docstrings are within the limit
         if count < MIN_CHARACTERS:
-            raise GrainSftError(
-                f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains "
-                "on. This Python comes without its source files: use a full installation."
-            )
+            expected = f"expected {MIN_CHARACTERS} or more, which the demo trains on"
+            reason = "This Python comes without its source files: use a full installation"
+            raise GrainSftError(f"{library}: found {count} characters of docstrings; {expected}. {reason}.")
     return [Entry(question, text) for text, question in question_by_text.items()]
 
 

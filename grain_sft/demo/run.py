@@ -102,13 +102,10 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
         # a demo that was killed while it wrote the marker leaves a temporary file, whose name begins with another dot
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
-            raise GrainSftError(
-                f"{root}: holds {others[0]!r}, but no earlier demo. Give an empty folder, or one that does not exist yet, "
-                "with --dir."
-            )
-        files.write_bytes(
-            str(marker), b"A folder of `grain-sft demo`, which replaces its content when it runs again.\n"
-        )
+            fix = "Give an empty folder, or one that does not exist yet, with --dir"
+            raise GrainSftError(f"{root}: holds {others[0]!r}, but no earlier demo. {fix}.")
+        content = "A folder of `grain-sft demo`, which replaces its content when it runs again.\n"
+        files.write_bytes(str(marker), content.encode())
     in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
     with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
         yield root
@@ -126,15 +123,13 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
     """Print the sizes of the corpus and of its rows."""
     counts = manifest["splits"]["train"]
     layout = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
-    packed = (
-        f"{layout['segments'] / layout['rows']:.1f} conversations in a row, "
-        f"{layout['padding'] / (layout['tokens'] + layout['padding']):.1%} padding, "
-        f"{layout['cut_documents']} cut to a row's length"
-    )
+    padding = f"{layout['padding'] / (layout['tokens'] + layout['padding']):.1%} padding"
+    packed = f"{layout['segments'] / layout['rows']:.1f} conversations in a row, {padding}"
+    cut = f"{layout['cut_documents']} cut to a row's length"
     share = counts["trainable_tokens"] / counts["tokens"]
     _say(f"chat    {counts['documents']:,} questions, answered by docstrings; {share:.0%} of the tokens are answers")
     _say(f"tokens  {corpus.num_tokens:,}, {corpus.dtype.name}, of a vocabulary of {VOCAB_SIZE}")
-    _say(f"rows    {layout['rows']:,} of {SEQUENCE_LENGTH} tokens: {packed}; a step reads {GLOBAL_BATCH_SIZE}")
+    _say(f"rows    {layout['rows']:,} of {SEQUENCE_LENGTH} tokens: {packed}, {cut}; a step reads {GLOBAL_BATCH_SIZE}")
     _say(f"corpus  {corpus.ends_fingerprint[:24]}")
 
 
@@ -173,10 +168,8 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
         if status == 0 or (was_killed and last_step == options.steps - 1):
             raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
         if was_killed and last_step >= kill_after:
-            newest = newest_step(options.folder)
-            _say(
-                f"  killed: SIGKILL to process {process.pid} after {len(records)} steps; newest checkpoint: step {newest}"
-            )
+            killed = f"SIGKILL to process {process.pid} after {len(records)} steps"
+            _say(f"  killed: {killed}; newest checkpoint: step {newest_step(options.folder)}")
             return records
     if was_killed:  # by the system, since no return above was reached
         last_line = "most likely the machine ran out of memory. A run takes about 1 GB."

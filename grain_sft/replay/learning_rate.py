@@ -55,10 +55,8 @@ def supervised_ratio(corpus: Corpus) -> float:
     length = corpus.documents.length
     num_tokens = int(length.sum())
     if not num_tokens:
-        raise CorpusError(
-            f"{corpus.shards[0].path}: no document has a token, so the share that takes loss is undefined. "
-            "Is its eos_token_id right?"
-        )
+        fault = "no document has a token, so the share that takes loss is undefined"
+        raise CorpusError(f"{corpus.shards[0].path}: {fault}. Is its eos_token_id right?")
     if corpus.has_loss:
         supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
     else:

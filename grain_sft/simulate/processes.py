@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,8 +27,7 @@ MAX_STEPS = 16
 Figures = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """Figures of real processes that the model uses.
 
     Attributes:
@@ -65,8 +64,7 @@ class Fit:
         return self.base_mb + _batches_mb(conditions, self.batch_bytes, received)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Measurements of real processes, and the model's predictions of them.
 
     Attributes:

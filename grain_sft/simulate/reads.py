@@ -1,6 +1,5 @@
 """`Reads`: which bytes of which files `grain_sft.source` reads for the rows of a batch, computed without reading them."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -34,8 +33,7 @@ class Ranges(NamedTuple):
         return type(self)(*(column[lines] for column in self))
 
 
-@dataclasses.dataclass(frozen=True)
-class Gather:
+class Gather(NamedTuple):
     """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
     The gathers of a batch follow each other. A source with weights has two: first of the tokens, then of the weights.

@@ -132,9 +132,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
         epoch, slot, instance = int(origin.epoch[0]), int(origin.row[0]), int(origin.instance[0])
         names = stage.source.layout.segment_names if instance >= 0 else ()
-        views.append(
-            RowView(step, epoch, row, slot, instance, **arrays, pieces=pieces, notes=tuple(notes), names=names)
-        )
+        arrays |= {"pieces": pieces, "notes": tuple(notes), "names": names}
+        views.append(RowView(step, epoch, row, slot, instance, **arrays))
     return views
 
 
