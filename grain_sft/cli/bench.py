@@ -78,13 +78,14 @@ def _refuse(names: Sequence[str], options: argparse.Namespace, reason: str) -> N
 
 def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
     from grain_sft.bench import advice
-    from grain_sft.bench.config import SECONDS, STEPS_MS, Plan, measure
+    from grain_sft.bench import config as of_config
 
     given = values_of(options, ("repeats", "max_workers", "tokens_per_second"))
-    plan = Plan(seconds=options.seconds or SECONDS, steps_ms=options.step_ms or STEPS_MS, **given)
+    seconds, steps_ms = options.seconds or of_config.SECONDS, options.step_ms or of_config.STEPS_MS
+    plan = of_config.Plan(seconds=seconds, steps_ms=steps_ms, **given)
     pipeline = open_stage(options, outputs=[options.output])
     with elapsed("Measuring"):
-        figures = measure(pipeline, plan)
+        figures = of_config.measure(pipeline, plan)
     print(*advice.lines(figures, os.path.basename(options.config)), sep="\n")
     return {"config": options.config, **figures}
 
