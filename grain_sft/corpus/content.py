@@ -14,19 +14,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft.corpus.data import CorpusData
-from grain_sft.errors import CorpusFileError
-from grain_sft.storage import (
-    FileStamp,
-    Range,
-    artifact,
-    file_stamp,
-    files,
-    hashing,
-    identify,
-    inside,
-    open_regular,
-    remote_files,
-)
+from grain_sft.storage import FileStamp, artifact, files, hashing, identify
 
 PREFIX = "content-sha256:"
 """Prefix of every content hash that is shown, so that none is mistaken for a fingerprint of a file's ends."""
@@ -34,7 +22,6 @@ PREFIX = "content-sha256:"
 _VERSION = 1
 _SETTLED = 2.0  # seconds; two writes within this time may give a file the same times
 _CACHED_FROM = 1 << 20  # bytes of all files; to hash fewer takes no longer than to open the cache
-_AT_ONCE = 16 * hashing.BLOCK  # bytes of a remote file that are fetched together
 _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
 
 
@@ -75,30 +62,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 
 def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
     """Read the files, and return the hash of each one's bytes from `data_offset` on."""
-    return [_read_remote(file) if files.is_remote(file.path) else _read_local(file) for file in stored]
-
-
-def _read_local(file: FileStamp) -> str:
-    """Return the hash of the bytes of a local file from `data_offset` on."""
-    with files.reading(file.path), inside(file.root), os.fdopen(open_regular(file.path), "rb", 0) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        if size != file.size:
-            raise CorpusFileError(file_stamp.size_change(file, size))
-        try:
-            return hashing.joined(hashing.blocks_of([(opened.fileno(), file.data_offset, size)]))
-        except EOFError as error:
-            raise CorpusFileError(f"{file.path}: cut short while read ({error}). Wait until it is complete.") from error
-
-
-def _read_remote(file: FileStamp) -> str:
-    """Return the hash of the bytes of a remote file from `data_offset` on."""
-    block_hashes: list[bytes] = []
-    starts = range(file.data_offset, file.size, hashing.BLOCK)
-    ranges = [Range(file.path, start, min(start + hashing.BLOCK, file.size), version=file.version) for start in starts]
-    at_once = _AT_ONCE // hashing.BLOCK
-    for first in range(0, len(ranges), at_once):
-        block_hashes += map(hashing.of_block, remote_files.fetch_exactly(ranges[first : first + at_once]))
-    return hashing.joined(block_hashes)
+    return list(map(hashing.of_file, stored))
 
 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:

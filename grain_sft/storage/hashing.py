@@ -9,12 +9,19 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from grain_sft.storage.regular_files import pread
+from grain_sft.errors import CorpusFileError
+from grain_sft.storage import files
+from grain_sft.storage.file_stamp import FileStamp, size_change
+from grain_sft.storage.regular_files import inside, open_regular, pread
+from grain_sft.storage.remote.files import fetch_exactly
+from grain_sft.storage.remote.responses import Range
 
 BLOCK = 1 << 22
 """Bytes of a block."""
 
 THREADS = min(8, os.cpu_count() or 1)
+
+_BLOCKS_AT_ONCE = 16  # blocks of a remote file that are fetched together
 
 
 def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
@@ -30,6 +37,35 @@ def of_block(data: Any) -> bytes:
 def of_bytes(data: bytes) -> str:
     """Return the hash of a whole file's data."""
     return joined(of_block(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK))
+
+
+def of_file(file: FileStamp) -> str:
+    """Return the hash of the bytes of a local or remote file from `data_offset` on.
+
+    Raises:
+      CorpusFileError: The file can't be read, or has another size.
+    """
+    return _of_remote_file(file) if files.is_remote(file.path) else _of_local_file(file)
+
+
+def _of_local_file(file: FileStamp) -> str:
+    with files.reading(file.path), inside(file.root), os.fdopen(open_regular(file.path), "rb", 0) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != file.size:
+            raise CorpusFileError(size_change(file, size))
+        try:
+            return joined(blocks_of([(opened.fileno(), file.data_offset, size)]))
+        except EOFError as error:
+            raise CorpusFileError(f"{file.path}: cut short while read ({error}). Wait until it is complete.") from error
+
+
+def _of_remote_file(file: FileStamp) -> str:
+    starts = range(file.data_offset, file.size, BLOCK)
+    ranges = [Range(file.path, start, min(start + BLOCK, file.size), file.version) for start in starts]
+    block_hashes: list[bytes] = []
+    for first in range(0, len(ranges), _BLOCKS_AT_ONCE):
+        block_hashes += map(of_block, fetch_exactly(ranges[first : first + _BLOCKS_AT_ONCE]))
+    return joined(block_hashes)
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:

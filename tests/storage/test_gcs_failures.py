@@ -7,7 +7,8 @@ import pytest
 from failing_proxy import before_emulator
 
 import grain_sft
-from grain_sft.storage import Limits, files, remote_files
+from grain_sft.storage import files, remote_files
+from grain_sft.storage.remote.retries import Limits
 
 LENGTH = 512
 SHARDS = 4
