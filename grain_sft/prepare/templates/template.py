@@ -243,12 +243,11 @@ class SpecialText:
         self.pattern = any_of(self.spellings)
         self._first = tuple({spelling[0] for spelling in self.spellings})
 
-    def find(self, text: str) -> tuple[str, int] | None:
-        """Return the first special token that `text` spells and the index of its first character, or None."""
+    def find(self, text: str) -> re.Match[str] | None:
+        """Return the match of the first special token that `text` spells, or None."""
         for character in self._first:
             if character in text:
-                token = self.pattern.search(text)
-                return (token.group(), token.start()) if token else None
+                return self.pattern.search(text)
         return None
 
     def check(self, value: object, where: str) -> None:
@@ -256,11 +255,10 @@ class SpecialText:
         if value is None or (type(value) is str and self.find(value) is None):
             return
         for path, text in strings(value, where):
-            if spelled := self.find(text):
-                token, index = spelled
+            if token := self.find(text):
                 raise RecordError(
-                    f"{path}: spells the special token {token!r} at character {index}. Remove it, or have it "
-                    "tokenized as ordinary text with --special-text encode."
+                    f"{path}: spells the special token {token.group()!r} at character {token.start()}. Remove it, or have "
+                    "it tokenized as ordinary text with --special-text encode."
                 )
 
 

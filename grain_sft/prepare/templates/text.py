@@ -63,8 +63,7 @@ class Text(PiecesTemplate):
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
         """See `PiecesTemplate.document`. If the text has no tokens and `empty` is "drop", the document has none either."""
         rendered = super().document(pieces, ids)
-        texts = [value for value, _ in pieces if isinstance(value, str)]
-        text_bytes = sum(len(text.encode()) for text in texts)
+        text_bytes = sum(len(value.encode()) for value, _ in pieces if isinstance(value, str))
         has_text = any(len(part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str))
         stop = len(rendered.tokens) if has_text or self.chosen.empty == "keep" else 0
         return Rendered(rendered.tokens[:stop], rendered.loss[:stop], text_bytes)
