@@ -106,9 +106,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     if entry.kind == "jsonl":
         # A line begins at each byte of the unit that follows a newline, and at byte 0 of the file. `data` also has the byte
         # before the unit, if there is one. A newline that is the last byte begins a line of the next unit, so it isn't counted.
-        records = data.count(b"\n", 0, len(data) - 1)
-        if unit.start == 0:
-            records += 1
+        records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0)
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
 
