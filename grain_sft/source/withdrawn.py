@@ -145,12 +145,10 @@ class _WithdrawnDocuments:
     """
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
-        order = np.lexsort((steps, documents))
-        documents, steps = documents[order], steps[order]
-        once = np.append(True, documents[1:] > documents[:-1])  # the first step of each document counts
+        order = np.argsort(steps)  # the first step of each document counts
         self.layout = layout
-        self._numbers: Ints = documents[once]
-        self._steps: Ints = steps[once]
+        self._numbers, first = np.unique(documents[order], return_index=True)
+        self._steps: Ints = steps[order[first]]
         if layout.follows_documents:
             # The last item stays False: it is index -1, for pieces of no document.
             self._is_withdrawn = np.zeros(layout.num_documents + 1, np.bool_)
