@@ -19,9 +19,6 @@ from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms import trait
 
-AHEAD = 2  # number of batches that are transferred to the devices in advance
-THREADS = 2  # number of threads that read and transfer them
-
 __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
 
@@ -67,8 +64,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         start_step: int = 0,
         num_rows: int | None = None,
         loaders: Sequence[int] | None = None,
-        ahead: int = AHEAD,
-        threads: int = THREADS,
+        ahead: int = 2,
+        threads: int = 2,
         allow_other_data: bool = False,
         prepare: Callable[[int, Block, Element], Element] | None = None,
         load_balanced_shards: int = 1,

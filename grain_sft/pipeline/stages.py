@@ -7,9 +7,7 @@ import functools
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from typing import Any, Self
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
@@ -22,9 +20,7 @@ from grain_sft.pipeline.run import Observer
 from grain_sft.pipeline.stage import Stage, placed
 from grain_sft.sampling import Host, StagedSampler, StepMap
 from grain_sft.source import Element, RowSource
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
+from grain_sft.types import Ints
 
 
 class StagedPipeline(Pipeline):
@@ -92,7 +88,7 @@ class StagedPipeline(Pipeline):
     def __getitem__(self, step: int) -> Element:
         return self.at(as_integer("step", step, 0, RowIndexError))[step]
 
-    def read(self, step: int, slots: Int64[np.ndarray, " slots"], *, columns: tuple[int, int] | None = None) -> Element:
+    def read(self, step: int, slots: Ints, *, columns: tuple[int, int] | None = None) -> Element:
         return self.at(step).read(step, slots, columns=columns)
 
     @property

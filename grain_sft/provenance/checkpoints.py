@@ -75,18 +75,17 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     every = as_integer("every", every, 1, SamplerError)
     last = sampler.steps_of_epochs(epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
-    names, columns = ["step"], [steps]
+    table: dict[str, Ints] = {"step": steps}
     if sampler.steps_per_epoch is None:
         for stream in sampler.streams:
-            names += [f"epoch of {stream.name}", f"rows into epoch of {stream.name}"]
-            columns += np.array([stream.begin(step) for step in steps.tolist()]).T.tolist()
+            names: tuple[str, ...] = f"epoch of {stream.name}", f"rows into epoch of {stream.name}"
+            table |= zip(names, np.array([stream.begin(step) for step in steps.tolist()]).T, strict=True)
     else:
-        names += ["epoch", "steps_into_epoch", "rows_into_epoch"]
-        columns += np.array([_progress_in_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
-    rows = sampler.batch_sizes.of_steps(steps).before
-    tokens = sum((_tokens_of_stage(pipeline, stage, steps) for stage in pipeline.stages), np.zeros_like(rows))
-    table = zip([*names, "rows", "tokens"], [*columns, rows, tokens], strict=True)
-    return {name: np.asarray(column).tolist() for name, column in table}
+        names = "epoch", "steps_into_epoch", "rows_into_epoch"
+        table |= zip(names, np.array([_progress_in_epoch(pipeline, step) for step in steps.tolist()]).T, strict=True)
+    table["rows"] = sampler.batch_sizes.of_steps(steps).before
+    table["tokens"] = sum((_tokens_of_stage(pipeline, stage, steps) for stage in pipeline.stages), np.zeros_like(steps))
+    return {name: column.tolist() for name, column in table.items()}
 
 
 def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
