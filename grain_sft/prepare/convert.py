@@ -77,8 +77,12 @@ def convert(
 
     def make() -> dict[str, Any]:
         plan = documents.plan(target.stage, request, description)
-        writer.check_plan(plan)
-        tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
+        try:
+            writer.check_plan(plan)
+            tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
+        except PrepareError:
+            target.discard()  # it would block a corrected request
+            raise
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         return finish(plan, identity, tokenizer_files, documents.counts())
 

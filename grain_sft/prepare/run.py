@@ -90,10 +90,10 @@ def make_corpus(
             raise
         try:
             plan = job.plan()
+            tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
         except PrepareError:
             target.discard()
             raise
-        tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
         reported("Writing", runner.write(job, plan, tasks), len(tasks), progress)
         return job.finish(plan)
 

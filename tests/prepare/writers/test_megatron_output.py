@@ -1,5 +1,6 @@
 """Megatron's files as an output: byte for byte as megatron-core writes them, and converted both ways."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
     masked = write_olmo(tmp_path / "sft", documents(20))
     with pytest.raises(PrepareError, match=r"all tokens take loss, but .* of the .* tokens of train take none"):
         convert(masked, tmp_path / "out", "megatron", eos_token_id=2)
+    convert(masked, tmp_path / "out", "episodes", eos_token_id=2)  # no unfinished work is in the way
+    shutil.rmtree(tmp_path / "out")
     one = write_megatron(tmp_path / "a", DOCS)
     with pytest.raises(CorpusError, match="weights of a blend are not converted"):
         convert(f"1 {one} 2 {one}", tmp_path / "out", "olmo")

@@ -66,6 +66,7 @@ def test_more_shards_than_their_names_sort_are_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr("grain_sft.prepare.writers.episodes.MAX_SHARDS", 45)
     with pytest.raises(PrepareError, match=r"shard_tokens=1: 46 shards in train.*at most 45.*--tokens-per-shard"):
         written(tmp_path, "episodes", shard_tokens=1)
+    convert(tmp_path / "given", tmp_path / "out", "episodes")  # no unfinished work is in the way
 
 
 @pytest.mark.parametrize("weighted", [False, True])
