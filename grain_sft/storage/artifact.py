@@ -60,8 +60,7 @@ def load_or_make(
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
     cache = files.cache_url() if folder is None else os.fspath(folder)
     url = files.join(cache, kind, target.name) if cache is not None and files.is_remote(cache) else None
-    arrays = open_cached(target, depends, check)
-    if arrays is not None:
+    if (arrays := open_cached(target, depends, check)) is not None:
         return arrays
     with contextlib.ExitStack() as locks:
         try:
@@ -94,8 +93,7 @@ def open_or_write(
     Raises:
       StorageError: The file can't be written or opened.
     """
-    arrays = open_cached(target, depends, check)
-    if arrays is not None:
+    if (arrays := open_cached(target, depends, check)) is not None:
         return arrays
     with files.locked(target):
         arrays = open_cached(target, depends, check)  # another process may have made it meanwhile

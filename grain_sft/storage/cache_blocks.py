@@ -181,10 +181,9 @@ class Space:
         """Remove the file `path` if it is still the file that is open as `fd`."""
         with self._locked() as lock:
             if is_at(fd, path):
-                used = self._used(lock)
-                size = os.fstat(fd).st_size
+                used_by_others = self._used(lock) - os.fstat(fd).st_size
                 os.unlink(path)
-                self._record(lock, max(0, used - size))
+                self._record(lock, max(0, used_by_others))
 
     def publish(self, path: str) -> None:
         """Rename the finished file `path`.part to `path`. The lock keeps other processes from listing files meanwhile."""

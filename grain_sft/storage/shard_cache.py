@@ -138,8 +138,7 @@ class ShardCache:
                     uncached.append(pieces)
             unwritten = self._download(reserved)
             for block, fd in reserved.items():
-                is_copied = block not in unwritten and self._keep(block, fd, pieces_of[block], out)
-                if not is_copied:
+                if block in unwritten or not self._keep(block, fd, pieces_of[block], out):
                     uncached.append(pieces_of[block])
         self._read_bucket(uncached, out)
         return awaited
