@@ -14,11 +14,10 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Json, RowFormat, open_corpus, rows
 from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout import PackedLayout, plan_files
-from grain_sft.prepare.request import hash_of
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.writers.plan import whole_files
 from grain_sft.progress import Progress
-from grain_sft.storage import files
+from grain_sft.storage import artifact, files
 
 if TYPE_CHECKING:
     from grain_sft.source import NpyDataSource
@@ -100,11 +99,10 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
     row_format = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
     dtype = row_format.dtype(corpus.dtype)
     per_shard = max(1, shard_bytes // dtype.itemsize)
-    key = hash_of([rows.VERSION, made_of, per_shard, corpus.padding_token_id])
     manifest = {
         "format": rows.NAME,
         "version": rows.VERSION,
-        "key": f"sha256:{key}",
+        "key": artifact.fingerprint([rows.VERSION, made_of, per_shard, corpus.padding_token_id]),
         "made_of": made_of,
         "sequence_length": layout.sequence_length,
         "rows": len(layout),

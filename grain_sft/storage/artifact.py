@@ -103,8 +103,8 @@ def open_or_write(
         return arrays
 
 
-def fingerprint(depends: Mapping[str, Any]) -> str:
-    """Return the hash of the dependencies of arrays."""
+def fingerprint(depends: Any) -> str:
+    """Return the hash of a JSON value, such as the dependencies of arrays."""
     return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
 
 

@@ -45,10 +45,13 @@ def of_file(file: FileStamp) -> str:
     Raises:
       CorpusFileError: The file can't be read, or has another size.
     """
-    return _of_remote_file(file) if files.is_remote(file.path) else _of_local_file(file)
-
-
-def _of_local_file(file: FileStamp) -> str:
+    if files.is_remote(file.path):
+        starts = range(file.data_offset, file.size, BLOCK)
+        ranges = [Range(file.path, start, min(start + BLOCK, file.size), file.version) for start in starts]
+        block_hashes: list[bytes] = []
+        for first in range(0, len(ranges), _BLOCKS_AT_ONCE):
+            block_hashes += map(of_block, fetch_exactly(ranges[first : first + _BLOCKS_AT_ONCE]))
+        return joined(block_hashes)
     with files.reading(file.path), inside(file.root), os.fdopen(open_regular(file.path), "rb", 0) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size != file.size:
@@ -57,15 +60,6 @@ def _of_local_file(file: FileStamp) -> str:
             return joined(blocks_of([(opened.fileno(), file.data_offset, size)]))
         except EOFError as error:
             raise CorpusFileError(f"{file.path}: cut short while read ({error}). Wait until it is complete.") from error
-
-
-def _of_remote_file(file: FileStamp) -> str:
-    starts = range(file.data_offset, file.size, BLOCK)
-    ranges = [Range(file.path, start, min(start + BLOCK, file.size), file.version) for start in starts]
-    block_hashes: list[bytes] = []
-    for first in range(0, len(ranges), _BLOCKS_AT_ONCE):
-        block_hashes += map(of_block, fetch_exactly(ranges[first : first + _BLOCKS_AT_ONCE]))
-    return joined(block_hashes)
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:

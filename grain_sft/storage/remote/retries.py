@@ -116,10 +116,8 @@ async def retried(
         while True:
             allowed = seconds if reached or server in _reached else min(seconds, FIRST_CONTACT)
             doublings = min(failures, 30)
-            time_limit = None
-            if bounded:
-                left = max(0.001, begin + allowed - time.monotonic())
-                time_limit = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2**doublings)
+            left = max(0.001, begin + allowed - time.monotonic())
+            time_limit = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2**doublings) if bounded else None
             activity.count("remote_requests", 1)
             try:
                 result = await asyncio.wait_for(attempt(), time_limit)
