@@ -1,10 +1,11 @@
 """Tokenizers that are trained: what is too little or too much for them, and progress."""
 
-import subprocess
-import sys
+import time
 
 import pytest
 
+from grain_sft import prepare, progress
+from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import train_tokenizer
 
@@ -56,15 +57,9 @@ def test_what_ends_the_texts_early_is_raised_as_it_is(kind):
         train_tokenizer(texts(), 400)
 
 
-def test_train_tokenizer_shows_progress(tmp_path):
-    """Through a pipe that never ends, so that the time it takes is ours."""
-    program = (
-        "import sys, time; from grain_sft import progress; from grain_sft import prepare; progress.EVERY = 0.01\n"
-        "prepare.conversation_lines = lambda *_: (time.sleep(0.02) or 'some words here' for _ in range(10))\n"
-        "from grain_sft.cli.main import main\n"
-        "sys.exit(main(['train-tokenizer', 'x', '-o', sys.argv[1], '--vocab-size', '300', '--special-tokens']))"
-    )
+def test_train_tokenizer_shows_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    monkeypatch.setattr(prepare, "conversation_lines", lambda *_: (time.sleep(0.02) or words for words in WORDS))
     (tmp_path / "x").touch()
-    command = [sys.executable, "-c", program, str(tmp_path / "m.model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path)
-    assert "Reading the texts: " in done.stderr
+    main(["train-tokenizer", str(tmp_path / "x"), "-o", str(tmp_path / "m.model"), "--vocab-size", "300"])
+    assert "Reading the texts: " in capsys.readouterr().err

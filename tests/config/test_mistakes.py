@@ -26,7 +26,6 @@ from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, Transfor
         ("corpus.remote", {"second": 7}, "corpus.remote: unknown key 'second'"),
         ("corpus.remote", {"cache": {"folder": "kept"}}, "corpus.remote.cache lacks the key 'max_bytes'"),
         ("layout.kind", "window", "layout.kind is 'window'; expected one of windows, "),
-        ("layout.sequence_length", 0, "layout.sequence_length is 0; expected an integer (1 or more)"),
         ("layout.sequence_length", 10_000, "leaves no row"),
         ("layout.ties", "stable", "max_target_sequence_length. Take it out, or write kind: packed."),
         ("sampler.seed", -1, "sampler.seed is -1; expected an integer (0 or more)"),

@@ -136,24 +136,10 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
     assert "'outside:Other' cannot be imported" in error_of(path, format="outside:Other")
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int32", "float32", ">u4", "bool", "u4,u4", "nonsense", "(2,u4", [("a", "u4")], "S4", "O"]
-)
-def test_a_dtype_that_tokens_cant_have_is_an_error(write_tokens, dtype):
-    message = error_of(write_tokens("a.npy", range(4)), dtype=dtype)
-    assert message.startswith("dtype") and "uint8, uint16, uint32, uint64" in message
-
-
 @pytest.mark.parametrize("dtype", ["uint32", "u4", "<u4", np.uint32, np.dtype("uint32")])
 def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens, dtype):
     corpus = open_corpus(write_tokens("a.npy", range(4)), dtype=dtype)
     assert corpus.dtype == np.uint32 and corpus.num_tokens == 4
-
-
-@pytest.mark.parametrize("eos", [-1, 1 << 16, True, "0", 1.5])
-def test_an_eos_token_id_that_no_token_can_be_is_an_error(write_tokens, eos):
-    message = error_of(write_tokens("a.npy", range(4), "uint16"), dtype="uint16", eos_token_id=eos)
-    assert f"eos_token_id={eos!r}: expected an id that uint16" in message
 
 
 def test_a_config_of_another_type_gets_a_sentence():
@@ -168,18 +154,26 @@ def test_arguments_of_other_types_get_a_sentence(where):
     assert isinstance(error.value, TypeError)
 
 
+DTYPES = ("int32", "float32", ">u4", "bool", "u4,u4", "nonsense", "(2,u4", [("a", "u4")], "S4", "O")
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "expected"),
     [
-        *((name, 5) for name in ("format", "tokenizer", "root", "label_mask_paths", "remote", "dtype")),
-        *(("path_remap", value) for value in (["a"], {"a": 5})),
-        *(("use_loss_mask", value) for value in ("no", 1)),
-        ("label_mask_paths", [5]),
-        ("eos_token_id", "2"),
+        *(("dtype", value, "uint8, uint16, uint32, uint64") for value in DTYPES),
+        *(
+            ("eos_token_id", value, f"={value!r}: expected an id that uint16")
+            for value in (-1, 1 << 16, True, "0", 1.5)
+        ),
+        *((name, 5, "") for name in ("format", "tokenizer", "root", "label_mask_paths", "remote", "dtype")),
+        *(("path_remap", value, "") for value in (["a"], {"a": 5})),
+        *(("use_loss_mask", value, "") for value in ("no", 1)),
+        ("label_mask_paths", [5], ""),
     ],
 )
-def test_options_of_other_types_get_a_sentence(write_tokens, name, value):
-    assert name in error_of(write_tokens("a.npy", [1]), **{name: value})
+def test_an_option_that_cannot_be_gets_a_sentence_with_its_name(write_tokens, name, value, expected):
+    message = error_of(write_tokens("a.npy", range(4), "uint16"), **{"dtype": "uint16", name: value})
+    assert name in message and expected in message
 
 
 def test_a_corpus_is_a_value(tree):

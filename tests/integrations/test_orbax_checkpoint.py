@@ -9,15 +9,7 @@ from batches import assert_same, load, sections
 from jax.sharding import SingleDeviceSharding
 
 from grain_sft import GrainSftError, Host
-from grain_sft.integrations.checkpoint import (
-    CheckedIterator,
-    data_state,
-    read_record,
-    record_run,
-    restore,
-    resume_step,
-    save_args,
-)
+from grain_sft.integrations import checkpoint
 from grain_sft.integrations.jax_arrays import GlobalBatches
 
 ocp = pytest.importorskip("orbax.checkpoint")
@@ -47,7 +39,7 @@ def pipeline(folder, **sampler):
 def iterator(kind, pipeline, **options):
     if kind == "arrays":
         return GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]), **options)
-    return CheckedIterator(pipeline, **options)
+    return checkpoint.CheckedIterator(pipeline, **options)
 
 
 KINDS = pytest.mark.parametrize("kind", ["arrays", "host"])
@@ -59,16 +51,16 @@ def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, tmp_
     weights = {"w": jax.numpy.arange(6.0)}
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         batches = iterator(kind, data)
-        assert restore(manager, batches) is None  # nothing is there yet: it begins at its beginning
+        assert checkpoint.restore(manager, batches) is None  # nothing is there yet: it begins at its beginning
         for step in range(5):
             assert_same(next(batches), data[step])
             if step in (2, 4):
-                args = ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches))
+                args = ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=checkpoint.save_args(batches))
                 assert manager.save(step, args=args)
         manager.wait_until_finished()
-        for checkpoint, expected in ((None, 5), (2, 3)):
+        for step, expected in ((None, 5), (2, 3)):
             again = iterator(kind, pipeline(folder))
-            assert restore(manager, again, checkpoint) == expected
+            assert checkpoint.restore(manager, again, step) == expected
             assert_same(next(again), data[expected])
 
 
@@ -86,16 +78,16 @@ def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(fo
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         batches = iterator(kind, pipeline(folder))
         next(batches)
-        manager.save(0, args=ocp.args.Composite(data=save_args(batches)))
+        manager.save(0, args=ocp.args.Composite(data=checkpoint.save_args(batches)))
         manager.wait_until_finished()
         other = make(folder)
         refused = iterator(kind, other, start_step=2)
         with pytest.raises(GrainSftError, match=f"\n  {part} differs: here .* there ") as error:
-            restore(manager, refused)
+            checkpoint.restore(manager, refused)
         assert str(error.value).count(" differs: ") == 1
         assert refused.next_step == 2  # nothing was changed
         allowed = iterator(kind, other, allow_other_data=True)
-        assert restore(manager, allowed) == 1
+        assert checkpoint.restore(manager, allowed) == 1
         assert_same(next(allowed), other[1])
 
 
@@ -105,7 +97,7 @@ def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, tmp_pat
         manager.wait_until_finished()
         for step, message in ((None, "checkpoint 0 that has no item 'data'"), (7, r"no checkpoint 7; .* are \[0\]")):
             with pytest.raises(GrainSftError, match=message):
-                restore(manager, iterator("host", pipeline(folder)), step)
+                checkpoint.restore(manager, iterator("host", pipeline(folder)), step)
 
 
 @KINDS
@@ -127,9 +119,9 @@ def test_grains_own_handlers_save_and_restore_it(folder, tmp_path, kind):
 
 
 def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
-    state = json.loads(json.dumps(data_state(load(config(folder), host=Host(1, 4)), 3)))
-    assert state == data_state(load(config(folder), host=Host(0, 2)), 3)
-    assert resume_step(state, pipeline(folder)) == 3
+    state = json.loads(json.dumps(checkpoint.data_state(load(config(folder), host=Host(1, 4)), 3)))
+    assert state == checkpoint.data_state(load(config(folder), host=Host(0, 2)), 3)
+    assert checkpoint.resume_step(state, pipeline(folder)) == 3
 
 
 def test_other_data_of_a_stage_that_skipped_steps_moved_is_refused(folder):
@@ -138,9 +130,9 @@ def test_other_data_of_a_stage_that_skipped_steps_moved_is_refused(folder):
         return load({**config(folder), "stages": stages, "amendments": [{"skip": {"from": 1, "steps": 2}}]})
 
     one, other = run(1), run(2)
-    assert one.stages[1].first_step == 3 and resume_step(data_state(one, 3), other) == 3
+    assert one.stages[1].first_step == 3 and checkpoint.resume_step(checkpoint.data_state(one, 3), other) == 3
     with pytest.raises(GrainSftError, match="stage 2: sampler differs"):
-        resume_step(data_state(one, 4), other)
+        checkpoint.resume_step(checkpoint.data_state(one, 4), other)
 
 
 def test_what_is_not_a_state_or_a_step_is_refused(folder):
@@ -148,10 +140,10 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
     assert len(finite) == 10
     for state in (None, {}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
         with pytest.raises(GrainSftError, match="the checkpoint: not a data state"):
-            resume_step(state, finite)
+            checkpoint.resume_step(state, finite)
     for step in (-1, 11):
         with pytest.raises(GrainSftError, match="expected 0 to 10"):
-            resume_step({**data_state(finite, 0), "next_step": step}, finite)
+            checkpoint.resume_step({**checkpoint.data_state(finite, 0), "next_step": step}, finite)
 
 
 @pytest.fixture
@@ -162,29 +154,29 @@ def record(tmp_path):
 
 def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, record):
     one, two = pipeline(folder), pipeline(folder, seed=2)
-    record_run(record, one, 0, write=False)
-    assert read_record(record) == []
-    record_run(record, one, 0)
-    record_run(record, one, 5)
+    checkpoint.record_run(record, one, 0, write=False)
+    assert checkpoint.read_record(record) == []
+    checkpoint.record_run(record, one, 0)
+    checkpoint.record_run(record, one, 5)
     for writes in (True, False):
         message = r"data.json is of .*next step is 5.*\n  sampler differs: .*seed=2.*seed=1"
         with pytest.raises(GrainSftError, match=message):
-            record_run(record, two, 5, write=writes)
-    assert [run["next_step"] for run in read_record(record)] == [0]
-    record_run(record, two, 5, allow_other_data=True)
-    record_run(record, two, 8)
-    assert [run["next_step"] for run in read_record(record)] == [0, 5]
+            checkpoint.record_run(record, two, 5, write=writes)
+    assert [run["next_step"] for run in checkpoint.read_record(record)] == [0]
+    checkpoint.record_run(record, two, 5, allow_other_data=True)
+    checkpoint.record_run(record, two, 8)
+    assert [run["next_step"] for run in checkpoint.read_record(record)] == [0, 5]
     with pytest.raises(GrainSftError, match="sampler differs"):
-        record_run(record, one, 8)
-    record_run(record, one, 4)  # before the other data came: steps 0 to 3 are of this data
-    assert [run["next_step"] for run in read_record(record)] == [0]
-    record_run(record, one, 8)
-    record_run(record, two, 0)  # a run that begins again
-    assert [run["receipt"] for run in read_record(record)] == [two.receipt.code]
+        checkpoint.record_run(record, one, 8)
+    checkpoint.record_run(record, one, 4)  # before the other data came: steps 0 to 3 are of this data
+    assert [run["next_step"] for run in checkpoint.read_record(record)] == [0]
+    checkpoint.record_run(record, one, 8)
+    checkpoint.record_run(record, two, 0)  # a run that begins again
+    assert [run["receipt"] for run in checkpoint.read_record(record)] == [two.receipt.code]
 
 
 def test_a_file_that_is_not_a_record_is_refused(folder, tmp_path, record):
     for text in ("", "[]", '{"runs": [1]}', '{"runs": 3}'):
         (tmp_path / "data.json").write_text(text)
         with pytest.raises(GrainSftError, match="not a record"):
-            record_run(record, pipeline(folder), 0)
+            checkpoint.record_run(record, pipeline(folder), 0)

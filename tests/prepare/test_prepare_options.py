@@ -64,7 +64,9 @@ def test_all_dropped_is_a_sentence_and_no_folder(place: Place) -> None:
     assert "no document is left for the split 'train': 60 valid records, 60 dropped (no trainable token)" in error
     bad = place.folder / "bad.jsonl"
     bad.write_text("{broken\n[]\n")
-    error = place.fails(place.command(place.request(inputs=[bad]), "--on-error", "skip"))
+    command = place.command(place.request(inputs=[bad]))
+    assert place.fails(command).startswith(f"grain-sft prepare: {bad}:1: ")
+    error = place.fails([*command, "--on-error", "skip"])
     assert f"0 valid records, 2 rejected. The first: {bad}:1: not valid JSON" in error
     assert place.names() == ["bad.jsonl", "in"]
 
@@ -176,7 +178,8 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     before = stamps(place.folder)
     assert "data: is not empty" in place.fails(f"{name} --input data/conversations.jsonl --output_dir data".split())
     assert stamps(place.folder) == before  # without a tokenizer
-    assert "rejected 2" in place.succeeds([*line, "skip"])  # training leaves bad records out, too
+    printed = place.succeeds([*line, "skip"])  # training leaves bad records out, too
+    assert "rejected 2: see other.rejected.jsonl" in printed
 
 
 def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: Place) -> None:

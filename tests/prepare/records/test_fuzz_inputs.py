@@ -14,7 +14,6 @@ from mutators import change_json, changed_bytes
 from prepared import rejected_of
 from template_rules import REFERENCES, in_one, spelled
 
-from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import RecordError
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
@@ -172,13 +171,3 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers
         text = check_stop(request_of(path, tokenizers, template), folder / "stopped", f"{path}:{rejected[0]['line']}")
         assert text.endswith(rejected[0]["reason"])
     assert accepted > MUTANTS / 10 and refused > MUTANTS / 10
-
-
-def test_the_command_says_one_sentence(tokenizers, tmp_path, capsys):
-    path = written(tmp_path / "a.jsonl", [GOOD % 1, LINES["cut within a character"][0], GOOD % 2])
-    command = f"prepare {path} --template primer --tokenizer {tokenizers['primer']} -o {tmp_path}/out".split()
-    assert main(command) == 1
-    printed = capsys.readouterr()
-    assert printed.err.startswith(f"grain-sft prepare: {path}:2: ") and printed.err.count("\n") == 1 and not printed.out
-    assert main([*command, "--on-error", "skip", "--overwrite", "--workers", "2"]) == 0
-    assert f"rejected 1: see {tmp_path}/out.rejected.jsonl" in capsys.readouterr().out

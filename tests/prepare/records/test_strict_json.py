@@ -35,7 +35,6 @@ from grain_sft.prepare import parse_json
         (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
         (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
         (b"[" * 100_000, ["nested too deep"]),
-        (b'{"a":' * 5000 + b"1" + b"}" * 5000, ["nested too deep"]),
         (b"[" * 65 + b"]" * 65, ["nested too deep"]),
     ],
 )
