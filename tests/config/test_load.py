@@ -13,7 +13,6 @@ from sft_files import EOS
 import grain_sft
 from grain_sft import NgramFilter, ShiftTargets
 from grain_sft.config.reading import read
-from grain_sft.errors import CorpusError
 
 
 def same_batches(one, other):
@@ -91,8 +90,7 @@ def test_files_outside_of_the_root_of_a_config_are_refused(config, data, tmp_pat
     assert len(load(write_config(tmp_path / "run.yaml", config)).source) == 30
     config["corpus"]["root"] = str(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(CorpusError, match="elsewhere"):
-        load(write_config(tmp_path / "run.yaml", config))
+    assert "elsewhere" in error_of(write_config(tmp_path / "run.yaml", config))
 
 
 def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_directory(config, tmp_path, monkeypatch):

@@ -222,17 +222,17 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     shutil.copy(tmp_path / "x.npy", tmp_path / "both")
     assert open_corpus(tmp_path / "both", format="megatron").num_tokens == 13
     for path, keys, expected in (
-        ([one, other], {}, "c.bin: its tokens are uint16, but those of .*a.bin are int32"),
+        ([one, other], {}, f"c.bin: its tokens are uint16, but those of {one}.bin are int32"),
         ([f"{one}.bin", tmp_path / "x.npy"], {}, "only some files are Megatron's"),
         ([1, one, "b", two], {}, "expected weights and prefixes in turn"),
         ([1, one, two], {}, "expected weights and prefixes in turn"),
         ([one, 1], {}, "expected weights and prefixes in turn"),
-        (f"{one} {other}", {}, r"Write several paths as a list: \['.*a', '.*c'\]"),
+        (f"{one} {other}", {}, f"Write several paths as a list: {[str(one), str(other)]}"),
         (f"1 {one} 2", {}, "expected weights and prefixes in turn"),
         *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),
         ([one, tmp_path / "nothing"], {}, "nothing: neither a prefix of .bin and .idx files nor a folder"),
         (one, {"root": tmp_path / "other"}, "lies outside of"),
-        (tmp_path / "both", {}, r"has .npy files and .*a.idx. Give format='megatron'"),
+        (tmp_path / "both", {}, "a.idx. Give format='megatron'"),
         ([1, tmp_path, 1, one], {}, "2 prefixes; expected one for each weight"),
         (tmp_path / "nothing", {"format": "megatron"}, "nothing: neither a prefix of .bin and .idx files nor a folder"),
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was given"),
@@ -246,8 +246,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         (one, {"eos_token_id": 1 << 31}, "0 to 2147483647"),
         (tmp_path / "x.npy", {"split": "1,1", "dtype": "uint16"}, "only Megatron's files are split"),
     ):
-        with pytest.raises(GrainSftError, match=expected):
-            open_corpus(path, **keys)
+        assert expected in error_of(path, **keys)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])

@@ -7,6 +7,7 @@ import types
 
 import pytest
 from prepared import digests
+from sft_files import error_of
 
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout
@@ -63,8 +64,7 @@ def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, lay
     for path, name in ((first, other), (second, first), (other, second)):
         path.rename(name)
     for options in ({}, {"eos_token_id": eos}, {"eos_token_id": eos + 1}):
-        with pytest.raises(CorpusError, match="A file was replaced"):
-            grain_sft.open_corpus(tmp_path / "rows", **options)
+        assert "A file was replaced" in error_of(tmp_path / "rows", **options)
 
 
 def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, layout):
@@ -116,8 +116,7 @@ def test_a_garbled_manifest_is_an_error_that_names_it(written):
     }.items():
         for value in values:
             (written / "rows.json").write_text(json.dumps({**manifest, key: value}))
-            with pytest.raises(CorpusError, match="rows"):
-                grain_sft.open_corpus(written)
+            assert "rows.json" in error_of(written)
 
 
 def test_pack_materializes(tmp_path, layout, capsys):
