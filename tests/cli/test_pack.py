@@ -124,10 +124,8 @@ def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed, f
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        ("--sequence-length 64 --algorithm best_fit_decreasing --epochs 2", 1, "packs every epoch the same"),
         ("--sequence-length 64 --algorithm multipack --max-segments 2", 1, "can't limit the documents of a row"),
         ("--sequence-length 64 --algorithm multipack --batch-rows 9000", 1, "leaves no row"),
-        ("--sequence-length 64 --format primer", 1, "is not of the format primer"),
         ("--sequence-length 64 --algorithm multipack --materialize=", 1, "the output is an empty name"),
         ("", 2, "--sequence-length"),
         ("--sequence-length 0", 2, "--sequence-length"),

@@ -122,7 +122,6 @@ ERRORS = {
     "--steps 10000:": "the run ends after step",
     **{"--between step5 latest": "a name such as step7000", "--document 60": "expected 0 to 59"},
     **{"--steps 1:2 --format parquet": "--output", "--steps 1:2 --host 0/3": "3 hosts"},
-    "--find x": "no folder 'tokenizer'",
 }
 
 

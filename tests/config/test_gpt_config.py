@@ -106,7 +106,6 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     ("changes", "expected"),
     [
         ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
-        ({"smapler": {}}, "unknown key 'smapler'. The nearest known: 'sampler'."),
         ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
         ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
         ({"batch_size": 100, "epoch_drop_last": True}, "global_batch_size=100 is more than the"),

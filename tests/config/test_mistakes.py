@@ -41,7 +41,6 @@ from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, Transfor
         ("transforms", [{"ngram_filter": {"max_period": 0}}], "max_period=0: expected an integer, 1 or more"),
         ("transforms", [{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. It takes none."),
         ("transforms", ["builtins:getattr"], "builtins:getattr has no signature"),
-        ("layout.kind", "builtins:getattr", "builtins:getattr has no signature"),
     ],
     ids=str,
 )

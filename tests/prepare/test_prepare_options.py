@@ -109,8 +109,6 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
     ("template", "options", "expected"),
     [
         ("primer", ["--seq-level-weight"], "seq_level_weight is an option of template openchat, not of primer"),
-        ("primer", ["--condition", "GPT4"], "condition is an option of template openchat"),
-        ("primer", ["--no-eos"], "eos is an option of template text, not of primer"),
         ("primer", ["--system-prompt", "Be kind."], "system_prompt is an option of template openchat, episode"),
         ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected at most 4294967295"),
         ("primer", ["--format", "megatron"], "all tokens of its files take loss, but template primer leaves"),

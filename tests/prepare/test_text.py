@@ -71,7 +71,6 @@ def test_bos_eos_and_empty_documents(options, expected, tmp_path):
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>",)}, "1 tokens; expected three"),
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>", "7", "<|x|>")}, r"'<\|x\|>' is not a special token"),
         ({"fim_rate": 0.5, "fim_tokens": ("7", "7", "8")}, "Name three different ones"),
-        ({"fim_no_prefix": "#"}, "fim_no_prefix applies to the documents that fim_rate chooses"),
         ({"fim_rate": 0.5, "fim_split_sample": "</s>"}, "one without the other. Give both or neither"),
         ({"fim_rate": 0.5, "fim_split_sample": "x", "fim_fragment_rate": 1}, "'x' is not a special token of the"),
         ({"fim_rate": 1.5}, "fim_rate is 1.5; expected a number"),

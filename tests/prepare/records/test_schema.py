@@ -237,7 +237,6 @@ def test_an_unknown_record_without_a_known_word_names_the_option():
     [
         ("vicuna", "'vicuna': expected 'auto', 'messages'"),
         ("sharegpt:conversations", "'conversations' is not a pair"),
-        ("sharegpt:", "'' is not a pair"),
         ("sharegpt:=x", "'=x' is not a pair"),
         ("text:text=x,text=y", "maps 'text' twice"),
         ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),

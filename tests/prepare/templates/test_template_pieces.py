@@ -86,7 +86,6 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
         ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
         ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
         ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
-        ("episode", chat(("user", "x")), "none of 'assistant'"),
         ("episode_tool", chat(("user", "x")), "none of 'assistant' or 'assistant_toolcall'"),
         ("episode", chat(("system", "b"), system="a"), "system: the record has one"),
         ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),

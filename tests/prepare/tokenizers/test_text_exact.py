@@ -10,12 +10,11 @@ import sentencepiece
 import tiktoken
 import tokenizer_makers as makers
 import tokenizers
-from documents import request_of
+from documents import made
 from tiktoken.load import load_tiktoken_bpe
 
 from grain_sft.bench.measuring import run_program
-from grain_sft.corpus import open_corpus
-from grain_sft.prepare import load_tokenizer, prepare
+from grain_sft.prepare import load_tokenizer
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -75,10 +74,8 @@ def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int,
     texts = texts_of(count, longest)
     with (tmp_path / "a.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}, ensure_ascii=n % 2 == 0) + "\n" for n, text in enumerate(texts))
-    request = request_of(path, tmp_path / "a.jsonl", shuffle=False, empty="keep", part_bytes=20_000_000)
-    prepare(request, tmp_path / "out", workers=1)
+    corpus, _ = made(path, tmp_path / "a.jsonl", shuffle=False, empty="keep", part_bytes=20_000_000)
     eos = load_tokenizer(path).eos_token_id
-    corpus = open_corpus(tmp_path / "out")
     assert corpus.num_documents == len(texts)
     for number, (document, ids) in enumerate(zip(corpus.iter_documents(), encode(texts), strict=True)):
         assert document.tokens.tolist() == [*ids, eos], number

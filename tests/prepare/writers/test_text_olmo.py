@@ -5,12 +5,11 @@ import gzip
 import hashlib
 import itertools
 import json
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from documents import GOLDEN, request_of, save_golden_tokenizer, write
+from documents import GOLDEN, request_of, save_golden_tokenizer, texts_of, write
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
 from grain_sft.prepare import load_tokenizer, prepare
@@ -40,9 +39,7 @@ def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> N
 @pytest.mark.parity
 def test_olmo_core_opens_what_is_made(tmp_path: Path) -> None:
     data = pytest.importorskip("olmo_core.data")
-    draw = random.Random(1)
-    texts = ["".join(draw.choices("the quick\n é漢😀", k=draw.randrange(300))) for _ in range(400)]
-    folder = prepared(tmp_path, texts, part_bytes=20_000)
+    folder = prepared(tmp_path, ["", *texts_of(600)], part_bytes=20_000)
     paths, eos = sorted(map(str, folder.glob("*.npy"))), load_tokenizer(tmp_path / "fim.model").eos_token_id
     options = {"pad_token_id": 0, "eos_token_id": eos, "vocab_size": 500, "dtype": np.uint16}
     theirs = data.NumpyFSLDataset(*paths, sequence_length=128, **options)
