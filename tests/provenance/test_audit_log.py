@@ -219,6 +219,21 @@ def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_o
     assert (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
 
 
+def test_a_write_that_fails_for_one_file_leaves_both_as_they_were(make, tmp_path, monkeypatch):
+    iterator, write, written = make().iter(threads=0), os.write, []
+    for _ in range(6):
+        next(iterator)
+    before = {path: path.read_bytes() for path in tmp_path.glob("audit.*")}
+    monkeypatch.setattr(os, "write", lambda fd, data: written.append(fd) or (0 if written[1:] else write(fd, data)))
+    with pytest.raises(StorageError, match=r"audit.jsonl: the audit log can't be written"):
+        next(iterator)
+    assert len(before) == len(written) == 2 and all(path.read_bytes() == data for path, data in before.items())
+    monkeypatch.setattr(os, "write", write)
+    assert len(list(iterator)) == 15
+    checked = confirmed(tmp_path / "audit", make())
+    assert (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
+
+
 def test_a_write_that_is_retried_after_the_entries_of_another_run_begins_with_a_load(make, tmp_path, monkeypatch):
     iterator, write = make().iter(threads=0), os.write
     for _ in range(6):
