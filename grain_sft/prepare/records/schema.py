@@ -165,7 +165,12 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 
 def _parse_prompt_completion(record: Record) -> Conversation:
-    """{"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0."""
+    """{"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0.
+
+    The label false of TRL's unpaired preferences marks a completion that a model must not learn, and is refused.
+    """
+    if record.get("label") is False:
+        raise RecordError("label: false; the completion is a rejected one. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
     return Conversation(
         (*_untrained(prompt), *completion), system=optional_text(record, "system"), tools=_tools(record)
