@@ -34,11 +34,11 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 
     Args:
       stored: Files to hash.
-      read: Function that reads all files and returns their hashes; None for `read_hashes`.
+      read: Function that reads all files and returns their hashes; None for `hashing.of_file`.
       of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text of `name_of_scan`. It is part of the
         cache's key.
     """
-    read = read or (lambda: read_hashes(stored))
+    read = read or (lambda: list(map(hashing.of_file, stored)))
     key = _cache_key(stored, of)
     if key is None:
         return read()
@@ -58,11 +58,6 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     except _ChangedError:
         return hashes
     return [bytes(row).hex() for row in arrays["sha256"]]
-
-
-def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
-    """Read the files, and return the hash of each one's bytes from `data_offset` on."""
-    return list(map(hashing.of_file, stored))
 
 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:

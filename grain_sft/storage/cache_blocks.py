@@ -161,8 +161,8 @@ class Space:
     def reserve(self, fd: int, size: int) -> bool:
         """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut it to 0 bytes and return False."""
         with self._locked() as lock:
-            left_by_killed = os.fstat(fd).st_size  # bytes of a process that was killed while it fetched the block
-            used = self._used(lock) - left_by_killed  # `_used` counts them
+            # a process that was killed while it fetched the block may have left bytes, which `_used` counts
+            used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:
                 used = self._make_room(size)

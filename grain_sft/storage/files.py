@@ -19,13 +19,12 @@ from grain_sft.storage.regular_files import read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.clients import filesystem as filesystem
 
-_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
+_URL = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def is_remote(path: str) -> bool:
     """Return whether `path` is a URL of a remote file system (`gs://...`); `file://` and plain paths are local."""
-    match = _URL.match(path)
-    return match is not None and match.group(1) != "file"
+    return _URL.match(path) is not None
 
 
 def normalize(path: str | os.PathLike[str]) -> str:

@@ -185,8 +185,7 @@ class OpenFiles(dict[int, LocalFile]):
         """Check, after reads, that files are still those that were indexed. A closed file is skipped:
         `_make_room` checked it before it dropped it."""
         for number in numbers:
-            file = self.get(number)
-            if file is not None:
+            if (file := self.get(number)) is not None:
                 file.check_unchanged()
 
     def _make_room(self, keep: LocalFile | None = None) -> None:

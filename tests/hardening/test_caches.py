@@ -21,7 +21,7 @@ from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.replay.learning_rate import supervised_ratio
 from grain_sft.sampling.orders import exact
-from grain_sft.storage import describe
+from grain_sft.storage import describe, hashing
 
 pytest.importorskip("pyarrow")
 
@@ -188,7 +188,7 @@ def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch)
     monkeypatch.setattr(time, "time", lambda: max(status.st_mtime, status.st_ctime) + 60)
     assert corpus.content_hash() == first
     assert len(list(tmp_path.rglob("*.arrays"))) == 1
-    monkeypatch.setattr(content, "read_hashes", None)
+    monkeypatch.setattr(hashing, "of_file", None)
     assert corpus.content_hash() == first
 
 

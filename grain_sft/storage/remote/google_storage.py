@@ -40,9 +40,9 @@ class GoogleStorage(GCSFileSystem):
                 raise WrongBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
 
         seconds = Limits.from_environment().seconds
-        is_read = method.upper() == "GET"  # an upload may take long, and is not cancelled
         with activity.open_request(f"{method} {path}"):
-            return await retried(attempt, seconds, bounded=is_read, server=self.server)
+            # an upload may take long, and is not cancelled
+            return await retried(attempt, seconds, bounded=method.upper() == "GET", server=self.server)
 
 
 async def _in_a_thread(function: Callable[[], object]) -> None:

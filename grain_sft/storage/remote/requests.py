@@ -125,8 +125,8 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    was_reached = version is not None  # the process that got the version has reached the server
-    return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=was_reached)
+    # the process that got the version has reached the server
+    return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
