@@ -11,7 +11,7 @@ from batches import load, pipeline_of, sections
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
-from grain_sft import PaddedLayout, Pipeline, ShiftTargets, WindowLayout
+from grain_sft import PaddedLayout, WindowLayout
 from grain_sft.errors import GrainSftError, MissingExtraError, PipelineError, RowIndexError
 from grain_sft.html_table import html_columns, html_facts
 from grain_sft.layout import MaterializedLayout, MixtureLayout
@@ -108,8 +108,3 @@ def test_names_are_public_names_and_public_packages():
             assert importlib.import_module(f"grain_sft.{name}").__doc__
     private = {"Any", "TYPE_CHECKING", "importlib", "annotations", "_PLACES", "bench", "cli", "demo", "files"}
     assert not private & set(names)
-
-
-def test_a_class_instead_of_a_transform_gets_the_call_to_write(pipeline):
-    with pytest.raises(PipelineError, match=r"transform ShiftTargets is a class. .* Write ShiftTargets\(\)\."):
-        Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets])

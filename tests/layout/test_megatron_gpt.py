@@ -6,7 +6,7 @@ import re
 import megatron_corpora
 import numpy as np
 import pytest
-from batches import assert_one_run, golden_values, load, write_config
+from batches import golden_values, load, write_config
 from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, write_prefixes
 
 from grain_sft import GrainSftError, Host, NpyDataSource
@@ -123,11 +123,6 @@ def test_rows_are_read_once_by_default(folder, sampler, steps):
 
 
 BLEND = "blend of four, 400 samples"
-
-
-def test_hosts_divide_the_batches_and_a_run_goes_on_at_any_step(folder):
-    assert_one_run(lambda host: loaded(folder, BLEND, host), range(17, 20), [1, 2])
-    assert loaded(folder, BLEND).receipt.code == loaded(folder, BLEND, Host(1, 2)).receipt.code
 
 
 def test_spans_name_the_documents_of_the_corpus(folder):

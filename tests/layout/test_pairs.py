@@ -10,7 +10,6 @@ from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, NpyDataSource, open_corpus
 from grain_sft.layout import PairsLayout
-from grain_sft.provenance import find_document
 from grain_sft.transforms import SplitPairs
 
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -78,12 +77,6 @@ def test_each_option_changes_the_receipt(tmp_path):
     options = ({}, {"prompt_length": 8}, {"long_pairs": "drop"}, {"sequence_length": 40})
     codes = [load(config_of(tmp_path, **each)).receipt.code for each in options]
     assert len(set(codes)) == len(options)
-
-
-def test_a_trace_finds_the_steps_of_a_pair(tmp_path):
-    pipeline = load(config_of(write_pairs(tmp_path, make_pairs(50, 4))))
-    found = find_document(pipeline, [17], epochs=1)
-    assert set(found.step.tolist()) == {2} and set(found.document.tolist()) == {17}
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_same, load, take, write_config
+from batches import assert_is_traced, assert_same, load, write_config
 from mixed_corpora import mixed, mixture_config
 
 from grain_sft import PaddedLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import MixtureLayout
-from grain_sft.provenance import check_audit, checkpoint_table, find_document, summarize, trace
+from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
 
 
 def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
@@ -42,21 +42,6 @@ def test_where_a_document_of_a_mixture_was_seen(folder):
         assert_same(found.columns(), expected.columns())
     with pytest.raises(GrainSftError):
         find_document(pipeline, 10_000)
-
-
-def test_the_audit_log_of_a_mixture_has_the_epochs_of_its_sources(folder, tmp_path):
-    config = mixture_config(folder, schedule=[{"step": 3, "global_batch_size": 24}])
-    pipeline = load({**config, "audit": str(tmp_path / "audit")})
-    for start, stop in ((0, 9), (6, 14)):
-        take(pipeline, start, stop, threads=0)
-    text = (tmp_path / "audit.log").read_text()
-    assert text.count("action=epoch_start | source=chat") >= 2 and "action=epoch_complete | source=talks" in text
-    for ending in (".log", ".jsonl"):
-        checked = check_audit(tmp_path / f"audit{ending}", load(config))
-        assert checked.accepted, checked.findings
-        assert checked.resumes == 1
-    other = mixture_config(folder, schedule=[{"step": 4, "global_batch_size": 24}])
-    assert not check_audit(tmp_path / "audit.log", load(other)).accepted
 
 
 def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):

@@ -7,16 +7,7 @@ from batches import assert_one_run, assert_same, pipeline_of
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import (
-    Host,
-    NgramFilter,
-    NpyDataSource,
-    PackedLayout,
-    PaddedLayout,
-    Pipeline,
-    ShiftTargets,
-    WindowLayout,
-)
+from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError, WrongTypeError
 
 LENGTH = 32

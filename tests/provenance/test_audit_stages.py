@@ -62,6 +62,9 @@ def test_a_log_follows_the_stages_and_amendments_of_its_run(config, corpora, tmp
     for wrong in (14, 19, 21):
         assert findings(tmp_path, load({**whole, "stages": [{"steps": wrong}, *whole["stages"][1:]]}))
     assert findings(tmp_path, load({**whole, "amendments": amendments[::-1]}))
+    log = tmp_path / "audit.jsonl"
+    log.write_text(log.read_text().replace('"stage": 3', '"stage": 4', 1))
+    assert findings(tmp_path, load(whole))
 
 
 @pytest.mark.parametrize("before", [[], [{"steps": 5}]])

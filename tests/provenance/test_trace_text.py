@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from batches import load, pipeline_of, put, sections, write_config
+from prepared import chat
 from sft_files import write_episodes
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
@@ -39,9 +40,7 @@ def chats(tmp_path_factory):
     random = np.random.default_rng(0)
     answers = [" ".join(random.choice(WORDS, 12)) + f" {HIDDEN.get(number, '')} so" for number in range(30)]
     for name, part in (("one.jsonl", answers[:FIRST]), ("two.jsonl", answers[FIRST:])):
-        asked = {"role": "user", "content": "tell me"}
-        lines = [{"messages": [asked, {"role": "assistant", "content": answer}]} for answer in part]
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / name).write_text("".join(json.dumps(chat("tell me", answer)) + "\n" for answer in part))
     (folder / "spm.model").write_bytes(train_tokenizer(answers * 4, 500, SPECIAL))
     datasets = tuple(Dataset((str(folder / name),)) for name in ("one.jsonl", "two.jsonl"))
     request = Request(datasets, "primer", str(folder / "spm.model"), "episodes", val_frac=0.0, shard_tokens=300)
@@ -66,21 +65,16 @@ TEXTS = {
 """Answers that hold each text; None where other answers may hold it."""
 
 
+@pytest.mark.parametrize("block", [1, 2, 7, 64, 1 << 20])
 @pytest.mark.parametrize(("text", "expected"), TEXTS.items())
-def test_a_text_is_found_in_the_documents_that_hold_it(corpus, text, expected):
+def test_a_text_is_found_in_the_documents_that_hold_it(corpus, monkeypatch, text, expected, block):
+    monkeypatch.setattr("grain_sft.provenance.search._BLOCK", block)
     tokenizer = tokenizer_of(corpus)
     found = documents_with_text(corpus, tokenizer, text)
     held = [n for n, each in enumerate(corpus.iter_documents()) if text in tokenizer.decode(each.tokens.tolist())]
     assert found.tolist() == held
     if expected is not None:
         assert sorted(answers_of(corpus, found)) == expected
-
-
-def test_blocks_of_tokens_hide_no_text(corpus, monkeypatch):
-    tokenizer = tokenizer_of(corpus)
-    for block in (1, 2, 7, 64):
-        monkeypatch.setattr("grain_sft.provenance.search._BLOCK", block)
-        assert sorted(answers_of(corpus, documents_with_text(corpus, tokenizer, "violet zeppelin at"))) == [3, 11]
 
 
 def test_documents_that_share_tokens_are_all_found(corpus, tmp_path):
@@ -155,8 +149,6 @@ def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, cap
         for line in lines:
             number = FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1
             assert "zeppelin" in HIDDEN[number]
-    assert main(["trace", path, "--record", "nothing:1"]) == 1
-    assert "no such input" in capsys.readouterr().err
 
 
 def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, capsys):
