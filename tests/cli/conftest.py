@@ -8,8 +8,8 @@ from grain_sft.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def cache(own_cache):
+    """Keep caches below `tmp_path`."""
 
 
 @pytest.fixture

@@ -227,7 +227,6 @@ def test_a_command_that_needs_no_jax_leaves_one_that_was_imported_in_place(monke
         "report {config} --seconds 0 -o {output}",
         "bench {config} --seconds 0.1 -o {output}",
         "simulate {config} --hosts 1 --steps 0:1 --processes 0 -o {output}",
-        "simulate {config} --hosts 1 --steps 0:1 --processes 0 --html {output}",
         "train-tokenizer {texts} --vocab-size 300 -o {text}",
         "index {mix} --dtype uint16 --tokenizer-name tok -o {mix}",
     ],

@@ -102,7 +102,6 @@ ONES = [1.0] * (COUNT - 1) + [0.0]
     ("changes", "expected"),
     [
         ({"total_length": 3}, "total_length is 3, but nz_input_ids has the length"),
-        ({"nz_position_ids": [0, 1]}, "nz_position_ids has the length 2, but nz_input_ids"),
         ({"nz_shifted_loss_weights": [0.0]}, "nz_shifted_loss_weights has the length 1"),
         ({"seqlens": [2, 1]}, "seqlens add up to 3, but nz_input_ids has the length"),
         ({"seqlens": [-1, COUNT + 1]}, "seqlens holds a negative length"),

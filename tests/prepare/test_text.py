@@ -81,7 +81,6 @@ def test_bos_eos_and_empty_documents(options, expected, tmp_path):
         ({"min_length": 9, "max_length": 8}, "min_length=9: expected at most max_length=8"),
         ({"val_frac": 1}, r"val_frac is 1; expected a number \(0 or more, less than 1\)"),
         ({"seed": -1}, "seed is -1; expected an integer"),
-        ({"keep": "middle"}, "keep is 'middle'; expected one of first, last"),
     ],
 )
 def test_options_that_do_not_fit_are_errors(options, message, spm, tmp_path):

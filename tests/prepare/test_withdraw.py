@@ -100,8 +100,6 @@ def test_amendments_name_records_as_the_command_does(folder):
     for name in (f"a/chats.jsonl:{line}", f"{folder}/a/chats.jsonl:{line}"):
         found = documents_named_in([layout], ["more.jsonl", name])[0]
         assert found.tolist() == sorted([first, *np.flatnonzero(sources == 2)])
-    with pytest.raises(grain_sft.GrainSftError, match="several inputs fit"):
-        documents_named_in([layout], ["chats.jsonl:7"])
 
 
 def test_numbers_and_files_of_names(folder, tmp_path, monkeypatch):

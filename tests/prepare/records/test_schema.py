@@ -45,7 +45,6 @@ def test_turns_are_read_in_every_spelling_whatever_metadata_is_there(shape, mess
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        ({"instruction": "u", "input": "", "output": "a"}, ["u", "a"]),
         ({"instruction": "u", "output": "a", "text": "### Instruction: u"}, ["u", "a"]),
         ({"instruction": "u", "input": None, "output": "a"}, ["u", "a"]),
         ({"instruction": "u", "input": "x\ny", "output": ""}, ["u\nx\ny", ""]),
@@ -211,7 +210,6 @@ UNKNOWN = [
     ({"conversation": SHAREGPT, "id": "x"}, Conversation(TALK)),
     ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
     ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
-    ({"raw_content": "u"}, Conversation((Message(DOCUMENT, "u"),))),
 ]
 """Records of no known schema whose keys say what they are, and what the option that the error names makes of them."""
 

@@ -43,7 +43,6 @@ CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
 @pytest.mark.parametrize(
     ("template", "record", "path"),
     [
-        ("primer", chat(("system", "TEXT"), ("assistant", "b")), "messages[0].content"),
         ("primer", chat(("user", "a"), ("assistant", "TEXT")), "messages[1].content"),
         ("openchat", chat(("user", "a"), system="TEXT"), "system"),
         ("openchat", {"items": [{"role": "user", "content": "a"}], "condition": "TEXT"}, "condition"),
