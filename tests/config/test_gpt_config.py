@@ -14,10 +14,8 @@ from grain_sft.options import REQUIRED
 
 RUNS = json.loads((Path(__file__).parents[1] / "golden" / "episode_batches.json").read_text())["runs"]
 OTHERS = {
-    **{"name": "Chat SFT", "vocab_size": 50304, "n_embd": 1280, "dropout": 0.1, "tie_weights": True},
-    **{"pos_encoding": "rope", "use_checkpoint": True, "learning_rate": 7e-5, "max_iters": 2000, "save_every": 50},
+    **{"name": "Chat SFT", "vocab_size": 50304, "dropout": 0.1, "tie_weights": True, "save_dtype": None},
     **{"grad_accum_steps": 3, "eval_sets": {"layout": "data/other"}, "eval_seed": 1337, "dataset_mode": "sft_episode"},
-    **{"log_file": "logs/train.jsonl", "save_dtype": None},
 }
 """A trainer's own keys."""
 

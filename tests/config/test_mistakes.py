@@ -95,6 +95,7 @@ def test_a_former_key_is_renamed_except_as_the_name_of_a_source(config):
 
 
 def test_every_section_and_every_required_key_is_needed(config):
+    assert error_of(5).startswith("load: config is 5 (int); expected the path of a config, or a mapping")
     assert "config: corpus is None; expected a section with path" in error_of({})
     for section in ("corpus", "layout", "sampler"):
         for value in (None, [], "text"):

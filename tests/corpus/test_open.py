@@ -9,7 +9,7 @@ import pytest
 from batches import open_files
 from sft_files import documents, error_of, write_episodes
 
-from grain_sft import GrainSftError, load, open_corpus
+from grain_sft import GrainSftError, open_corpus
 from grain_sft.errors import CorpusFileError, WrongTypeError
 
 
@@ -140,11 +140,6 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
 def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens, dtype):
     corpus = open_corpus(write_tokens("a.npy", range(4)), dtype=dtype)
     assert corpus.dtype == np.uint32 and corpus.num_tokens == 4
-
-
-def test_a_config_of_another_type_gets_a_sentence():
-    with pytest.raises(WrongTypeError, match=r"load: config is 5 \(int\); expected the path of a config, or a mapping"):
-        load(5)
 
 
 @pytest.mark.parametrize("where", [5, None, 1.5, b"a.npy", {"a": 1}, [5], ["a.npy", None], object()])

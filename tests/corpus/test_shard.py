@@ -190,7 +190,5 @@ def test_a_raw_file_that_is_not_uint32_asks_for_its_dtype(write_tokens, dtype):
     np.testing.assert_array_equal(read_all(path, dtype=dtype), tokens)
 
 
-def test_a_raw_file_that_looks_like_uint32_is_read_as_such(write_tokens):
-    tokens = np.random.default_rng(0).integers(0, 100_278, 5000)
-    np.testing.assert_array_equal(read_all(write_tokens("a.npy", tokens)), tokens)
+def test_a_raw_file_of_zeros_is_read_as_uint32(write_tokens):
     assert open_corpus(write_tokens("zeros.npy", np.zeros(100))).num_tokens == 100

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_records_that_are_both_in_train_and_in_val_are_reported(caplog: pytest.L
         assert ("an amount repeats records" in caplog.text) is repeated
 
 
-@pytest.mark.parametrize("amount", ["", "x", "-1", "1e", "nan.", "inf."])
-def test_other_amounts_are_an_error(amount: str) -> None:
+@pytest.mark.parametrize("amount", ["", "x", "-1", "1e", "nan.", "inf.", 0.5])
+def test_other_amounts_are_an_error(amount: Any) -> None:
     with pytest.raises(PrepareError, match="expected a factor"):
         request(amount=amount)
