@@ -107,7 +107,9 @@ def _named(names: Sequence[str], numbers: Ints) -> list[str | None]:
     return [None if number < 0 else names[number] for number in numbers.tolist()]
 
 
-def trace(pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True) -> Trace:
+def trace(
+    pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
+) -> Trace:
     """Return the pieces of documents in the batches of `steps`.
 
     Args:
@@ -116,13 +118,14 @@ def trace(pipeline: Pipeline, steps: range, *, host: Host | None = None, trainab
       host: Host whose rows are traced. None traces the rows of all hosts.
       trainable: Whether to count tokens that take loss. This reads loss files, and tokens if a transform such as `NgramFilter`
         needs them.
+      block_rows: Number of rows traced together.
 
     Raises:
       RowIndexError: The pipeline does not have the steps.
       SamplerError: The number of hosts does not divide the batch.
       CorpusFileError, CorpusError: Files can't be read.
     """
-    return _concatenated(list(iter_trace(pipeline, steps, host=host, trainable=trainable)))
+    return _concatenated(list(iter_trace(pipeline, steps, host=host, trainable=trainable, block_rows=block_rows)))
 
 
 def _concatenated(parts: Sequence[Trace]) -> Trace:
@@ -133,7 +136,7 @@ def _concatenated(parts: Sequence[Trace]) -> Trace:
 
 
 def iter_trace(
-    pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True
+    pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Iterator[Trace]:
     """Yield the result of `trace` in parts of one or more steps. The memory does not grow with the number of steps."""
     if steps.step != 1:
@@ -151,7 +154,7 @@ def iter_trace(
         sampler, hosts = _hosts(stage.sampler, host)
         columns = StageColumns(stage, sources, names, trainable=trainable)
         rows_per_step = len(hosts) * max(sampler.batch_sizes.sizes) // sampler.host.count
-        steps_per_block = max(1, BLOCK_ROWS // rows_per_step)
+        steps_per_block = max(1, block_rows // rows_per_step)
         for first in own[::steps_per_block] or [own.start]:  # without steps, one block of no rows
             block = range(first, min(first + steps_per_block, own.stop))
             yield _trace(columns.of(sampler.slots(block, hosts=hosts)), names)

@@ -44,7 +44,7 @@ CASES += [(layout, "sequential") for layout in BY_EPOCH]
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize(("name", "order"), CASES)
-def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts, monkeypatch):
+def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
     options = {"order": order, "epochs": 1 if name in BY_EPOCH else 2}
     pipelines = [pipeline_of(layouts[name], host=Host(index, hosts), **options) for index in range(hosts)]
     sampler = pipelines[0].sampler
@@ -53,9 +53,7 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts, monk
     found = trace(pipelines[-1], steps)
     assert_is_traced(found, pipelines, steps)
     assert len(set(found.epoch.tolist())) == 2
-    monkeypatch.setattr("grain_sft.provenance.lines.BLOCK_ROWS", 8)
-    whole = trace(pipelines[0], range(sampler.num_steps), trainable=False)
-    monkeypatch.undo()
+    whole = trace(pipelines[0], range(sampler.num_steps), trainable=False, block_rows=8)
     for index, pipeline in enumerate(pipelines):
         narrowed = trace(pipeline, range(sampler.num_steps), host=Host(index, hosts), trainable=False)
         assert_same(narrowed.columns(), whole.select(whole.host == index).columns())
@@ -189,10 +187,9 @@ def test_what_is_not_there_is_refused(layouts):
     assert len(trace(pipeline, range(2, 2))) == 0
 
 
-def test_blocks_together_are_the_trace(layouts, monkeypatch):
+def test_blocks_together_are_the_trace(layouts):
     pipeline = pipeline_of(layouts["best_fit_decreasing"])
-    monkeypatch.setattr("grain_sft.provenance.lines.BLOCK_ROWS", 12)
-    parts = list(iter_trace(pipeline, range(1, 12)))
+    parts = list(iter_trace(pipeline, range(1, 12), block_rows=12))
     assert [set(part.step.tolist()) for part in parts] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11}]
     whole = trace(pipeline, range(1, 12)).columns()
     assert_same({name: np.concatenate([part.columns()[name] for part in parts]) for name in whole}, whole)

@@ -165,12 +165,11 @@ def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, capsys):
     assert "'chats': record 'nothing:1': no such input" in message and "'raw': record 'nothing:1'" in message
 
 
-def test_a_summary_counts_by_source(corpus, tmp_path, monkeypatch):
+def test_a_summary_counts_by_source(corpus, tmp_path):
     pipeline = pipeline_of(PackedLayout(corpus, 64, cache_dir=tmp_path), global_batch_size=2, epochs=2)
     whole = trace(pipeline, range(pipeline.sampler.num_steps))
     found = summarize(whole)
-    monkeypatch.setattr("grain_sft.provenance.lines.BLOCK_ROWS", 2)
-    assert found == summarize(iter_trace(pipeline, range(pipeline.sampler.num_steps)))
+    assert found == summarize(iter_trace(pipeline, range(pipeline.sampler.num_steps), block_rows=2))
     assert [name.rpartition("/")[2] for name in found["source"]] == ["one.jsonl", "two.jsonl"]
     for number in range(2):
         here = whole.select(whole.source == number)
