@@ -1,5 +1,5 @@
-"""Benchmarks of loaders: of windows, compared with MaxText's loader; of packed rows, compared with Grain's packing; and of rows
-with withdrawn documents, compared with none withdrawn.
+"""Benchmarks of loaders: windows and MaxText's loader, packed rows and Grain's packing, and batches with and without a
+withdrawal of documents.
 
 The loaders take turns in one process. Each speed is compared with that of a plain copy of rows in memory, the limit.
 """
@@ -56,7 +56,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
     tokens = scale.sequence_length * scale.batch_size
     figures = {}
-    for name, median in medians.items():  # a loader that makes no inputs and targets has a limit without them
+    for name, median in medians.items():  # what makes tokens alone is compared with a copy of tokens alone
         limit_name = LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT
         figures[name] = rate(tokens, median, medians[limit_name])
     with contextlib.closing(filtered.iter()) as batches:

@@ -88,8 +88,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     of one shard and the first piece of the next. `BoundaryFile.continues` states whether it does. Where that is None, the
     document continues unless the last token of the shard before is an EOS.
 
-    If `corpus.sources_file` exists and `continues` does not decide every shard, three answers are tried: this rule, all
-    documents that can continue do so, and none does. The first that leaves as many documents as `sources_file` lists is taken.
+    If `continues` leaves a shard open and `corpus.sources_file` exists, three answers are tried: the rule above, every document
+    that can continue does, and no document does. The first that leaves as many documents as `sources_file` lists is taken.
     For example, 3 of 10 pieces can continue: 7 documents are left if all of these do, and 10 if none does.
     """
     files = boundary_files(corpus)
@@ -115,8 +115,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     if corpus.sources_file is None:
         if by_eos is None:
             raise CorpusError(
-                f"{corpus.shards[touching[0][0]].path}: whether its first document continues one of the part before is "
-                "unknown without the token that ends documents. Give eos_token_id."
+                f"{corpus.shards[touching[0][0]].path}: can't tell whether its first document began in the part before. "
+                "Give eos_token_id, the token that ends documents."
             )
         return by_eos
 

@@ -28,7 +28,7 @@ class EpochSampler(StreamSampler):
 
         Args:
           source: Rows of the stream and their order.
-          epochs: `Epochs` of one block. They map a step to rows of the block, and a row to its step.
+          epochs: For one block, which step reads which rows of which epoch. This is the same for all blocks.
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
           batching: As in `EpochStream`.
@@ -43,14 +43,14 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Number of steps in the first whole epoch, rounded down where steps straddle epochs."""
+        """Number of steps that end in the first whole epoch."""
         epoch = self.start[0] if self.start[1] == 0 else self.start[0] + 1
         return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. If steps straddle epochs, it can exceed `epochs * steps_per_epoch`, because
-        `steps_per_epoch` is rounded down."""
+        """Number of steps; None means no end. If steps straddle epochs, it can differ from `epochs * steps_per_epoch`, because
+        not every epoch has `steps_per_epoch` steps."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -68,11 +68,11 @@ class EpochSampler(StreamSampler):
     def _read_block(self, epoch: Ints, index: Ints, block_start: Ints | int) -> tuple[Ints, Ints, Ints]:
         """Map indices in a block to their epochs, their indices in the epochs' orders, and their rows: int64 [n] each.
 
-        If epochs don't run on, an index past the end of its epoch has the row `FILL_ROW`.
+        Without `runs_on`, an index past the end of its epoch has the row `FILL_ROW`.
 
         Args:
           epoch: int64 [n], an epoch for each index.
-          index: int64 [n], indices in the block, counted from the beginning of `epoch`. If epochs run on, an index may be in a
+          index: int64 [n], indices in the block, counted from the beginning of `epoch`. With `runs_on`, an index may be in a
             later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
           block_start: Index of the block's first row in an epoch's order, int64 [n] or one for all.
         """

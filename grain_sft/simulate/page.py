@@ -63,7 +63,7 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` as a rate per second if no step waits, and the limit that `option` sets.
+    """Draw the curve `name` per second of a run without waits, and the limit that `option` sets.
 
     Args:
       name: Name of the curve.
@@ -109,4 +109,4 @@ _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], No
     "waited": (lambda figures: True, partial(_curve, "waited", "s in {:,.0f} steps")),
     "errors": (lambda figures: figures["errors"], _errors),
 }
-"""For each picture, a function of whether the figures have it, and the function that draws it."""
+"""For each picture: a function that tells whether the figures have it, and one that draws it."""

@@ -40,7 +40,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    longest = run["sequence_length"]  # a batch of shorter rows has more rows and as many tokens
+    longest = run["sequence_length"]  # batches of shorter rows have as many tokens, in more rows
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():
         lines.append(("rows", f"{rows:,} of {length:,} tokens"))
@@ -86,7 +86,7 @@ def _packing(comparison: Report) -> str:
         measured = (round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2))
         lines.append((title, packing["rows"], *shares, *cut, *counts, *measured))
     note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments "
-    note += "of a row: mean, median and max. Attention: the highest cost of a device over the mean, one random row a device."
+    note += "of a row: mean, median and max. Attention: highest cost of a device divided by the mean; one random row a device."
     if comparison["used"] is not None:
         note += f" This config packs by {comparison['used']}."
     return _note(comparison["sampled"]) + _note(note) + _table("packing-table", head, lines, used=used_title)
@@ -136,7 +136,7 @@ def _mixture(sources: Report) -> str:
 
 
 def _filter(rejected: Report) -> str:
-    owner = "of this config" if rejected["used"] else "with defaults, which this config does not have"
+    owner = "of this config" if rejected["used"] else "with defaults, since this config has no filter"
     lines = [("rows checked", rejected["rows"]), ("rejected", rejected["rejected"])]
     lines.append(("of these for their padding alone", rejected["rejected_for_padding"]))
     body = _note(f"{rejected['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)

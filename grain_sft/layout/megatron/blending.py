@@ -5,7 +5,7 @@ of its earlier samples. If several data sets are equal, the first is chosen. In 
 no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
 over the samples of one block. The module runs thousands of chains at once:
 
-1. A chain starts without the values of `taken` at its first sample. It guesses values in proportion to the weights.
+1. When a chain starts, the values of `taken` are unknown. It guesses them in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
    too high by 1, the data set is chosen once less, and `taken` is right again.
 3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. A chain for which they differ
@@ -145,7 +145,8 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
     chosen: Numbers = np.empty((steps, chains), codes.dtype)
     weights, flat_taken = weights[:, None], taken.reshape(-1)
-    past_last = np.arange(chains) + taken.size  # `past_last - chains * code` is the flat index of a data set in `taken`
+    # `taken` of data set d in chain c is `flat_taken[chains * d + c]`, and `chains * d + c` is `past_last[c] - chains * code`
+    past_last = np.arange(chains) + taken.size
     error = np.empty(taken.shape)
     for number, code in enumerate(chosen):  # `code` is a row of `chosen`, which `np.max` fills
         np.multiply(weights, np.maximum(step + number, 1), out=error)

@@ -37,8 +37,8 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         rows: Ints = random.permutation(num_rows)
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]
-        steps = random.permutation(len(cuts) - 1)  # steps[0] reads the cheapest rows, steps[1] the next
-        # for each row in `by_cost`: index into `steps`, and slot in that step
+        steps = random.permutation(len(cuts) - 1)  # step `steps[0]` reads the cheapest rows, step `steps[1]` the next
+        # index i of `by_cost` is for slot `slot[i]` of step `steps[rank[i]]`
         rank, slot = expand_counts(np.diff(cuts)[steps])
         shuffled_in_steps = by_cost[np.lexsort((random.random(len(by_cost)), rank))]
         rows[cuts[steps][rank] + slot] = shuffled_in_steps
