@@ -167,7 +167,7 @@ class PackedLayout(Layout):
         self.highest_token = self.plans[0].highest_token
         # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
-        self._num_rows = int(self._begins[-1])  # each batch needs the length; indexing an array takes 0.1 us
+        self._num_rows = int(self._begins[-1])  # for `__len__`, which each batch calls: indexing an array takes 0.1 us
         if not self._num_rows:
             batch = f"{options.batch_rows} rows of {self.sequence_length} tokens"
             problem = f"{self.num_documents} documents don't fill one batch of {batch}"

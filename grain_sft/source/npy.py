@@ -169,7 +169,7 @@ class NpyDataSource(RowSource):
             read, tokens, fit = self._read_pieces(rows, shifted)
         else:
             read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted)
-        if self._signed and not (shifted and self._wide and fit):  # else int32 is known to hold every token
+        if self._signed and not (shifted and self._wide and fit):  # shifted, wide and fit: no token is negative
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
             def pieces() -> tuple[Ints, Ints, Ints]:
@@ -260,6 +260,6 @@ def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
     assert read.loss is not None
     taken, found = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids
     np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
-    found[...] = taken.reshape(found.shape)  # a cast of its own: `multiply` would cast in small buffers
+    found[...] = taken.reshape(found.shape)  # cast first: `multiply` would cast in small steps, which is slower
     np.multiply(found, read.segment_ids, out=found)
     found.reshape(-1)[lasts] = 0

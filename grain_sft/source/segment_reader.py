@@ -52,8 +52,7 @@ class SegmentRow:
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          row_begin: Number of segments before the row's first one, and position of the row's first token, as in
-            `Layout.row_segments`.
+          row_begin: Where the row begins, as in `Layout.row_segments`.
         """
         segments, positions_data, counting = self._segments, self._positions_data, self._counting
         segments_before, first_position = row_begin

@@ -36,8 +36,8 @@ class Format:
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
         paths, and to the path of the file itself only if that does not exist.
       takes_globs: Whether `read` takes glob patterns.
-      takes_lists: Whether `read_list` of this format opens token files that are named one by one. All of them must have this
-        format.
+      takes_lists: Whether `read_list` opens token files that are named one by one, instead of `scan_corpus`. All of them must
+        have this format.
       metadata_files: Regular expression of the names of files that hold metadata, never tokens.
     """
 
