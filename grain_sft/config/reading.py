@@ -90,7 +90,7 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:
         stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
-        json.dumps(stated, default=repr, skipkeys=True)  # a ValueError if a YAML alias is part of what it refers to
+        json.dumps(stated, default=repr, skipkeys=True)  # a ValueError if a value contains itself, by a YAML alias
     except _RefusedError as error:
         raise ConfigError(f"{path}: line {error}") from None
     # PyYAML raises more than YAMLError: ValueError for 2024-13-01, LookupError and AttributeError for odd scalars.

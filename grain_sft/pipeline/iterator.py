@@ -50,7 +50,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._plain = not first_steps.left  # with no step left to check, `next` takes ready batches without `_make`
+            self._plain = not first_steps.left  # once the first steps are checked, ready batches need no `_make`
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -68,7 +68,7 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            with self._from_workers.started:  # wait for the workers to start, so that no other process starts meanwhile
+            with self._from_workers.started:  # wait: until the workers run, new processes lack the main script
                 pass
 
     def worker_pids(self) -> list[int] | None:

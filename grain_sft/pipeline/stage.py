@@ -51,7 +51,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return the amendments `run`, all of the run or the first, with this stage's numbers of documents."""
+        """Return `run`, all amendments of the run or the first few, with this stage's numbers of documents."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -62,7 +62,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # each step has the same number of tokens, though rows differ in length between steps
+        if length is not None:  # steps differ in the length of rows, but not in the number of tokens
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -138,7 +138,7 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
-    else:  # the rows left of the epoch may be too few for a batch of this stage, but enough for one of the next stage
+    else:  # rows left of the epoch that make no batch here may make a smaller one in the next stage
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching

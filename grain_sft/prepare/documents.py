@@ -63,7 +63,7 @@ class Documents(abc.ABC):
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      blocks_at_once: Number of blocks for which parts are read together.
+      blocks_at_once: Number of blocks that are gathered together, with one read of each part.
     """
 
     lengths: npt.NDArray[Any]
@@ -75,7 +75,7 @@ class Documents(abc.ABC):
 
     @abc.abstractmethod
     def readers(self, parts: Sequence[int]) -> Iterable[Reader]:
-        """Return the function that reads each of `parts`."""
+        """Return a `Reader` for each of `parts`, in that order."""
 
     @abc.abstractmethod
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:

@@ -24,7 +24,7 @@ class Difference:
       compared: Steps that were searched. They end at the latest with the longer run.
       first_step: First step with different batches. If the runs differ only in length, it is the first step that only one run
         has. None if the batches of all steps `compared` are equal.
-      counted: Steps from `first_step` on whose rows and documents were counted.
+      counted: Steps whose rows and documents were counted, beginning with `first_step`.
       total_rows: Number of rows in `counted`. If the batches of a step differ in size, the larger one counts.
       differing_rows: Number of these rows that differ.
       documents: Two counts: of the documents in `counted` that only the first pipeline reads, and of those that only the second

@@ -44,7 +44,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
     Args:
       pipeline: Pipeline of the run as it is now.
       load: Fields of the entry.
-      last_step: Step of the last entry `epoch_complete` after `load`, before the next load; -1 without such an entry.
+      last_step: Highest step of the `epoch_complete` entries between `load` and the next load; -1 without such an entry.
     """
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:

@@ -91,6 +91,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
         if word.startswith("-"):
             raise ConfigError(f"{word}: options have no dashes here. Write {word.lstrip('-')}.")
         if "=" not in word and (number or not word.endswith(".yml")):
-            first = f", or before all of them one of {', '.join(TRAINERS)} and a config file of MaxText (NAME.yml)"
+            first = f". The trainer ({', '.join(TRAINERS)}) and a config file of MaxText (NAME.yml) may come first"
             raise ConfigError(f"{word!r}: expected key=value{'' if number else first}.")
     return [*theirs, "dataset_type=olmo_grain"], options

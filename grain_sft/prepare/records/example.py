@@ -44,9 +44,9 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record is an Example without features, and gives {}. Many short texts also parse as an Example without features,
-    so any other such record gives None. A feature with one value becomes a scalar, and with several values a list. A feature
-    without values is omitted.
+    An empty record is an Example without features, and gives {}. Any other record without features gives None, because many
+    short texts parse as one. A feature with one value becomes a scalar, and with several values a list. A feature without
+    values is omitted.
     """
     if not record:
         return {}
