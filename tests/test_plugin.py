@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import assert_one_run, load, take, write_config
+from prepared import chat
 from sft_files import documents
 
 import grain_sft
 from grain_sft import Host, NpyDataSource, PackedLayout
 from grain_sft.cli.main import main
 from grain_sft.errors import LayoutError, SamplerError
+from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 from grain_sft.sampling import ORDERS
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -147,7 +149,6 @@ WRONG_ROWS = [
     (lambda rows: rows._replace(document=rows.document * 0), "tokens past the end of a document"),
     (lambda rows: rows._replace(document=rows.document // 2 * 2, length=rows.length * 0 + 1), "a token twice"),
     (lambda rows: rows._replace(document=rows.document - 1), "a document that does not exist"),
-    (lambda rows: rows._replace(offset=rows.offset + 1), "tokens past the end of a document"),
     (lambda rows: rows._replace(ends=rows.ends[-1:]), "a row of more than 32 tokens"),
     (lambda rows: rows._replace(ends=np.append(0, rows.ends)), "a row without pieces"),
     (lambda rows: rows._replace(ends=rows.ends[:-1]), "pieces after the last row"),
@@ -196,16 +197,19 @@ def test_every_command_takes_the_config(tmp_path, monkeypatch, layout):
         assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
 
 
-def test_a_template_from_outside_prepares_a_corpus(tmp_path):
+@pytest.fixture
+def chats(tmp_path):
+    """A file of one chat, next to the folder `hf` of a tokenizer."""
     pytest.importorskip("transformers")
     from tokenizer_makers import byte_level_json, save_huggingface
 
-    from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
-
     save_huggingface(tmp_path / "hf", byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>")
-    chat = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "yes, two"}]}
-    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
-    inputs = (Dataset((str(tmp_path / "chats.jsonl"),)),)
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat("two?", "yes, two")) + "\n")
+    return tmp_path / "chats.jsonl"
+
+
+def test_a_template_from_outside_prepares_a_corpus(tmp_path, chats):
+    inputs = (Dataset((str(chats),)),)
     name = "grain_sft_example.templates:SHOUTING"
     prepare(Request(inputs, name, str(tmp_path / "hf"), "olmo", val_frac=0.0), tmp_path / "out", workers=1)
     corpus = grain_sft.open_corpus(tmp_path / "out")
@@ -265,15 +269,9 @@ def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_
         ("plain", "is a function; expected a class or str. Fix the name."),
     ],
 )
-def test_a_template_that_cannot_be_made_is_an_error(tmp_path, capsys, template, expected):
-    pytest.importorskip("transformers")
-    from tokenizer_makers import byte_level_json, save_huggingface
-
-    save_huggingface(tmp_path / "hf", byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>")
-    chat = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "yes, two"}]}
-    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys, template, expected):
     name = f"grain_sft_example.broken:{template}"
-    command = ["prepare", str(tmp_path / "chats.jsonl"), "--template", name, "--tokenizer", str(tmp_path / "hf")]
+    command = ["prepare", str(chats), "--template", name, "--tokenizer", str(tmp_path / "hf")]
     assert main([*command, "--val-frac", "0", "--workers", "1", "-o", str(tmp_path / "out")]) == 1
     message = capsys.readouterr().err
     assert message.startswith(f"grain-sft prepare: template {name!r} ") and expected in message

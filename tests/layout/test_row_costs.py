@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from batches import assert_one_run, load, sections
 from document_corpora import make
-from sft_files import EOS
 
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout import MixtureLayout, attention_spread
@@ -42,11 +40,3 @@ def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_
         assert 1 <= each["balanced"] < 1.1 < each["floor"] < each["shuffled"]
     alone = {"rows_a_device": 1, "devices": 1, "shuffled": 1.0, "floor": 1.0, "balanced": 1.0}
     assert attention_spread(costs[:1], costs[:1])[0] == alone
-
-
-def test_a_run_by_cost_resumes_in_a_pickle_and_on_other_hosts(tmp_path):
-    make("plain", tmp_path / "corpus", LENGTHS)
-    corpus = {"format": "files", "dtype": "uint16", "eos_token_id": EOS}
-    layout = {"kind": "packed", "source_group_size": 9}
-    config = sections(tmp_path / "corpus", 32, corpus=corpus, layout=layout, order="balanced", seed=2)
-    assert_one_run(lambda host: load(config, host=host), range(8, 11), [1, 2, 4])

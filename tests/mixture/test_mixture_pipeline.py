@@ -210,7 +210,6 @@ def test_receipts_contain_all_that_decides_a_mixture(folder):
     [
         ("corpus.path", "a", "is given as well as 'path'. Give one of the two"),
         ("corpus.mixture", {}, "corpus.mixture: names no source"),
-        ("corpus.mixture.chat", 5, "corpus.mixture.chat is 5; expected a section"),
         ("corpus.mixture.chat.weight", None, "corpus.mixture.chat.weight is None; expected a number or text"),
         ("corpus.mixture.chat.weight", -1, "weight of 'chat': -1; expected a number from 0 on"),
         ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),

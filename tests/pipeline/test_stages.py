@@ -176,7 +176,6 @@ SAMPLER, SCHEDULE = {"global_batch_size": 4, "seed": 1}, {"schedule": [{"step": 
 ERRORS = [
     ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
     ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
-    ({"stages": [{"step": 1}]}, ConfigError, "stages[0]: unknown key 'step'. The nearest known: 'steps'"),
     ({"stages": [{"steps": 1, "layout": {"kind": "window"}}]}, ConfigError, "stages[0]: layout.kind"),
     ({"stages": [{"steps": 1}, {"layout": {"sequence_length": 24}}]}, GrainSftError, "length=16 does not divide"),
     ({"sampler": SAMPLER | SCHEDULE, "stages": [{"steps": 4}]}, ConfigError, "sampler.schedule with stages"),

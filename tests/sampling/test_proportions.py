@@ -173,14 +173,9 @@ def test_what_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
         assert back is None or max(off[back:]) <= 1
 
 
-def test_a_source_that_runs_dry_ends_the_rows_or_leaves_its_share_to_the_others():
+def test_a_source_that_runs_dry_leaves_its_share_to_the_others():
     changes, limits = [(0, shares(0.1, 0.7, 0.2))], [5, None, 3]
-    stopped = Proportions(changes, limits, ["stop"] * len(limits))
     endless = constant(0.1, 0.7, 0.2)
-    fourth = int(endless.find(2, np.array([3]))[0])
-    assert stopped.length == fourth
-    assert stopped.choose(np.arange(fourth))[0].tolist() == endless.choose(np.arange(fourth))[0].tolist()
-    assert stopped.find(2, np.arange(5)).tolist()[3:] == [-1, -1]
     going_on = Proportions(changes, limits, ["renormalize"] * len(limits))
     sources = assert_consistent(going_on, 400)
     assert going_on.length is None and np.bincount(sources).tolist() == [5, 392, 3]

@@ -180,7 +180,6 @@ def test_the_repr_contains_what_decides_the_rows():
         ({"num_instances": 3}, "no full step"),
         ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows left in epochs=1"),
         ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
-        ({"order": "random", "last_batch": "fill"}, "order 'random' runs on across epochs and has no last batch"),
         ({"global_batch_size": 1 << 63}, r"at most 2\^62"),
         ({"schedule": [(1 << 61, 8)]}, r"rows up to step 2305843009213693952; expected at most 2\^62"),
         ({"start": (0, 100)}, "an index from 0 to 99"),

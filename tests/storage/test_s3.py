@@ -61,12 +61,6 @@ def test_rows_are_the_same_where_requests_fail(proxy, remote):
     proxy.heal()
 
 
-def test_an_index_may_be_in_the_bucket(proxy):
-    corpus = grain_sft.open_corpus("s3://bucket/data/*.npy")
-    corpus.save("s3://bucket/index.json")
-    assert grain_sft.open_corpus("s3://bucket/index.json") == corpus
-
-
 def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, remote):
     proxy.client.pipe_file("bucket/used/0.npy", tokens(0).tobytes())
     corpus = grain_sft.open_corpus("s3://bucket/used/0.npy", remote=remote)
