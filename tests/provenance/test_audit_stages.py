@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from audit_runs import ENDINGS
-from batches import load
+from batches import load, sections
 
 from grain_sft.errors import PipelineError
 from grain_sft.provenance import check_audit
@@ -32,8 +32,7 @@ def findings(tmp_path, pipeline):
 
 @pytest.fixture
 def config(corpora):
-    layout, sampler = {"kind": "padded", "sequence_length": 32}, {"seed": 1, "global_batch_size": 15}
-    return {"corpus": corpora["olmo"], "layout": layout, "sampler": sampler}
+    return sections(None, 32, corpus=corpora["olmo"], layout="padded", order="shuffle", global_batch_size=15)
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "run_on"])
