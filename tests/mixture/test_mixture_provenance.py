@@ -3,15 +3,13 @@
 import json
 
 import numpy as np
-import pytest
-from batches import assert_is_traced, assert_same, load, write_config
+from batches import assert_is_traced, load, write_config
 from mixed_corpora import mixed, mixture_config
 
 from grain_sft import PaddedLayout, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.errors import GrainSftError
 from grain_sft.layout import MixtureLayout
-from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
+from grain_sft.provenance import checkpoint_table, summarize, trace
 
 
 def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
@@ -26,22 +24,6 @@ def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
     assert {name.split("/")[0] for name in summarize(found)["source"]} == seen
     assert sum(summarize(found)["tokens"]) == int((found.stop - found.start).sum())
     assert (found.document[[found.source_names[number] == "web" for number in found.source]] == -1).all()
-
-
-def test_where_a_document_of_a_mixture_was_seen(folder):
-    pipeline = mixed(folder, schedule=[{"step": 4, "weights": {"talks": 0.5}}])
-    steps = range(14)
-    whole = trace(pipeline, steps)
-    documents = np.unique(whole.document[whole.document >= 0])
-    assert documents.max() > 60  # of the second source too
-    for document in documents[::7].tolist():
-        found = find_document(pipeline, document, epochs=9)
-        found = found.select(found.step < len(steps))
-        expected = whole.select(whole.document == document)
-        assert len(expected)
-        assert_same(found.columns(), expected.columns())
-    with pytest.raises(GrainSftError):
-        find_document(pipeline, 10_000)
 
 
 def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):

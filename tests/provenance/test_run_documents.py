@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batches import load, sections, write_config
+from batches import assert_same, load, sections, write_config
 
 from grain_sft.cli.main import main
 from grain_sft.errors import RowIndexError
@@ -13,7 +13,8 @@ from grain_sft.provenance import difference, find_document, summarize, trace
 def several(corpora):
     """Stages of one corpus, of another, and of both under names of their own."""
     mixture = {"late": {**corpora["episodes"], "weight": 1}, "early": {**corpora["olmo"], "weight": 1}}
-    stages = [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"]}, {"corpus": {"mixture": mixture}}]
+    last = {"corpus": {"mixture": mixture}, "sampler": {"schedule": [{"step": 3, "weights": {"late": 3}}]}}
+    stages = [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"]}, last]
     return sections(None, 64, corpus=corpora["olmo"], order="shuffle") | {"stages": stages}
 
 
@@ -35,6 +36,9 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
     assert sum(summarize(lines)["documents"]) == len(seen[0]) + len(seen[1])
     assert summarize(trace(pipeline, range(3)))["documents"][0] < len(seen[0])
 
+    for number in np.unique(lines.document)[::7].tolist():
+        found = find_document(pipeline, number, epochs=9)
+        assert_same(found.select(found.step < 12).columns(), lines.select(lines.document == number).columns())
     number = int(lines.document[lines.step == 4][0])
     assert number >= begin
     found = find_document(pipeline, number, epochs=2)

@@ -1,10 +1,6 @@
 """Corpora in the emulator of Cloud Storage, and their configs."""
 
-import contextlib
-
 import numpy as np
-import pytest
-from failing_proxy import before_emulator
 
 import grain_sft
 
@@ -18,12 +14,3 @@ def put_windows(client, folder=FOLDER, shards=SHARDS, rows=ROWS, length=LENGTH):
         client.pipe_file(f"{folder.removeprefix('gs://')}{shard}.npy", tokens.tobytes())
     grain_sft.open_corpus(folder, dtype="uint32").save(f"{folder}index.json")
     return f"{folder}index.json"
-
-
-@contextlib.contextmanager
-def slow_bucket(client, seconds):
-    """The emulator behind a proxy that answers each request `seconds` late."""
-    with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FSSPEC_GS_TOKEN", "anon")
-        proxy.latency = seconds
-        yield proxy

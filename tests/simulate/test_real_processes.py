@@ -8,7 +8,8 @@ import time
 
 import pytest
 from batches import load, sections, write_config
-from emulator import LENGTH, put_windows, slow_bucket
+from emulator import LENGTH, put_windows
+from failing_proxy import before_emulator
 
 from grain_sft import Host
 from grain_sft.simulate import Conditions, measure_processes, simulate
@@ -23,7 +24,9 @@ CONDITIONS = Conditions(latency_ms=50)
 @pytest.fixture
 def config(client, tmp_path):
     """A run whose files are in the emulator."""
-    with slow_bucket(client, 0.05):
+    with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FSSPEC_GS_TOKEN", "anon")
+        proxy.latency = 0.05
         config = sections(put_windows(client), LENGTH, layout="windows", order="shuffle", global_batch_size=64)
         yield str(write_config(tmp_path / "config.json", config))
 
