@@ -200,23 +200,25 @@ def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block)
     assert found.first == min(tuple(group[:2]) for group in groups.values() if len(group) > 1)
 
 
+FULL_CHECK = """
+import resource, sys, grain_sft
+from grain_sft.verify import verify
+verify(sys.argv[1], full=True, options={'eos_token_id': 2})
+used = int(next(line for line in open('/proc/self/status') if line.startswith('VmData')).split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + 110_000_000,) * 2)
+report = verify(sys.argv[2], full=True, vocab_size=3, options={'eos_token_id': 2, 'dtype': 'uint64'})
+assert report.sound, report
+print(report.figures['documents'], report.figures['tokens'])
+"""
+
+
 def test_a_full_check_takes_bounded_memory(tmp_path):
     """One document of 160 MB, under a limit of memory that such an array does not fit into."""
     with open(tmp_path / "a.npy", "wb") as file:
         file.truncate(160_000_000)
         file.seek(-8, 2)
         np.full(1, EOS, np.uint64).tofile(file)
-    program = (
-        "import resource, sys, grain_sft\n"
-        "from grain_sft.verify import verify\n"
-        "verify(sys.argv[1], full=True, options={'eos_token_id': 2})\n"
-        "used = int(next(line for line in open('/proc/self/status') if line.startswith('VmData')).split()[1]) << 10\n"
-        "resource.setrlimit(resource.RLIMIT_DATA, (used + 110_000_000,) * 2)\n"
-        "report = verify(sys.argv[2], full=True, vocab_size=3, options={'eos_token_id': 2, 'dtype': 'uint64'})\n"
-        "assert report.sound, report\n"
-        "print(report.figures['documents'], report.figures['tokens'])\n"
-    )
     np.full(100, EOS, np.uint32).tofile(tmp_path / "small.npy")
-    command = [sys.executable, "-c", program, str(tmp_path / "small.npy"), str(tmp_path / "a.npy")]
+    command = [sys.executable, "-c", FULL_CHECK, str(tmp_path / "small.npy"), str(tmp_path / "a.npy")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert result.stdout == "1 20000000\n", result.stderr
