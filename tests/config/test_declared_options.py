@@ -15,8 +15,6 @@ from grain_sft.errors import ConfigError, SamplerError
 from grain_sft.options import REQUIRED, add_arguments, check, options_of, struct_of
 from grain_sft.registry import Registry
 
-TABLE = Registry("fruit", SamplerError, {"apple": 1, "pear": 2})
-
 
 class Basket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A nested section.
@@ -47,7 +45,7 @@ class Shop(grain.transforms.Map):
         self,
         name: str,
         *,
-        kind: Annotated[str, TABLE] = "apple",
+        kind: Annotated[str, Registry("fruit", SamplerError, {"apple": 1, "pear": 2})] = "apple",
         ripe: bool = True,
         fresh: bool = False,
         order: Literal["up", "down"] = "up",

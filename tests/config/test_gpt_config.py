@@ -1,18 +1,15 @@
 """A trainer's GPTConfig, as it is, makes the batches that the episode-indexed loader makes of it."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-from batches import error_of, load, write_config
+from batches import error_of, golden_values, load, write_config
 from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
 
 from grain_sft import Host
 from grain_sft.config.gpt_config import GPT_CONFIG as KEYS
 from grain_sft.options import REQUIRED
 
-RUNS = json.loads((Path(__file__).parents[1] / "golden" / "episode_batches.json").read_text())["runs"]
+RUNS = golden_values("episode_batches.json")["runs"]
 OTHERS = {
     **{"name": "Chat SFT", "vocab_size": 50304, "dropout": 0.1, "tie_weights": True, "save_dtype": None},
     **{"grad_accum_steps": 3, "eval_sets": {"layout": "data/other"}, "eval_seed": 1337, "dataset_mode": "sft_episode"},

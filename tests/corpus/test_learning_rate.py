@@ -12,10 +12,6 @@ WEIGHTS = ([0, 1, 1, 1], [1], [1, 0, 0.5, 0, 0.25])
 THREE = [(np.full(len(weights), 9, np.uint32), np.array(weights, np.float32)) for weights in WEIGHTS]
 
 
-def expected_ratio(docs):
-    return sum(int(np.count_nonzero(loss[1:])) for _, loss in docs) / sum(len(tokens) for tokens, _ in docs)
-
-
 @pytest.fixture
 def three(tmp_path):
     return grain_sft.open_corpus(write_episodes(tmp_path / "three", THREE))
@@ -46,8 +42,9 @@ def test_the_ratio_is_that_of_the_documents(tmp_path, three):
         (write_openchat(tmp_path / "openchat", weighted), weighted),
     ):
         corpus = grain_sft.open_corpus(folder, eos_token_id=EOS)
+        expected = sum(int(np.count_nonzero(loss[1:])) for _, loss in made) / sum(len(tokens) for tokens, _ in made)
         for _ in range(2):  # counted, and as it was kept
-            assert supervised_ratio(corpus) == expected_ratio(made), folder
+            assert supervised_ratio(corpus) == expected, folder
 
 
 def test_documents_in_any_order_that_overlap_are_counted_as_they_are(tmp_path):

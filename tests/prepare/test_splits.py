@@ -1,18 +1,17 @@
 """Orders and splits, compared with `datasets`, and with the rules of the seeds in plain Python."""
 
 import hashlib
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from batches import golden_values
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import Dataset, Request, splits
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden/datasets_shuffle.json").read_text())["shuffle"]
+GOLDEN = golden_values("datasets_shuffle.json")["shuffle"]
 
 
 def request(seed: int = 42, val_frac: float = 0.0, shuffle: bool | None = None, amount: str = "1.0") -> Request:

@@ -26,6 +26,11 @@ def rows_of(count: int) -> list[dict]:
     return [{"text": texts[n % 4] + str(n), "n": n, "tags": ["a"] * (n % 3)} for n in range(count)]
 
 
+def write(path, table, **options):
+    with arrow.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, **options)
+
+
 file = functools.partial(stream, new="new_file")
 
 
@@ -53,14 +58,10 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, many_units):
     words = [[f"{part if changing else 0} {n % 5}" for n in range(20)] for part in range(30)]
     batches = [arrow.record_batch({"text": arrow.array(each).dictionary_encode()}) for each in words]
     path = str(tmp_path / "a.arrow")
-    with arrow.ipc.new_stream(path, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    write(path, arrow.Table.from_batches(batches))
     assert [raw["text"] for _, raw in read(path)] == [word for each in words for word in each]
     assert (len(units_of(path)[1]) == 1) == changing
-    with arrow.ipc.new_stream(path, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch[:0])
+    write(path, arrow.Table.from_batches([batch[:0] for batch in batches]))
     assert not read(path)
 
 
@@ -69,8 +70,7 @@ def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, 
     path = str(tmp_path / "a.arrow")
     for words in (["cat", "dog"] * 50, ["dog", "cat"] * 50):
         table = arrow.table({"text": arrow.array(words).dictionary_encode()})
-        with arrow.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=10)
+        write(path, table, max_chunksize=10)
         assert len(units_of(path)[1]) > 2
         assert [raw["text"] for _, raw in read(path)] == words
 
@@ -83,8 +83,7 @@ def test_rows_that_are_no_records_are_a_sentence(tmp_path):
     ):
         table = arrow.table(columns, names)
         parquet.write_table(table, tmp_path / "a.parquet")
-        with arrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
-            writer.write_table(table)
+        write(tmp_path / "a.arrow", table)
         for name in ("a.parquet", "a.arrow"):
             with pytest.raises(CorpusFileError, match=rf"{name}: .*can't be read.*{message}"):
                 read(tmp_path / name)

@@ -20,7 +20,6 @@ from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 
 GOOD = b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes \xc3\xa4"}]}'
 MUTANTS = 1600  # lines of each template
-PATIENCE = 120.0  # seconds for one bad line; they take milliseconds
 
 
 def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> bytes:
@@ -36,8 +35,6 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a very long bad key": (b'{"messages": [{"%s": 1}]}' % (b"k" * 1_000_000), "messages[0]"),
 }
 """Line 4, and a part of its error. test_strict_json.py and test_schema.py have more of what is wrong with a line."""
-
-PLAIN = ("primer", "openchat", "episode", "episode_tool", "olmo", "hf")
 
 
 def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:
@@ -60,7 +57,7 @@ def check_stop(request: Request, out: Path, where: str) -> str:
     begin = time.perf_counter()
     with pytest.raises(RecordError) as error:
         prepare(request, out, workers=1)
-    assert time.perf_counter() - begin < PATIENCE
+    assert time.perf_counter() - begin < 120  # one bad line takes milliseconds
     text = str(error.value)
     assert text.startswith(f"{where}: "), text
     assert len(text) < 1000 + len(where) and "\n" not in text
@@ -147,7 +144,7 @@ def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: by
     return found
 
 
-@pytest.mark.parametrize("template", PLAIN)
+@pytest.mark.parametrize("template", ["primer", "openchat", "episode", "episode_tool", "olmo", "hf"])
 def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers, tmp_path):
     draw = random.Random(template)
     records = seeds(template)

@@ -22,8 +22,6 @@ from grain_sft.corpus import Corpus, Document, open_corpus
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 
-REAL = 40  # of each real file
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -69,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in FILES:
         if path.exists():
             lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
-            records[path.stem] = [json.loads(line) for line in lines[:REAL]]
+            records[path.stem] = [json.loads(line) for line in lines[:40]]
     for name, values in records.items():
         lines = [json.dumps(value, ensure_ascii=number % 2 == 0) for number, value in enumerate(values)]
         end = "\r\n" if name == "tools" else "\n"

@@ -23,8 +23,6 @@ WRAPPED = """{% for message in messages %}{% generation %}<|im_start|>{{ message
 <|{{ message.name }}|></{{ message.name }}>{{ message.tool_calls | default('') | tojson }}
 <end_of_turn><|eot_id|></s>{% endgeneration %}{% endfor %}"""
 
-UPPER = "{% for m in messages %}<s>{{ m.role }}: {{ m.content | upper }}</s>{% endfor %}"
-
 JINJA = {
     "chatml": CHATML,
     "llama3": LLAMA3,
@@ -35,9 +33,8 @@ JINJA = {
     "generation": GENERATION,
     "adjacent": ADJACENT,
     "wrapped": WRAPPED,
-    "upper": UPPER,
+    "upper": "{% for m in messages %}<s>{{ m.role }}: {{ m.content | upper }}</s>{% endfor %}",
 }
-OTHERS = ("primer", "openchat", "episode", "episode_tool", "olmo", "text")
 
 
 def fragments(control: tuple[str, ...]) -> list[str]:
@@ -111,7 +108,6 @@ def harmless(value: Any, key: str = "") -> Any:
     return [harmless(entry) for entry in value] if isinstance(value, list) else value
 
 
-CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
 BY_NAME = {maker.name: maker for maker in MAKERS}
 WIDE = "\uff1c/s\uff1e"
 
@@ -170,7 +166,7 @@ def test_a_key_is_no_control_token_although_the_template_has_that_word(tmp_path,
     for name, template, counts in (("keys", KEYS, [2, 2]), ("qwen", QWEN, [3, 3])):
         tokenizer, _, encoded = both_modes(tmp_path / name, maker, chat, template)
         tokens = encoded.tokens.tolist()
-        assert [tokens.count(tokenizer.token_id(text)) for text in CONTROL_TOKENS] == counts
+        assert [tokens.count(tokenizer.token_id(text)) for text in ("<|im_start|>", "<|im_end|>")] == counts
 
 
 @pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip", "both"])
@@ -194,7 +190,7 @@ def test_hostile_text_becomes_no_control_token(maker, count, seed, tmp_path):
     assert {tokenizer.token_id(text) for text in maker.control} <= set(tokenizer.special_tokens.values())
     control = {tokenizer.token_id(text) for text in maker.control if text != maker.unknown}
     pool = fragments(maker.control)
-    names = [*JINJA, *OTHERS]
+    names = [*JINJA, "primer", "openchat", "episode", "episode_tool", "olmo", "text"]
     tally = {"rendered": 0, "refused": 0}
     while sum(tally.values()) < count:
         name = rng.choice(names)
