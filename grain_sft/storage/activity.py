@@ -62,7 +62,7 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each thread that makes a batch, oldest batch first, and then lines for the open requests.
 
-    With `pipeline`, threads that make batches of other pipelines are left out, but no request is.
+    With `pipeline`, threads that make batches of other pipelines are left out; requests never are.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []

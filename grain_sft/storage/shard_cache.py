@@ -57,7 +57,7 @@ class ShardCache:
         missing = {block: wanted for block, wanted in pieces_of.items() if not self._read_cached(block, wanted, out)}
         activity.count("shard_cache_hits", len(pieces_of) - len(missing))
         activity.count("shard_cache_misses", len(missing))
-        last_arrival = time.monotonic()  # when blocks were last found finished, or fetched
+        last_arrival = time.monotonic()  # when this call began, or last got a block
         while missing:
             awaited: dict[Block, list[RemotePiece]] = {}  # blocks that other processes fetch
             for batch in batches(missing.items(), lambda item: item[0].size):
@@ -144,7 +144,7 @@ class ShardCache:
         return awaited
 
     def _release(self, part: str, lock: HeldLock) -> None:
-        """Free the lock of an unfinished file, and remove the file unless it was finished."""
+        """Remove the file `part`, unless `publish` has renamed it, and free its lock."""
         with lock, contextlib.suppress(OSError):
             self._space.remove(part, lock.fd)
 
