@@ -98,7 +98,9 @@ def test_a_server_that_does_not_answer_is_named_with_its_try(bucket, log):
     assert log.find(sentence), log.lines
     assert log.find(r"asking for \d+ parts of remote files")
     refused, received = proxy.failures["refused"], media_bytes(proxy)[0]
-    assert counts() == {"remote_retries_total": refused, "remote_received_bytes_total": received} and refused
+    found = counts()  # on a slow machine, an attempt may also end without an answer in time
+    assert found["remote_retries_total"] >= refused > 0
+    assert BATCH * LENGTH * 4 <= found["remote_received_bytes_total"] <= received
     assert read() == {"read_bytes_total": BATCH * LENGTH * 4}
 
 
