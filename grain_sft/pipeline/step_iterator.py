@@ -73,7 +73,15 @@ class StepIterator(grain.DatasetIterator[T]):
         taken = -1
         try:
             with self._lock:
-                step = self._offer()
+                try:
+                    step = self._offer()
+                except StopIteration as error:
+                    if self.next_step == self._end:
+                        raise
+                    problem = (
+                        f"step {self.next_step}: an observer or an order raised StopIteration"  # it would end the run
+                    )
+                    raise PipelineError(f"{problem}. Give next() a default.") from error
                 following, waiting = self._position
                 batch, _, _ = made = waiting[step]
                 # `waiting` has several batches only if several threads put theirs back.

@@ -9,6 +9,7 @@ from sft_files import documents, write_episodes
 import grain_sft
 from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError, WrongTypeError
+from grain_sft.observers import Observer
 
 LENGTH = 32
 BATCH = 6
@@ -73,6 +74,21 @@ def test_a_transform_that_gives_no_batch_does_not_end_the_run(source):
         for threads in (0, 2):
             with pytest.raises(PipelineError, match=expected):
                 list(run.iter(threads=threads))
+
+
+class Raises(Observer):
+    """Raises `StopIteration` for each batch that is handed out."""
+
+    def batch_handed_out(self, delivery):
+        next(iter([]))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_an_observer_that_raises_stop_iteration_does_not_end_the_run(source, start):
+    run = Pipeline(source, pipeline(source, epochs=1).sampler, [ShiftTargets()], observers=[Raises()])
+    start *= run.num_steps - 1
+    with pytest.raises(PipelineError, match=f"step {start}: an observer .*StopIteration"):
+        list(run.iter(start_step=start))
 
 
 def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(source):
