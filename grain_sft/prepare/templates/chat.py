@@ -87,7 +87,8 @@ class Chat(Template):
         template_stops = [control.stop for control in expected.controls]
         if expected.placed and is_control and end not in template_stops:
             return stop
-        return end
+        with_eos = self._chat.end_with_eos(text, end) if end > stop else end
+        return with_eos if not expected.placed or with_eos in template_stops else end
 
 
 class Olmo(Chat):

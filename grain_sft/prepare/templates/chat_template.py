@@ -108,6 +108,16 @@ class ChatTemplate:
         token = self._special_next.match(text, stop)
         return token.end() if token and token.group(1) in self._ends else stop
 
+    def end_with_eos(self, text: str, end: int) -> int:
+        """Return the end of a turn whose last token ends at `end`: after EOS, if another token ended the turn before it.
+
+        Cohere's turns end in "<|END_RESPONSE|>" and EOS. An EOS that is also BOS may begin the next turn, and does not count.
+        """
+        for eos in self._eos - {self._variables.get("bos_token")}:
+            if text.startswith(eos, end) and not text.endswith(eos, 0, end):
+                return end + len(eos)
+        return end
+
     def trim_end(self, text: str, start: int, stop: int) -> int:
         """Return where the content of the turn text[start:stop] ends: before the token that ends the turn, if there is one.
 

@@ -248,6 +248,16 @@ thinking: {{ m.reasoning_content | default('none') }}{% endif %}
     assert learned_text(tokenizer, result).strip() == "thoughtanswer<|im_end|>"
 
 
+def test_an_eos_directly_after_the_end_of_a_turn_takes_loss_too(loaded):
+    tokenizer = loaded(BY_NAME["olmo"])
+    template = "{% for m in messages %}{{ m.content }}<|im_end|>{{ eos_token if loop.index % 2 == 0 }}{% endfor %}"
+    result = rendered(tokenizer, turns("one", "a", "two", "b"), chat_template=template)
+    assert learned_text(tokenizer, result) == "a<|im_end|><|endoftext|>b<|im_end|><|endoftext|>"
+    template, spelled = template.replace("eos_token", "''"), turns("one", "a", "<|endoftext|>", "b")
+    result = rendered(tokenizer, spelled, chat_template=template, special_text="encode")
+    assert learned_text(tokenizer, result) == "a<|im_end|>b<|im_end|>"
+
+
 def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
     template = "{{ tools | tojson if tools else 'none' }}" + CHATML
@@ -281,8 +291,10 @@ def test_what_is_missing_is_named(tmp_path):
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
         ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}", "changes a text"),
         ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
+        ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "[2] inside"),
     ],
 )
 def test_templates_that_fail_or_can_not_be_followed_are_errors(loaded, template, part):
-    error = rendered(loaded(BY_NAME["chatml"]), turns("question", "answer"), chat_template=template)
+    chat = TOOL_CHAT if "tool_calls" in template else turns("question", "answer")
+    error = rendered(loaded(BY_NAME["chatml"]), chat, chat_template=template)
     assert isinstance(error, RecordError) and part in str(error)
