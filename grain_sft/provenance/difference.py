@@ -162,10 +162,11 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # If the runs read two copies of a corpus, a document has another number in each copy, but the same record.
+    # A document has another number in each copy of a corpus, but the same record. Under other names of sources in a mixture,
+    # it has another record, but the same number.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
-    return len(records - other_records), len(other_records - records)
+    return len(records - set(other_read.values())), len(other_records - set(read.values()))
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:

@@ -1,5 +1,7 @@
 """Documents are numbered through all stages of a run: in traces, summaries, amendments and differences."""
 
+import shutil
+
 import numpy as np
 import pytest
 from batches import assert_same, load, sections, write_config
@@ -85,3 +87,14 @@ def test_a_difference_counts_documents_by_their_files(several):
             late = layout.first_document("early") if at else 0
             seen[at] |= {("early", number - late) if number >= late else ("late", number) for number in own.tolist()}
     assert found.documents == (len(seen[0] - seen[1]), len(seen[1] - seen[0]))
+
+
+def test_a_copy_of_a_corpus_has_no_documents_of_its_own(corpora, tmp_path):
+    copy = shutil.copytree(corpora["olmo"]["path"], tmp_path / "olmo")
+    base = sections(None, 64, corpus=corpora["olmo"], order="shuffle")
+    counts = []
+    for path in (corpora["olmo"]["path"], str(copy)):
+        late = {"corpus": corpora["olmo"] | {"path": path}, "sampler": {"seed": 8}}
+        stages = [{"steps": 3, "sampler": {"seed": 9}}, late]
+        counts.append(difference(load(base), load(base | {"stages": stages}), steps=range(20), count=20).documents)
+    assert counts[0] == counts[1]
