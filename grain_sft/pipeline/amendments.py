@@ -101,7 +101,7 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
         if in_state != in_config and begins_before(step, (in_state, in_config)):
             problem = f"the run continues at step {step}, and {noun} {number} differs before it"
             found = f"In the state: {in_state or 'nothing'}. In the config: {in_config or 'nothing'}"
-            fix = f"Change a run from its next step on, and keep its earlier {noun}s as they are"
+            fix = f"Change a run from its next step on, and keep each {noun} before it as it is"
             raise PipelineError(f"{problem}. {found}. {fix}.")
 
 

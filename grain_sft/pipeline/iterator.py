@@ -8,7 +8,7 @@ from typing import Any
 import grain
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, shortened
 from grain_sft.pipeline.amendments import check_same_changes
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.data_loader import StepDataset
@@ -90,12 +90,17 @@ class PipelineIterator(StepIterator[Element]):
         """Continue at the step of `state`.
 
         Raises:
-          PipelineError: `state` is not a state, or is that of a pipeline with other data or with other amendments before the
-            step.
+          PipelineError: `state` is not a state, or is that of a pipeline with other data, or with other amendments or later
+            stages before the step.
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or _STEP not in state:
             raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'.")
+        for name in (_AMENDMENTS, _STAGES):
+            texts = state.get(name) or []
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                found = f"its '{name}' are {shortened(repr(texts))}"
+                raise PipelineError(f"not the state of a grain_sft pipeline: {found}; expected a list of texts.")
         expected = self.pipeline.data_key
         if state.get(_PIPELINE, expected) != expected:
             found = f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}"

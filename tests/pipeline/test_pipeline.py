@@ -175,8 +175,9 @@ def test_a_state_goes_on_with_another_number_of_hosts_but_not_with_other_data(so
     for changed in ({"order": "olmo"}, {"transforms": TRANSFORMS}, {"transforms": [Plain(3), *TRANSFORMS]}):
         with pytest.raises(GrainSftError, match="another pipeline"):
             pipeline(source, **{"transforms": own} | changed).iter().set_state(state)
-    for wrong in ({}, {"next_step": "5"}, None, {"next_step": -1}):
-        with pytest.raises(GrainSftError, match=r"next_step|step='5'|step=-1"):
+    changes = [{"next_step": 1, key: texts} for key in ("amendments", "stages") for texts in (5, [5])]
+    for wrong in ({}, {"next_step": "5"}, None, {"next_step": -1}, *changes):
+        with pytest.raises(GrainSftError, match=r"expected a list of texts|next_step|step='5'|step=-1"):
             resumed.set_state(wrong)
     resumed.set_state({**state, "next_step": np.int64(7)})  # as checkpoints of arrays return it
     assert resumed.get_state() == {**state, "next_step": 7}
