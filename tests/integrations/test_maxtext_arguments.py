@@ -52,7 +52,7 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
     ("words", "message"),
     [
         ([], "grain_sft_config is not given"),
-        (["grain_sft_confg=a.json"], "unknown key 'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
+        (["grain_sft_confg=a.json", "grain_sft_cls=1"], "'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
         (["grain_sft_allow_other_data=yes"], "expected true or false"),
         (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "steps"], "'steps': expected key=value."),

@@ -31,7 +31,7 @@ class Options:
     ignore_weights: bool = False
 
     @classmethod
-    def from_environment(cls, **arguments: str) -> Self:
+    def from_environment(cls, /, **arguments: str) -> Self:
         """Return the options in `arguments`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
 
         Raises:
