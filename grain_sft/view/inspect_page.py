@@ -39,9 +39,9 @@ def inspect_page(
     most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
     numbers = [step]
     numbers += [other for other in (step - 1, step + 1) if pipeline.first_step <= other < pipeline.end_step]
-    steps = []
+    steps: list[dict[str, Any]] = []
     views: list[RowView] = []
-    for number in sorted(numbers):
+    for number in numbers:  # `step` first, so that errors are about it
         count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
         chosen = range(min(count, most_rows)) if rows is None else rows
         if number != step:  # neighbours may lack a row; for `step`, `view_rows` raises
@@ -51,6 +51,7 @@ def inspect_page(
             views += views_of_step
             page_rows = [_row(view, texts) for view in views_of_step]
             steps.append({"step": number, "rows_of_batch": count, "rows": page_rows})
+    steps.sort(key=lambda entry: entry["step"])
     ids = np.unique(np.concatenate([view.tokens for view in views])).tolist()
     data = {
         "title": visible_line(title),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import Trace, trace
@@ -101,6 +102,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
     Raises:
       RowIndexError: The step does not exist, or the host's batch does not have the row.
+      WrongTypeError: The index of a row is not an integer.
       PipelineError: The batch has neither the source's keys nor those of `ShiftTargets`.
       CorpusFileError, CorpusError: Files cannot be read.
     """
@@ -111,6 +113,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     count = len(next(iter(batch.values())))
     indices = range(count) if rows is None else rows
     for row in indices:
+        check_type("rows: an item", row, int | np.integer, "the index of a row")
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)

@@ -12,7 +12,7 @@ from report_tables import data_of
 
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.errors import RowIndexError
+from grain_sft.errors import RowIndexError, WrongTypeError
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import describe_origin, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, shown_texts, visible
@@ -86,6 +86,14 @@ def test_a_stage_begins_at_its_first_step_and_a_page_has_a_row(config, pipeline)
     assert "Step 3" in inspect_page(load(path).stages[1], 3, TokenTexts(None))
     with pytest.raises(RowIndexError, match="at least one row"):
         inspect_page(pipeline, 0, TokenTexts(None), rows=[])
+    for step, rows, message in (
+        (3, [-1], "row -1 of step 3"),
+        (3, [1.5], "item is 1.5"),
+        (3, ["a"], "item is 'a'"),
+        (1.5, [0], "step=1.5"),
+    ):
+        with pytest.raises((RowIndexError, WrongTypeError), match=message):
+            inspect_page(pipeline, step, TokenTexts(None), rows=rows)
 
 
 def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp_path, monkeypatch):
