@@ -259,7 +259,8 @@ def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
     try:
         value = kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{found}: expected a number.") from None
+        expected = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{found}: expected {expected}.") from None
     try:
         check_value(value, bounded, found)
     except ConfigError as error:

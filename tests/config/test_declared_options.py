@@ -98,8 +98,8 @@ def test_a_right_section_is_taken_and_the_command_line_has_the_same_options(caps
     assert given == {"name": "x", "kind": "apple", "order": "down", "ripe": False, "count": 3}
     for wrong, expected in (
         (["--name", "x", "--count", "0"], "1 or more"),
-        (["--name", "x", "--count", "a; b"], "argument --count: 'a; b': expected a number.\n"),
-        (["--name", "x", "--count", "x; expected y"], "argument --count: 'x; expected y': expected a number.\n"),
+        (["--name", "x", "--count", "a; b"], "argument --count: 'a; b': expected an integer.\n"),
+        (["--name", "x", "--count", "x; expected y"], "argument --count: 'x; expected y': expected an integer.\n"),
         ([], "required: --name"),
     ):
         with pytest.raises(SystemExit):
