@@ -34,7 +34,7 @@ def shapes(number):
         {"prompt": turns(prompt)} | both,
         {"prompt": prompt} | both,
         {"prompt": prompt} | replies,
-        {"instruction": prompt[:13], "input": prompt[14:], "chosen": chosen, "rejected": rejected},
+        {"instruction": prompt[:13], "input": prompt[14:], "system": "", "chosen": chosen, "rejected": rejected},
     ]
     return records, (prompt, chosen, rejected)
 

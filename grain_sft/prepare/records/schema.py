@@ -59,6 +59,8 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
+        if name != "text" and mapped.get("chat_template_kwargs"):
+            raise RecordError("chat_template_kwargs: not read. Remove the key, or write its effect into the messages.")
         found = SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
@@ -204,7 +206,7 @@ def _parse_preference(record: Record) -> Conversation:
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     prompt = _untrained([*prompt, *chosen[:shared]])
-    system, tools = optional_text(record, "system"), _tools(record)
+    system, tools = optional_text(record, "system") or None, _tools(record)
     other = Conversation((*prompt, *rejected[shared:]), system=system, tools=tools)
     return Conversation((*prompt, *chosen[shared:]), system=system, tools=tools, rejected=other)
 

@@ -19,6 +19,8 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, with_
 from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
+_OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles that some templates pass over
+
 
 class Chat(Template):
     """Chats rendered by a Jinja chat template.
@@ -60,11 +62,13 @@ class Chat(Template):
         tools = conversation.tools
         text = self._chat.render(messages, tools)
         uncalled = [{key: value for key, value in each.items() if key not in CALLS or not value} for each in messages]
-        if uncalled != messages and self._chat.attempt(uncalled, tools) == text:
-            raise RecordError(
-                f"messages: the chat template writes nothing of {' or '.join(CALLS)}, so the assistant would learn turns "
-                "without its calls. Give a template that renders calls (--chat-template), or remove them."
-            )
+        without = {role: [each for each in messages if each["role"] != role] for role in _OFTEN_LEFT_OUT}
+        for left_out, others in {" or ".join(CALLS): uncalled, **without}.items():
+            if others != messages and self._chat.attempt(others, tools) == text:
+                raise RecordError(
+                    f"messages: the chat template writes nothing of {left_out}, so the assistant would learn turns without it. "
+                    "Give a template that renders it (--chat-template), or remove it."
+                )
         chat = RenderedChat(self._chat, messages, tools, text)
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
         if self._chat.marks_turns:
@@ -87,7 +91,7 @@ class Chat(Template):
         template_stops = [control.stop for control in expected.controls]
         if expected.placed and is_control and end not in template_stops:
             return stop
-        with_eos = self._chat.end_with_eos(text, end) if end > stop else end
+        with_eos = self._chat.end_with_eos(text, end)
         return with_eos if not expected.placed or with_eos in template_stops else end
 
 

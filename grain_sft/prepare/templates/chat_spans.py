@@ -134,16 +134,12 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
         up_to_turn = template.attempt([*before, message], tools)
         if up_to_turn is not None and text.startswith(up_to_turn):
             stop = template.trim_end(text, start, len(up_to_turn))
+    if stop is not None and after and any(message.get(key) for key in CALLS):
+        # Gemma 4's template writes the result of a call into the turn that calls, where it would take loss
+        marked = [*before, message, {**after[0], "content": marks.mark(0)}, *after[1:]]
+        result = marks.pattern.search(template.attempt(marked, tools) or "")
+        stop = stop if result is None or result.start() >= stop else None
     if start is not None and stop is not None and start <= stop:
-        if after and any(message.get(key) for key in CALLS):
-            # Gemma 4's template writes the result of a call into the turn that calls
-            marked = [*before, message, {**after[0], "content": marks.mark(0)}, *after[1:]]
-            result = marks.pattern.search(template.attempt(marked, tools) or "")
-            if result is not None and start <= result.start() < stop:
-                raise RecordError(
-                    f"messages[{turn}]: the chat template writes messages[{turn + 1}] inside this turn, so it would take loss. "
-                    "Mark the assistant's texts in the template with {% generation %}."
-                )
         return start, stop
     # without this message the text is the same, so the template wrote nothing for it
     if not message.get("content") and template.attempt([*before, *after], tools) == text:

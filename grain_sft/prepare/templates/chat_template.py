@@ -113,10 +113,9 @@ class ChatTemplate:
 
         Cohere's turns end in "<|END_RESPONSE|>" and EOS. An EOS that is also BOS may begin the next turn, and does not count.
         """
-        for eos in self._eos - {self._variables.get("bos_token")}:
-            if text.startswith(eos, end) and not text.endswith(eos, 0, end):
-                return end + len(eos)
-        return end
+        eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
+        is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
+        return end + len(eos) if is_next else end
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
         """Return where the content of the turn text[start:stop] ends: before the token that ends the turn, if there is one.

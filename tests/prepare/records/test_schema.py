@@ -148,6 +148,7 @@ WRONG_RECORDS = [
     ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items', so its schema is not clear", "--schema"]),
     ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
     ({"prompt": "u", "completion": "a", "label": False}, ["label: false"]),
+    (messages() | {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs: not read"]),
     ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
     (turn({"from": "human"}), ["conversations[0].value: is missing"]),
     (turn({"value": "x"}), ["conversations[0].from: is missing"]),

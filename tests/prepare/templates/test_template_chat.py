@@ -250,12 +250,11 @@ thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 
 def test_an_eos_directly_after_the_end_of_a_turn_takes_loss_too(loaded):
     tokenizer = loaded(BY_NAME["olmo"])
-    template = "{% for m in messages %}{{ m.content }}<|im_end|>{{ eos_token if loop.index % 2 == 0 }}{% endfor %}"
-    result = rendered(tokenizer, turns("one", "a", "two", "b"), chat_template=template)
-    assert learned_text(tokenizer, result) == "a<|im_end|><|endoftext|>b<|im_end|><|endoftext|>"
-    template, spelled = template.replace("eos_token", "''"), turns("one", "a", "<|endoftext|>", "b")
-    result = rendered(tokenizer, spelled, chat_template=template, special_text="encode")
-    assert learned_text(tokenizer, result) == "a<|im_end|>b<|im_end|>"
+    template = "{% for m in messages %}{{ m.content }}<|im_end|>{{ EOS if loop.index % 2 == 0 }}{% endfor %}"
+    for eos, user, end in (("eos_token", "u", "<|im_end|><|endoftext|>"), ("''", "<|endoftext|>", "<|im_end|>")):
+        options = {"chat_template": template.replace("EOS", eos), "special_text": "encode"}
+        result = rendered(tokenizer, turns("one", "a", user, "b"), **options)
+        assert learned_text(tokenizer, result) == f"a{end}b{end}"
 
 
 def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
@@ -291,7 +290,8 @@ def test_what_is_missing_is_named(tmp_path):
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
         ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}", "changes a text"),
         ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
-        ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "[2] inside"),
+        ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "end can't"),
+        ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool,"),
     ],
 )
 def test_templates_that_fail_or_can_not_be_followed_are_errors(loaded, template, part):
