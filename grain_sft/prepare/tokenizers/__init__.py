@@ -62,6 +62,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
     candidates = [name for name in names if re.fullmatch(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)", name)]
+    candidates = [name for name in candidates if not files.is_folder(files.join(where, name))]
     if len(candidates) == 1:
         templates = {name: files.read_bytes(files.join(where, name)) for name in {CHAT_TEMPLATE} & set(names)}
         return _load_file(files.join(where, candidates[0]), templates)
@@ -99,7 +100,7 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
 
 
 def _names_in(folder: str, pattern: str = "*") -> list[str]:
-    """Return the names of the files in a folder that match a glob pattern."""
+    """Return the names of the files and folders in a folder that match a glob pattern."""
     return [files.name_of(path) for path in files.glob(files.join(glob.escape(folder), pattern))]
 
 
@@ -108,4 +109,5 @@ def _read_folder(folder: str) -> dict[str, bytes]:
     names = [name for name in _names_in(folder) if name in _HUGGINGFACE_NAMES or name.endswith(".model")]
     subfolder = "additional_chat_templates"
     names += [f"{subfolder}/{name}" for name in _names_in(files.join(folder, subfolder), "*.jinja")]
-    return {name: files.read_bytes(files.join(folder, name)) for name in names}
+    paths = {name: files.join(folder, name) for name in names}
+    return {name: files.read_bytes(path) for name, path in paths.items() if not files.is_folder(path)}

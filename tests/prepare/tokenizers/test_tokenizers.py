@@ -197,6 +197,7 @@ def save_lone_json(folder):
 @pytest.mark.parametrize("save", [makers.save_sentencepiece, makers.save_tiktoken, save_lone_json])
 def test_the_chat_template_of_a_directory_belongs_to_its_tokenizer(tmp_path, save):
     bare = load_tokenizer(save(tmp_path))
+    (tmp_path / "old.model").mkdir()  # a folder is not a file of the tokenizer
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}é", encoding="utf-8")
     found = load_tokenizer(tmp_path)
     assert (bare.chat_template, found.chat_template) == (None, "{{ messages }}é")
