@@ -1,6 +1,5 @@
 """`open_corpus`: open a corpus by a path, a glob, a list of files, a mix or an index."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -234,6 +233,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     Raises:
       CorpusError: `given` is another tokenizer, or can't be compared.
       CorpusFileError: The path `given` exists, but no tokenizer can be read there.
+      MissingExtraError: Only the hashes can be compared, and the tokenizer at `given` needs an extra that is not installed.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
     if name is None and sha256 is None:
@@ -241,9 +241,12 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     given_sha256 = None
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
-        with contextlib.suppress(MissingExtraError):  # without the tokenizers' package, names are compared
+        try:
             prepare = importlib.import_module("grain_sft.prepare")  # by name: `corpus` is a room above `prepare`
             given_sha256 = prepare.load_tokenizer(path).sha256
+        except MissingExtraError:  # without the tokenizers' package, names are compared
+            if name is None:
+                raise
     if given_sha256 is None and name is None:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "

@@ -4,10 +4,12 @@ import base64
 import json
 import re
 import sys
+import types
 
 import pytest
 from tokenizer_makers import CHATML_TOKENS, save_tiktoken, tiktoken_ranks
 
+from grain_sft.corpus import check_tokenizer
 from grain_sft.errors import CorpusError, MissingExtraError, RecordError
 from grain_sft.prepare import load_tokenizer
 
@@ -80,5 +82,10 @@ def test_a_text_that_tiktoken_can_not_split_is_a_sentence(tmp_path):
 
 def test_tiktoken_that_is_not_installed_is_an_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(MissingExtraError, match=r"\[tiktoken\]"):
-        load_tokenizer(save_tiktoken(tmp_path))
+    path = save_tiktoken(tmp_path)
+    corpus = types.SimpleNamespace(
+        tokenizer=None, tokenizer_sha256="1" * 64, shards=[types.SimpleNamespace(path="0.npy")]
+    )
+    for load in (load_tokenizer, lambda path: check_tokenizer(corpus, str(path))):
+        with pytest.raises(MissingExtraError, match=r"\[tiktoken\]"):
+            load(path)
