@@ -102,7 +102,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         start, _ = pieces[number]
         if start_before[-1] + length_before[-1] == start[0]:
             touching.append((number, before))
-    if all(files[number].continues for number, _ in touching):
+    undecided = [number for number, _ in touching if not files[number].continues]
+    if not undecided:
         return touching
 
     by_eos = None
@@ -115,7 +116,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     if corpus.sources_file is None:
         if by_eos is None:
             raise CorpusError(
-                f"{corpus.shards[touching[0][0]].path}: can't tell whether its first document began in the part before. "
+                f"{corpus.shards[undecided[0]].path}: can't tell whether its first document began in the part before. "
                 "Give eos_token_id, the token that ends documents."
             )
         return by_eos

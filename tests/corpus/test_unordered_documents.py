@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from sft_files import EOS, documents, write_episodes, write_olmo
+from sft_files import EOS, documents, error_of, write_episodes, write_olmo
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
@@ -63,3 +63,4 @@ def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
         folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))
     (folders[0] / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1]}))
     assert open_corpus(folders, eos_token_id=EOS).documents.length.tolist() == [4, 4]
+    assert f"{folders[1]}/token_ids_part_0001.npy: can't tell whether" in error_of(folders)
