@@ -1,6 +1,6 @@
 """MaterializedLayout: rows that `grain-sft pack --materialize` wrote to disk."""
 
-from grain_sft.arguments import as_sequence_length
+from grain_sft.arguments import as_sequence_length, check_type
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -27,9 +27,10 @@ class MaterializedLayout(Layout):
     _rows_receipt = property(repr)
 
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         if corpus.rows is None:
-            fix = "write them with `grain-sft pack --materialize` and open what that wrote, or take PackedLayout"
-            raise LayoutError(f"a corpus without rows: {fix}.")
+            fix = "Write them with `grain-sft pack --materialize` and open what that wrote, or take PackedLayout"
+            raise LayoutError(f"{corpus.shards[0].path}: a corpus without rows. {fix}.")
         self.corpus, self.row_format, self.sequence_length = corpus, corpus.rows, corpus.rows.sequence_length
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
             raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")

@@ -12,7 +12,7 @@ from sft_files import error_of
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout
 from grain_sft.cli.main import main
-from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
+from grain_sft.errors import CorpusError, CorpusFileError, LayoutError, WrongTypeError
 from grain_sft.layout import MaterializedLayout
 from grain_sft.prepare.materialize import materialize
 
@@ -79,8 +79,10 @@ def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, la
     for other in (PackedLayout(layout.corpus, LENGTH, max_segments=2), PackedLayout(padded, LENGTH)):
         with pytest.raises(LayoutError, match="holds other rows"):
             materialize(other, tmp_path / "rows")
-    with pytest.raises(LayoutError, match="a corpus without rows"):
+    with pytest.raises(LayoutError, match=r"tokens\.bin: a corpus without rows"):
         MaterializedLayout(layout.corpus)
+    with pytest.raises(WrongTypeError, match=r"corpus is 'a\.npy' \(str\)"):
+        MaterializedLayout("a.npy", LENGTH)
     with pytest.raises(CorpusError, match="index written rows"):
         grain_sft.open_corpus(tmp_path / "rows").save(tmp_path / "index.json")
 
