@@ -72,15 +72,19 @@ class CurriculumSampler(EpochSampler):
         epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.buckets = tuple((int(length), int(rows)) for length, rows in buckets)
+        pairs = [tuple(bucket) for bucket in buckets]
+        if any(len(pair) != 2 for pair in pairs):
+            raise SamplerError(f"buckets={pairs}: expected pairs (length, number of rows).")
+        self.buckets = tuple(
+            (as_integer("buckets: length", length, 1, SamplerError), as_integer("buckets: rows", rows, 0, SamplerError))
+            for length, rows in pairs
+        )
         self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
         check_choice("curriculum", curriculum, get_args(Curriculum), SamplerError)
         self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
-        if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
+        if not len(lengths) or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
-        if (rows < 0).any():
-            raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
         self.row_lengths = tuple(length for length, _ in self.buckets)

@@ -121,7 +121,12 @@ def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(config_of):
 
 @pytest.mark.parametrize(
     ("buckets", "sentence"),
-    [([(3, 8), (4, 8)], "lengths that divide the last one"), ([(2, -8), (4, 8)], "numbers of rows of 0 or more")],
+    [
+        ([(3, 8), (4, 8)], "lengths that divide the last one"),
+        ([(2, -8), (4, 8)], "rows=-8: expected an integer, 0 or more"),
+        ([(4.7, 8), (8, 8)], "length=4.7: expected an integer, 1 or more"),
+        ([(4, 8, 1)], r"expected pairs \(length, number of rows\)"),
+    ],
 )
 def test_impossible_buckets_are_refused_with_a_sentence(buckets, sentence):
     with pytest.raises(SamplerError, match=sentence):
