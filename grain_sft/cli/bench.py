@@ -11,6 +11,7 @@ from grain_sft.bench import BENCHMARKS, Scale
 from grain_sft.cli.arguments import Parser, add_stage, at_least, host_of, open_stage, positive, values_of, write_figures
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
+from grain_sft.storage import files
 
 MIN_DEMO_STEPS = 9
 
@@ -94,6 +95,7 @@ def _measure_made_up(options: argparse.Namespace) -> dict[str, Any]:
     scale = Scale(seconds=options.seconds or Scale.seconds, **values_of(options, ("repeats", *_SIZES)))
     figures: dict[str, Any] = {}
     if options.dir is not None:
+        files.check_writable(options.dir, folder=True)
         os.makedirs(options.dir, exist_ok=True)
     for name in options.only or BENCHMARKS:
         made_in = tempfile.TemporaryDirectory(prefix="grain_sft_bench_", dir=options.dir)

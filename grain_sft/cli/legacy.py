@@ -63,7 +63,7 @@ def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, 
 def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> int:
     """Prepare the corpus. A dataset of chats goes to `output_dir`, and a primer's cache to the folder `primer` in `out_dir`."""
     if "output_dir" in options:
-        source, output = "", options.output_dir.rstrip("/")
+        source, output = "", options.output_dir.rstrip("/") or options.output_dir  # "/" stays
     else:
         # the template "primer" gives its name to the folder and to the source
         source, output = template, files.join(files.normalize(options.out_dir), template)
@@ -93,10 +93,10 @@ def _tokenizer(options: argparse.Namespace, trained: str) -> str:
         if path and files.exists(path):
             print(f"tokenizer {path}")
             return path
+    on_error = vars(options).get("on_error", "stop")
+    lines = list(conversation_lines([options.input], special_tokens=CHAT_TOKENS, on_error=on_error))
     for vocab_size in VOCAB_SIZES:
         try:
-            on_error = vars(options).get("on_error", "stop")
-            lines = conversation_lines([options.input], special_tokens=CHAT_TOKENS, on_error=on_error)
             files.write_bytes(trained, train_tokenizer(lines, vocab_size, CHAT_TOKENS))
             break
         except PrepareError:

@@ -174,6 +174,7 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     before = stamps(place.folder)
     assert "data: is not empty" in place.fails(f"{name} --input data/conversations.jsonl --output_dir data".split())
     assert stamps(place.folder) == before  # without a tokenizer
+    assert "root of the file system" in place.fails(f"{name} --input data/conversations.jsonl --output_dir /".split())
     printed = place.succeeds([*line, "skip"])  # training leaves bad records out, too
     assert "rejected 2: see other.rejected.jsonl" in printed
 
