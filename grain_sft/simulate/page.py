@@ -30,7 +30,7 @@ def simulation_page(figures: Figures, name: str) -> str:
     pictures = draw_pictures(figures, _PICTURES)
     enough = all(answer["enough"] for answer in figures["answers"])
     answers = "\n".join(_answer(answer) for answer in figures["answers"])
-    assumed = {f"--{option.replace('_', '-')}": f"{value:,g}" for option, value in figures["conditions"].items()}
+    assumed = {f"--{option.replace('_', '-')}": f"{value:,.10g}" for option, value in figures["conditions"].items()}
     drawn = {key: (_TITLES[key], f"<figure>{picture.svg}</figure>") for key, picture in pictures.items()}
     sections = {
         "answers": (f"{_QUESTION} {'Yes.' if enough else 'No.'}", f"<ul>{answers}</ul>"),

@@ -214,7 +214,7 @@ def test_a_process_measures_the_stage_of_its_first_step(chats):
 def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
     config = str(write_config(tmp_path / "run.json", config_of(chats, PACKED, 8)))
     command = ["simulate", config, "--hosts", "4", "--steps", "0:20", "--as-bucket"]
-    page, model = tmp_path / "page.html", ["--processes", "0", "--step-ms", "2000"]
+    page, model = tmp_path / "page.html", ["--processes", "0", "--step-ms", "2000", "--bucket-requests", "1234567"]
     assert main([*command, *model, "-o", str(tmp_path / "figures.json"), "--html", str(page)]) == 0
     shown = capsys.readouterr().out
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -222,7 +222,7 @@ def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
     assert [each["enough"] for each in figures["answers"]] == [True] * 4
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
     assert json.loads(found[1]) == figures and page.read_text().count("<svg") == 4
-    assert "feed this run? Yes." in page.read_text()
+    assert "feed this run? Yes." in page.read_text() and "1,234,567<" in page.read_text()
     assert main([*command, "--processes", "1", "--bucket-requests", "1"]) == 0
     shown = capsys.readouterr().out
     assert "NOT ENOUGH" in shown and re.search("start-up .* s until the first batch", shown)
