@@ -123,9 +123,9 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
     if real_path in above:
         raise CorpusFileError(f"{folder}: is a link to a folder that it is in. Remove the link, or name the files.")
     with files.reading(str(folder)):
-        entries = list(folder.iterdir())
-    for entry in entries:
-        if not entry.is_dir():
+        entries = [(entry, entry.is_dir()) for entry in folder.iterdir()]
+    for entry, is_folder in entries:
+        if not is_folder:
             yield str(entry), folders
         elif not _is_hidden(entry.name):
             yield from _local(entry, (*folders, entry.name), above | {real_path})

@@ -1,5 +1,6 @@
 """Folders as inputs: which files below them are read, and in which order, locally and in a bucket."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
     (tmp_path / "other/back").symlink_to(tmp_path / "data")
     with pytest.raises(CorpusFileError, match="linked/back: is a link to a folder that it is in"):
         named(tmp_path / "data")
+
+
+def test_a_folder_that_cannot_be_entered_is_a_sentence(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    files_in(tmp_path, ["a.jsonl"])
+    monkeypatch.setattr(Path, "is_dir", refused)
+    with pytest.raises(CorpusFileError, match="Permission denied"):
+        named(tmp_path)
 
 
 def test_a_dataset_of_several_splits_names_them(tmp_path):
