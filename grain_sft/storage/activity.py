@@ -21,7 +21,7 @@ READING = "reading {} pieces, the first from {.path} at byte {}"
 COPYING = "reading {} pieces of {.path} and {} other files"
 TRANSFORMING = "in the transform {0.__class__.__name__}"
 REQUESTING = "asking for {} parts of remote files"
-DOWNLOADING = "downloading {} blocks into the shard cache, such as bytes {} to {} of {}"
+DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}"
 AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
 
 _NAMED_REQUESTS = 4
