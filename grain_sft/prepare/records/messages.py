@@ -62,9 +62,9 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
     for key, value in extra.items():
         if key in _STRING_KEYS and not isinstance(value, str):
             raise RecordError(f"{where}.{key}: {kind(value)}; expected a string.")
-        is_list = isinstance(value, list) or (key in _LIST_OR_STRING_KEYS and isinstance(value, str))
-        if key in _LIST_KEYS and not is_list:
-            raise RecordError(f"{where}.{key}: {kind(value)}; expected a list.")
+        is_list = isinstance(value, list) and (key != "tool_calls" or all(isinstance(call, dict) for call in value))
+        if key in _LIST_KEYS and not (is_list or (key in _LIST_OR_STRING_KEYS and isinstance(value, str))):
+            raise RecordError(f"{where}.{key}: {kind(value)}; expected a list, in tool_calls of objects.")
     text = _content(entry, role, where, extra)
     return Message(role, text, _weight_of(entry, where), extra or None)
 

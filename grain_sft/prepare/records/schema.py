@@ -128,8 +128,8 @@ def _tools(record: Record) -> tuple[object, ...] | None:
             tools = parse_json(tools.strip().encode() or b"null")
     if tools is None:
         return None
-    if not isinstance(tools, list):
-        raise RecordError(f"tools: {kind(tools)}; expected a list of functions, or its JSON text.")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RecordError(f"tools: {kind(tools)}; expected a list of objects, or its JSON text.")
     check_json(tools, "tools")
     return tuple(tools) or None
 

@@ -145,6 +145,8 @@ WRONG_RECORDS = [
     ({"messages": TURNS, "system": 3}, ["the record.system: the number 3"]),
     ({"messages": TURNS, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
     ({"messages": TURNS, "tools": "f"}, ["tools: a string"]),
+    ({"messages": TURNS, "tools": ['{"type": "function"}']}, ["tools: a list; expected a list of objects"]),
+    (messages({"role": "assistant", "content": "", "tool_calls": ["{}"]}), ["tool_calls: a list", "of objects"]),
     ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items', so its schema is not clear", "--schema"]),
     ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
     ({"prompt": "u", "completion": "a", "label": False}, ["label: false"]),
