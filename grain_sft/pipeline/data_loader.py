@@ -8,7 +8,7 @@ from typing import Any
 import grain
 from absl import logging
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.observer import observers_of
@@ -100,6 +100,11 @@ class _BatchIterator(grain.DataLoaderIterator):
     """A DataLoader's iterator that ends for good when a batch fails. Grain's own iterator would skip that step silently."""
 
     _failure = ""
+
+    def set_state(self, state: bytes) -> None:
+        expected = "bytes, from get_state() of an iterator of this data_loader(). Give a dict to an iterator of pipeline.iter()"
+        check_type("state", state, bytes, expected)
+        super().set_state(state)
 
     def __next__(self) -> Element:
         if self._failure:

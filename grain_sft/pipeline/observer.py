@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline.run import Observer, Run
 from grain_sft.registry import Registry
@@ -25,6 +26,14 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 def standing_observers() -> tuple[Observer, ...]:
     """Return the observers of this process, which are called for all its pipelines."""
     return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
+
+
+def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
+    """Check the type of a pipeline's observers, and return those that are not of the process."""
+    check_type("observers", observers, Sequence, "a list of observers")
+    for observer in observers:
+        check_type("observer", observer, Observer, "an object of a subclass of Observer")
+    return tuple(observer for observer in observers if observer not in standing_observers())
 
 
 def observers_of(pipeline: Run) -> tuple[Observer, ...]:

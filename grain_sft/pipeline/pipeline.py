@@ -23,7 +23,7 @@ from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, standing_observers
+from grain_sft.pipeline.observer import OBSERVERS, other_observers
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
 from grain_sft.pipeline.run import Observer
 from grain_sft.sampling import Host, Sampler
@@ -77,17 +77,17 @@ class Pipeline:
         check_rows(source, sampler)
         check_maps(transforms)
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
-        self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
+        self.planned_sampler, self.sampler = sampler, amended(sampler, self.amendments)
         if self.sampler.num_steps == self.sampler.first_step:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
-        self.withdrawals = withdrawals_of(source, amendments)
+        self.withdrawals = withdrawals_of(source, self.amendments)
         self._reader = reader_of(source, self.transforms)
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
         """Set the observers, the check of the first batches, and the cache of `_of_columns`; for `StagedPipeline`, too."""
         self.audit: Any = None
-        self.observers: tuple[Observer, ...] = tuple(each for each in observers if each not in standing_observers())
+        self.observers: tuple[Observer, ...] = other_observers(observers)
         if audit is not None:
             self.audit = OBSERVERS["audit"](audit)
             self.observers += (self.audit,)

@@ -1,6 +1,6 @@
 """Checks of transforms and of the dicts that they receive, and the attributes by which a transform describes itself."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -40,7 +40,7 @@ def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 
 def check_maps(transforms: Sequence[object]) -> None:
     """Raise a `PipelineError` where one of a pipeline's transforms is not a grain `Map`."""
-    check_type("transforms", transforms, Iterable, "a list, such as [ShiftTargets()]")
+    check_type("transforms", transforms, Sequence, "a list, such as [ShiftTargets()]")
     for transform in transforms:
         if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
             name = transform.__name__

@@ -150,6 +150,14 @@ def test_an_amendment_that_changes_nothing_is_refused():
         Amendment(4)
 
 
+def test_amendments_of_an_iterator_change_the_batches(corpus):
+    """They were in the receipt alone."""
+    plain = grain_sft.load(config_of(corpus, "packed"))
+    amendments = [Amendment(2, skip=3), Amendment(2, withdraw=[4])]
+    changed = grain_sft.Pipeline(plain.source, plain.sampler, plain.transforms, amendments=iter(amendments))
+    assert np.array_equal(changed.sampler.rows(2), plain.sampler.rows(5)) and changed.withdrawals is not None
+
+
 @pytest.mark.parametrize(
     "documents", [[True, False, True], np.array([0, 1], bool), [1.7], ["3"], 5, {1}, [[1]], [1 << 64]]
 )
