@@ -102,8 +102,7 @@ class _BatchIterator(grain.DataLoaderIterator):
     _failure = ""
 
     def set_state(self, state: bytes) -> None:
-        expected = "bytes, from get_state() of an iterator of this data_loader(). Give a dict to an iterator of pipeline.iter()"
-        check_type("state", state, bytes, expected)
+        check_type("state", state, bytes, "bytes, from get_state() of an iterator of this data_loader()")
         super().set_state(state)
 
     def __next__(self) -> Element:

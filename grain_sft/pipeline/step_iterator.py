@@ -76,11 +76,9 @@ class StepIterator(grain.DatasetIterator[T]):
                 try:
                     step = self._offer()
                 except StopIteration as error:
-                    if self.next_step == self._end:
+                    if (step := self.next_step) == self._end:
                         raise
-                    problem = (
-                        f"step {self.next_step}: an observer or an order raised StopIteration"  # it would end the run
-                    )
+                    problem = f"step {step}: an observer or order raised StopIteration"  # would end the run
                     raise PipelineError(f"{problem}. Give next() a default.") from error
                 following, waiting = self._position
                 batch, _, _ = made = waiting[step]

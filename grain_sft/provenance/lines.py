@@ -139,7 +139,7 @@ def iter_trace(
     pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Iterator[Trace]:
     """Yield the result of `trace` in parts of one or more steps. The memory does not grow with the number of steps."""
-    if steps.step != 1:
+    if not isinstance(steps, range) or steps.step != 1:
         raise RowIndexError(f"{steps}: expected consecutive steps. Give a range without a stride.")
     if steps.start < pipeline.first_step or steps.stop > pipeline.end_step:
         last = "on" if pipeline.num_steps is None else f"to {pipeline.num_steps - 1}"

@@ -178,6 +178,7 @@ def test_what_is_not_there_is_refused(layouts):
     for error, words, call, asked, options in (
         (RowIndexError, f"steps from 0 to {steps - 1}", trace, range(3, steps + 1), {}),
         (RowIndexError, "consecutive steps", trace, range(0, 4, 2), {}),
+        (RowIndexError, "consecutive steps", trace, [3, 9], {}),
         (RowIndexError, "document 70", find_document, 70, {}),
         (SamplerError, "epochs=3", find_document, 0, {"epochs": 3}),
         (SamplerError, "3 hosts", trace, range(2), {"host": Host(0, 3)}),
