@@ -259,8 +259,7 @@ def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
     try:
         value = kind(text)
     except ValueError:
-        expected = "an integer" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"{found}: expected {expected}.") from None
+        raise argparse.ArgumentTypeError(f"{found}: expected {'an integer' if kind is int else 'a number'}.") from None
     try:
         check_value(value, bounded, found)
     except ConfigError as error:

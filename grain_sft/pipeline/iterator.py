@@ -8,7 +8,7 @@ from typing import Any
 import grain
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PipelineError, shortened
+from grain_sft.errors import PipelineError
 from grain_sft.pipeline.amendments import check_same_changes
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.data_loader import StepDataset
@@ -99,8 +99,7 @@ class PipelineIterator(StepIterator[Element]):
         for name in (_AMENDMENTS, _STAGES):
             texts = state.get(name) or []
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-                found = f"its '{name}' are {shortened(repr(texts))}"
-                raise PipelineError(f"not the state of a grain_sft pipeline: {found}; expected a list of texts.")
+                raise PipelineError(f"state: '{name}' is {texts!r}; expected a list of texts. Give a saved state.")
         expected = self.pipeline.data_key
         if state.get(_PIPELINE, expected) != expected:
             found = f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}"

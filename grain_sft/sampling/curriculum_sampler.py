@@ -72,18 +72,15 @@ class CurriculumSampler(EpochSampler):
         epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        pairs = [tuple(bucket) for bucket in buckets]
-        if any(len(pair) != 2 for pair in pairs):
-            raise SamplerError(f"buckets={pairs}: expected pairs (length, number of rows).")
-        self.buckets = tuple(
-            (as_integer("buckets: length", length, 1, SamplerError), as_integer("buckets: rows", rows, 0, SamplerError))
-            for length, rows in pairs
-        )
+        numbers = [[as_integer("buckets: a number", number, 0, SamplerError) for number in pair] for pair in buckets]
+        if any(len(pair) != 2 for pair in numbers):
+            raise SamplerError(f"buckets={numbers}: expected pairs (length, number of rows).")
+        self.buckets = tuple((length, rows) for length, rows in numbers)
         self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
         check_choice("curriculum", curriculum, get_args(Curriculum), SamplerError)
         self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
-        if not len(lengths) or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
+        if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)

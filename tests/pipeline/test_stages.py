@@ -66,9 +66,7 @@ def test_a_stage_is_added_to_a_run_and_none_is_changed_behind_it(config):
         longer.set_state(run.get_state())
     next(later)
     changed = load({**config, "stages": [{"steps": 3}, mixed]})
-    with pytest.raises(
-        PipelineError, match=r"step 6, and later stage 1 differs before it[^$]*keep each later stage before"
-    ):
+    with pytest.raises(PipelineError, match="the run continues at step 6, and later stage 1 differs before it"):
         changed.iter().set_state(later.get_state())
     before = load({**config, "stages": [stages[0], mixed]}).receipt
     assert alone.receipt.differences(before.parts, before=5) == []

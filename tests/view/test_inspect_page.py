@@ -86,14 +86,9 @@ def test_a_stage_begins_at_its_first_step_and_a_page_has_a_row(config, pipeline)
     assert "Step 3" in inspect_page(load(path).stages[1], 3, TokenTexts(None))
     with pytest.raises(RowIndexError, match="at least one row"):
         inspect_page(pipeline, 0, TokenTexts(None), rows=[])
-    for step, rows, message in (
-        (3, [-1], "row -1 of step 3"),
-        (3, [1.5], "item is 1.5"),
-        (3, ["a"], "item is 'a'"),
-        (1.5, [0], "step=1.5"),
-    ):
+    for message, step, row in (("row -1 of step 3", 3, -1), ("item is 1.5", 3, 1.5), ("step=1.5", 1.5, 0)):
         with pytest.raises((RowIndexError, WrongTypeError), match=message):
-            inspect_page(pipeline, step, TokenTexts(None), rows=rows)
+            inspect_page(pipeline, step, TokenTexts(None), rows=[row])
 
 
 def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp_path, monkeypatch):

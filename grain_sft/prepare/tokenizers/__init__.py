@@ -109,5 +109,4 @@ def _read_folder(folder: str) -> dict[str, bytes]:
     names = [name for name in _names_in(folder) if name in _HUGGINGFACE_NAMES or name.endswith(".model")]
     subfolder = "additional_chat_templates"
     names += [f"{subfolder}/{name}" for name in _names_in(files.join(folder, subfolder), "*.jinja")]
-    paths = {name: files.join(folder, name) for name in names}
-    return {name: files.read_bytes(path) for name, path in paths.items() if not files.is_folder(path)}
+    return {name: files.read_bytes(path) for name in names if not files.is_folder(path := files.join(folder, name))}

@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import sys
-import types
+from unittest import mock
 
 import pytest
 from tokenizer_makers import CHATML_TOKENS, save_tiktoken, tiktoken_ranks
@@ -82,10 +82,8 @@ def test_a_text_that_tiktoken_can_not_split_is_a_sentence(tmp_path):
 
 def test_tiktoken_that_is_not_installed_is_an_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    path = save_tiktoken(tmp_path)
-    corpus = types.SimpleNamespace(
-        tokenizer=None, tokenizer_sha256="1" * 64, shards=[types.SimpleNamespace(path="0.npy")]
-    )
-    for load in (load_tokenizer, lambda path: check_tokenizer(corpus, str(path))):
+    path = str(save_tiktoken(tmp_path))
+    corpus = mock.MagicMock(tokenizer=None, tokenizer_sha256="1" * 64)
+    for load in (load_tokenizer, lambda path: check_tokenizer(corpus, path)):
         with pytest.raises(MissingExtraError, match=r"\[tiktoken\]"):
             load(path)
