@@ -136,10 +136,7 @@ def test_a_layout_that_lacks_a_method_is_an_error_that_names_it(tmp_path, missin
 
     from grain_sft.layout import Layout
 
-    members = {
-        name: value for name, value in vars(OverlappingWindows).items() if name in ("__init__", "__len__", "pieces")
-    }
-    del members[missing]
+    members = {name: vars(OverlappingWindows)[name] for name in ("__init__", "__len__", "pieces") if name != missing}
     layout = type("Incomplete", (Layout,), members)(corpus_of(tmp_path), LENGTH)
     with pytest.raises(LayoutError, match=f"Incomplete has no method `{missing}`"):
         NpyDataSource(layout).read([0])

@@ -27,9 +27,8 @@ def test_shards_follow_the_lines_with_their_labels(tmp_path, write_tokens):
     """A file that is listed twice is two shards."""
     listed = [("web", "z.npy", 3), ("code", "a.npy", 1), ("twice", "z.npy", 3)]
     expected = [(label, str(write_tokens(name, range(count))), count) for label, name, count in listed]
-    mix = write_mix(
-        tmp_path, "# a comment, with a comma\n\n   \n  web ,  z.npy  \n\t# another\ncode,a.npy\ntwice,z.npy"
-    )
+    lines = "# a comment, with a comma\n\n   \n  web ,  z.npy  \n\t# another\ncode,a.npy\ntwice,z.npy"
+    mix = write_mix(tmp_path, lines)
     assert shards(mix) == expected
     read = NpyDataSource(WindowLayout(open_corpus(mix), 3)).read([0, 1])["tokens"]
     np.testing.assert_array_equal(read, [[0, 1, 2]] * 2)

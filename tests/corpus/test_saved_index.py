@@ -220,9 +220,10 @@ def test_a_npy_header_draws_a_warning_as_maxtext_reads_it_as_tokens(tmp_path, ca
     assert str(tmp_path / "a.npy") in caplog.text and "header" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"), [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
-)
+CHANGES = [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
+
+
+@pytest.mark.parametrize(("count", "expected"), CHANGES)
 def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(listed, write_tokens, count, expected):
     path = write_tokens("data/a/part-1.npy", range(count or 0))
     if count is None:

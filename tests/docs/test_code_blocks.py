@@ -17,10 +17,11 @@ def folders(tmp_path_factory):
     return Folders(tmp_path_factory.mktemp("docs"))
 
 
+RUN = [page for page in (README, *pages.PAGES) if any(each.runs for each in pages.blocks(page))]
+
+
 @pytest.mark.pages
-@pytest.mark.parametrize(
-    "page", [page for page in (README, *pages.PAGES) if any(each.runs for each in pages.blocks(page))]
-)
+@pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(folders, page):
     for block, printed in folders.run(page):
         lost = first_lost(block, printed)

@@ -1,17 +1,13 @@
 """The commands on the page of evidence show what it claims.
 
 A claim is a row of a table of the page. Commands of pytest name tests of the default run, or heavy ones; short commands of
-grain-sft run here, on a small corpus; long ones run behind the marker heavy. Speeds are not
-checked, because they depend on the machine.
+grain-sft run here, on a small corpus; of long ones, only the arguments are checked.
 """
 
 import ast
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,20 +149,3 @@ def test_long_commands_are_spelled_right(command):
     parser = Parser()
     declare(name, parser)
     assert parser.parse_args(words)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("command", LONG)
-def test_long_commands_run(folder, command):
-    name, *words = arguments(command)
-    extra = ["--output", "figures.json"] if name == "bench" else []
-    program = [sys.executable, "-m", "grain_sft.cli.main", name, *words, *extra]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1500)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    if name == "demo":
-        assert result.stdout.count("EQUAL: ") == 2
-    elif name == "report":
-        assert (folder / "report.html").stat().st_size and (folder / "report.json").stat().st_size
-    else:
-        assert json.loads(Path("figures.json").read_text())

@@ -52,9 +52,7 @@ def test_a_transform_that_changes_the_number_of_rows_is_named(source):
     kept = Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows)])
     assert len(kept[1]["inputs"]) == rows
     less = Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows - 1)])
-    with pytest.raises(
-        PipelineError, match=rf"step 1: .*KeepsRows.* returned {rows - 1} rows of .*; expected the {rows}"
-    ):
+    with pytest.raises(PipelineError, match=rf"step 1: .*KeepsRows.* {rows - 1} rows of .*; expected the {rows}"):
         less[1]
 
 

@@ -259,9 +259,10 @@ def test_an_order_from_outside_is_named_by_its_module():
             sampler(3, 1, name)
 
 
-@pytest.mark.parametrize(
-    ("origin", "skips"), [(0, [(0, 3), (5, 2), (5, 1)]), (20, []), (20, [(3, 5), (20, 1), (31, 4)])]
-)
+SKIPS = [(0, [(0, 3), (5, 2), (5, 1)]), (20, []), (20, [(3, 5), (20, 1), (31, 4)])]
+
+
+@pytest.mark.parametrize(("origin", "skips"), SKIPS)
 def test_a_step_map_reads_every_data_step_once_or_skips_it(origin, skips):
     steps = range(origin, origin + 40)
     skipped_before = [sum(count for first, count in skips if max(first, origin) <= step) for step in steps]

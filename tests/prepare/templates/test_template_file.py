@@ -29,9 +29,10 @@ def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_p
     assert "expected one template" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "tag", ["{%+ generation %}", "{%-generation-%}", "{%\ngeneration %}", "{# {% generation %} #}"]
-)
+TAGS = ["{%+ generation %}", "{%-generation-%}", "{%\ngeneration %}", "{# {% generation %} #}"]
+
+
+@pytest.mark.parametrize("tag", TAGS)
 def test_the_generation_tag_is_found_as_jinja_finds_it(tag, tmp_path):
     end = "" if "#" in tag else "{% endgeneration %}"
     template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), f"{tag}x{end}")
