@@ -3,6 +3,7 @@
 import importlib
 import itertools
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ CAPACITY = 24
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
 SEGMENTS = st.one_of(st.none(), st.integers(1, 6))
 BEST_FIT = importlib.import_module("grain_sft.layout.packing.best_fit_decreasing")
+MANY = {"one by one": 10**9, "many at once": 0}
+"""Documents of a length from which on best fit places them together."""
 
 
 def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> PackedRows:
@@ -48,23 +51,28 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Seque
     return rows
 
 
-@pytest.mark.parametrize("name", ["first_fit_decreasing", "best_fit_decreasing"])
+@pytest.mark.parametrize("many", [None, *MANY.values()])
 @settings(max_examples=examples(150), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS)
 @example(lengths=[1] * 100, most=None)
 @example(lengths=[1] * 100, most=3)
 @example(lengths=[CAPACITY] * 10, most=1)
 @example(lengths=[5, 4, 4, 3, 2, 1], most=2)  # less than a row holds, but too many documents
-def test_decreasing_fit_is_that_of_one_document_after_the_other(name, lengths, most):
-    found = documents_of(pack(name, lengths, max_segments=most))
-    assert found == plain_fit(lengths, most, best=name == "best_fit_decreasing")
+def test_decreasing_fit_is_that_of_one_document_after_the_other(many, lengths, most):
+    """First fit, or best fit with `many`."""
+    name = "first_fit_decreasing" if many is None else "best_fit_decreasing"
+    with mock.patch.object(BEST_FIT, "_MANY", many):
+        found = documents_of(pack(name, lengths, max_segments=most))
+    assert found == plain_fit(lengths, most, best=many is not None)
 
 
+@pytest.mark.parametrize("many", MANY.values())
 @settings(max_examples=examples(60), deadline=None)
 @given(lengths=LENGTHS, spaces=st.lists(st.integers(0, CAPACITY), max_size=20))
-def test_best_fit_goes_on_with_open_rows(lengths, spaces):
+def test_best_fit_goes_on_with_open_rows(many, lengths, spaces):
     expected = plain_fit(lengths, None, best=True, spaces=spaces)
-    bins = BEST_FIT.assign(np.sort(lengths)[::-1], CAPACITY, spaces=np.array(spaces, np.int64))
+    with mock.patch.object(BEST_FIT, "_MANY", many):
+        bins = BEST_FIT.assign(np.sort(lengths)[::-1], CAPACITY, spaces=np.array(spaces, np.int64))
     order = sorted(range(len(lengths)), key=lambda each: -lengths[each])
     assert [[order[at] for at in np.flatnonzero(bins == row)] for row in range(len(expected))] == expected
 

@@ -6,11 +6,14 @@ rows of equal space, it goes to the row that reached that space first.
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 from grain_sft.types import Ints
+
+_MANY = 10  # `_place_together` is faster if, on average, 10 or more documents have the same length
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
@@ -29,43 +32,84 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
       spaces: int64 [rows], number of free tokens in each row that is already open. New rows are numbered after these. None
         means no open rows.
     """
-    most = max_segments or len(lengths)
-    # For each space above 0, the groups of rows that have it, as pairs: rows that reached it together with an equal number of
-    # documents, and this number. The first group is the one that reached it first.
-    queues: dict[int, deque[tuple[Ints, int]]] = {}
-    opened = 0
-    if spaces is not None:
-        opened, order = len(spaces), np.argsort(spaces, kind="stable")
-        firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # where a greater space begins in `order`
-        open_rows = np.split(order, firsts)[1:]  # without the first group, the full rows
-        queues = {int(spaces[rows[0]]): deque([(rows, 0)]) for rows in open_rows}
-    ascending = sorted(queues)
+    few_of_each_length = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
+    open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
+    if few_of_each_length or max_segments is not None:
+        return _place_by_row(lengths, capacity, max_segments or len(lengths), open_spaces)
+    return _place_together(lengths, capacity, open_spaces)
+
+
+def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
+    """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
+    # For each space, the rows that have it. The first is the one that reached it first.
+    queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
+    spaces = sorted(queues)
+    documents = [0] * len(open_spaces)  # number in each row
+    rows, counts = [], []
+    for length, count in equal_lengths(lengths):
+        while count:
+            at = bisect_left(spaces, length)
+            if at < len(spaces):
+                space = spaces[at]
+                row = queues[space].popleft()
+                if not queues[space]:
+                    del queues[space], spaces[at]
+            else:
+                space, row = capacity, len(documents)
+                documents.append(0)
+            # The row had the smallest sufficient space, and now has less. So it also gets the next documents of this length.
+            taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
+            rows.append(row)
+            counts.append(taken)
+            count -= taken
+            documents[row] += taken
+            space -= taken * length
+            if space and documents[row] < most:
+                if space not in queues:
+                    insort(spaces, space)
+                    queues[space] = deque()
+                queues[space].append(row)
+    return np.repeat(np.array(rows, np.int64), counts)
+
+
+def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each space above 0 that some rows have, and the numbers of these rows, ascending."""
+    order = np.argsort(spaces, kind="stable")
+    firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # where a greater space begins in `order`
+    for group in np.split(order, firsts)[1:]:  # the first group is the full rows
+        yield int(spaces[group[0]]), group
+
+
+def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
+    """Assign documents together: each iteration places all documents of one length that go to rows of the same space."""
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
-    first = 0
+    queues = {space: [group] for space, group in _by_space(open_spaces)}
+    spaces = sorted(queues)
+    opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
-        while first < end:  # each iteration places the documents of this length that go to one group, or to new rows
-            at = bisect_left(ascending, length)
-            space = ascending[at] if at < len(ascending) else capacity
-            rows, documents = queues[space].popleft() if at < len(ascending) else (None, 0)
-            # A row with the smallest sufficient space has less space afterwards, so it also gets the next documents.
-            per_row = min(space // length, end - first, most - documents)
+        while first < end:  # documents that one iteration leaves are placed by the next
+            at = bisect_left(spaces, length)
+            space = spaces[at] if at < len(spaces) else capacity
+            per_row = min(space // length, end - first)  # documents for each row: all that fit, as in `_place_by_row`
             count = (end - first) // per_row  # rows that get `per_row` documents
-            if rows is None:
+            if at == len(spaces):
                 rows = np.arange(opened, opened + count)
                 opened += count
-            elif count < len(rows):
-                queues[space].appendleft((rows[count:], documents))
-                rows = rows[:count]
-            elif not queues[space]:
-                del queues[space], ascending[at]
+            else:
+                queue = queues[space]
+                rows = queue[0] if len(queue) == 1 else np.concatenate(queue)
+                if count < len(rows):
+                    queues[space], rows = [rows[count:]], rows[:count]
+                else:
+                    del queues[space], spaces[at]
             placed = first + len(rows) * per_row
             rows_of_documents[first:placed] = rows if per_row == 1 else rows.repeat(per_row)
             first = placed
-            space -= per_row * length
-            if space and documents + per_row < most:
-                if space not in queues:
-                    insort(ascending, space)
-                    queues[space] = deque()
-                queues[space].append((rows, documents + per_row))
+            new_space = space - per_row * length
+            if new_space in queues:
+                queues[new_space].append(rows)
+            elif new_space:
+                queues[new_space] = [rows]
+                insort(spaces, new_space)
     return rows_of_documents
