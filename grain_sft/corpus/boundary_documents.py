@@ -115,10 +115,9 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
                 by_eos.append((number, before))
     if corpus.sources_file is None:
         if by_eos is None:
-            raise CorpusError(
-                f"{corpus.shards[undecided[0]].path}: can't tell whether its first document began in the part before. "
-                "Give eos_token_id, the token that ends documents."
-            )
+            fault = "can't tell whether its first document began in the part before"
+            fix = "Give eos_token_id, the token that ends documents"
+            raise CorpusError(f"{corpus.shards[undecided[0]].path}: {fault}. {fix}.")
         return by_eos
 
     num_pieces = sum(len(start) for start, _ in pieces)

@@ -78,10 +78,8 @@ def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, to
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
     sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
     if corpus.has_loss:
-        raise CorpusError(
-            "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss. Save the index as "
-            "'grain_sft', or open the corpus with use_loss_mask=False."
-        )
+        problem = "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss"
+        raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the corpus with use_loss_mask=False.")
     if corpus.weights or any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
         raise CorpusError(
             "format='maxtext': MaxText's index lists whole files in order; it can't state the weights of a blend, or ranges "

@@ -76,10 +76,8 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     if len(head) < HEADER_BYTES:
         raise CorpusError(f"{path}: ends at byte {size}; expected a header of {HEADER_BYTES} bytes. {_WRITE_AGAIN}")
     if not head.startswith(MAGIC):
-        raise CorpusError(
-            f"{path}: byte 0: expected the magic {MAGIC!r} of a Megatron index, found {head[:9]!r}. Give the prefix of a "
-            ".bin and an .idx that Megatron's preprocess_data wrote."
-        )
+        problem = f"{path}: byte 0: expected the magic {MAGIC!r} of a Megatron index, found {head[:9]!r}"
+        raise CorpusError(f"{problem}. Give the prefix of a .bin and an .idx that Megatron's preprocess_data wrote.")
     _, version, code, sequences, documents = _HEADER.unpack(head)
     if version != VERSION:
         raise CorpusError(f"{path}: byte 9: version {version}; expected {VERSION}. {_WRITE_AGAIN}")
@@ -151,10 +149,8 @@ def parse(
     first, stop = sequences or (0, count)
     if not 0 <= first <= stop <= count or token_bounds[stop] - token_bounds[first] != num_tokens:
         held = token_bounds[min(stop, count)] - token_bounds[min(first, count)]
-        raise CorpusError(
-            f"{path}: sequences {first} to {stop} hold {held} tokens, of {count} sequences; expected {num_tokens}. The file is "
-            f"of other tokens, or was replaced. {_WRITE_AGAIN}"
-        )
+        problem = f"{path}: sequences {first} to {stop} hold {held} tokens, of {count} sequences; expected {num_tokens}"
+        raise CorpusError(f"{problem}. The file is of other tokens, or was replaced. {_WRITE_AGAIN}")
     if by_sequence:
         start, end = token_bounds[first:stop], token_bounds[first + 1 : stop + 1]
     else:

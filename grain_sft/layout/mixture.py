@@ -50,10 +50,8 @@ class MixtureLayout(Layout):
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
             listed = ", ".join(f"{name}: {text}" for name, text in transforms.items())
-            raise LayoutError(
-                "either all sources of a mixture are preference pairs, with one prompt_length and one pad_token_id, or none "
-                f"is. The transforms of these are {listed}."
-            )
+            expected = "all sources are preference pairs, with one prompt_length and one pad_token_id, or none is"
+            raise LayoutError(f"mixture: expected that {expected}. The transforms of these are {listed}.")
         self.parts, self.names, self._layouts = dict(parts), tuple(parts), tuple(parts.values())
         first = self._layouts[0]
         self.sequence_length, self.transforms = first.sequence_length, first.transforms

@@ -98,10 +98,8 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
     where = files.normalize(corpus)
     name = str(_manifest(where).get("format"))
     if name not in FORMATS and ":" not in name:  # a format from outside is package.module:Name
-        raise PrepareError(
-            f"{files.join(where, MANIFEST)}: does not exist or states no format. Check the path of the corpus, or give the "
-            "format of the output (--format)."
-        )
+        problem = f"{files.join(where, MANIFEST)}: does not exist or states no format"
+        raise PrepareError(f"{problem}. Check the path of the corpus, or give the format of the output (--format).")
     return name
 
 

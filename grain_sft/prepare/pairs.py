@@ -36,10 +36,8 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         prompt_end = int(np.argmax(chosen.loss != 0))
         same_end = prompt_end == int(np.argmax(rejected.loss != 0))
         if not same_end or not np.array_equal(chosen.tokens[:prompt_end], rejected.tokens[:prompt_end]):
-            raise RecordError(
-                "prompt: the template renders it differently before the two responses, so they share none. Choose another "
-                "template."
-            )
+            problem = "prompt: the template renders it differently before the two responses, so they share none"
+            raise RecordError(f"{problem}. Choose another template.")
     responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in (chosen, rejected)]
     if np.array_equal(responses[0], responses[1]) or not all(map(len, responses)):
         raise RecordError("chosen, rejected: the responses are equal, or one has no token. Remove the record.")

@@ -50,10 +50,8 @@ class Renderer:
             is_read = option.name in (*_OPTIONS_OF_EVERY_TEMPLATE, *template.options)
             if not is_read and getattr(request, option.name) != option.default:
                 readers = [name for name in TEMPLATES if option.name in TEMPLATES[name].options]
-                raise PrepareError(
-                    f"{option.name} is an option of template {', '.join(readers)}, not of {request.template}. "
-                    "Leave it out, or choose another template."
-                )
+                problem = f"{option.name} is an option of template {', '.join(readers)}, not of {request.template}"
+                raise PrepareError(f"{problem}. Leave it out, or choose another template.")
         if format.max_seed is not None and request.seed > format.max_seed:
             raise PrepareError(f"seed={request.seed}: expected at most {format.max_seed} for format {request.format}.")
         if template.masked and not format.holds_loss:

@@ -94,10 +94,8 @@ def size_change(stored: FileStamp, size: int) -> str:
 
 def replaced(stored: FileStamp) -> str:
     """Return the message for a file of equal size whose content changed."""
-    return (
-        f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "
-        "Restore it, or index the corpus again."
-    )
+    change = "the file has the size that was indexed, but other content: it was replaced"
+    return f"{stored.path}: {change}. Restore it, or index the corpus again."
 
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:

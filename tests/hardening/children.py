@@ -55,10 +55,8 @@ def start(program: str | Path, *arguments: object, **options) -> subprocess.Pope
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "helpers")))
     environment = {**os.environ, "PYTHONPATH": paths, **options.pop("env", {})}
     code = [str(program)] if isinstance(program, Path) else ["-c", PROGRAM + program]
-    command = [sys.executable, *code, *map(str, arguments)]
-    return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
-    )
+    command, pipe = [sys.executable, *code, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, env=environment, **options)
 
 
 def run(program: str | Path, *arguments: object, timeout: float = 400, **options) -> str:

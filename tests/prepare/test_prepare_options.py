@@ -20,9 +20,10 @@ from grain_sft.prepare.records import inputs
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
 
 
-@pytest.mark.parametrize(
-    ("keep", "format"), [(None, "episodes"), (None, "olmo"), ("first", "olmo"), ("last", "episodes")]
-)
+CUTS = [(None, "episodes"), (None, "olmo"), ("first", "olmo"), ("last", "episodes")]
+
+
+@pytest.mark.parametrize(("keep", "format"), CUTS)
 @pytest.mark.parametrize("template", CHAT_TEMPLATES)
 def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, format: str, place: Place) -> None:
     rules, most = TEMPLATES[template], 70 if template in ("olmo", "hf") else 24

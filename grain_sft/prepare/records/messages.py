@@ -139,10 +139,8 @@ def _weight_of(entry: Record, where: str) -> float | None:
     weight = entry.get("weight")
     if weight is None:
         if key := next((key for key in _MASKS if entry.get(key) in (0, 1)), None):
-            raise RecordError(
-                f"{where}.{key}: {kind(entry[key])}; a mask of this name is not read. Map it to the weight, as in --schema "
-                f"chat:weight={key}, or remove it."
-            )
+            problem = f"{where}.{key}: {kind(entry[key])}; a mask of this name is not read"
+            raise RecordError(f"{problem}. Map it to the weight, as in --schema chat:weight={key}, or remove it.")
         return None
     if not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
         raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 to 1e30.")

@@ -197,10 +197,8 @@ def _parse_preference(record: Record) -> Conversation:
         if not response:
             raise RecordError(f"{key}: has no message after the prompt. Expected a response.")
         if prompt and prompt[-1].role == "user" and response[0].role in ("system", "user"):
-            raise RecordError(
-                f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'. Expected a "
-                "response, or the same prompt before both responses."
-            )
+            problem = f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'"
+            raise RecordError(f"{problem}. Expected a response, or the same prompt before both responses.")
     chosen, rejected = responses
     shared = 0  # number of messages that both responses begin with, without the last message of either
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:

@@ -45,10 +45,8 @@ def parse_json(line: bytes) -> object:
         reason = error.msg.removesuffix(" at").removesuffix(" starting")
         is_cut = error.pos >= len(error.doc.rstrip())
         hint = " Does a record span several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if is_cut else ""
-        raise RecordError(
-            f"not valid JSON at column {error.pos + 1}: {reason[0].lower()}{reason[1:]}, found {where}. "
-            f"Expected one whole JSON object in a line.{hint}"
-        ) from error
+        problem = f"not valid JSON at column {error.pos + 1}: {reason[0].lower()}{reason[1:]}, found {where}"
+        raise RecordError(f"{problem}. Expected one whole JSON object in a line.{hint}") from error
     except RecursionError as error:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits

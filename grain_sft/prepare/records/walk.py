@@ -94,10 +94,8 @@ def _files_of(folder: str) -> Sequence[str]:
             if split := _SPLITS.get(word.lower()):
                 examples.setdefault(split, path)
     if len(examples) > 1:
-        raise CorpusFileError(
-            f"{folder}: has files of the splits {' and '.join(examples)}: {', '.join(examples.values())}. Expected one of "
-            "them. Name its folder, or its files."
-        )
+        problem = f"{folder}: has files of the splits {' and '.join(examples)}: {', '.join(examples.values())}"
+        raise CorpusFileError(f"{problem}. Expected one of them. Name its folder, or its files.")
     return paths
 
 

@@ -106,10 +106,8 @@ class Olmo(Chat):
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")
         if missing:
-            raise PrepareError(
-                f"template olmo: the tokenizer has no chat template, and lacks {', '.join(missing)} for OLMo's. Give a "
-                "template with --chat-template, or choose another tokenizer."
-            )
+            problem = f"template olmo: the tokenizer has no chat template, and lacks {', '.join(missing)} for OLMo's"
+            raise PrepareError(f"{problem}. Give a template with --chat-template, or choose another tokenizer.")
         return OLMO_TEMPLATE
 
 

@@ -55,10 +55,8 @@ class FillInTheMiddle:
             raise PrepareError("fim_split_sample and fim_fragment_rate: one without the other. Give both or neither.")
         if self._split is not None:
             if self._split not in tokenizer.special_tokens:
-                raise PrepareError(
-                    f"fim_split_sample: {self._split!r} is not a special token of the tokenizer. Name one of: "
-                    f"{' '.join(tokenizer.special_tokens)}."
-                )
+                problem = f"fim_split_sample: {self._split!r} is not a special token of the tokenizer"
+                raise PrepareError(f"{problem}. Name one of: {' '.join(tokenizer.special_tokens)}.")
             self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:

@@ -22,10 +22,8 @@ SHARD = "shard_00000"
 def check(plan: Plan) -> None:
     """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1: the files can't hold them."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
-        raise PrepareError(
-            f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
-            "Expected at most 65,536. Choose another tokenizer or format."
-        )
+        problem = f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids"
+        raise PrepareError(f"{problem}. Expected at most 65,536. Choose another tokenizer or format.")
     refuse_weights(plan)
 
 

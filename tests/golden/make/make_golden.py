@@ -40,9 +40,8 @@ def import_maxtext(wheel: Path) -> tuple[Any, Any, str]:
         stub = types.ModuleType(name)
         stub.__path__ = [str(wheel.joinpath(*name.split(".")))]
         sys.modules[name] = stub
-    data, grain_data = (
-        importlib.import_module(f"maxtext.input_pipeline.{name}") for name in ("olmo_data", "olmo_data_grain")
-    )
+    names = ("olmo_data", "olmo_data_grain")
+    data, grain_data = (importlib.import_module(f"maxtext.input_pipeline.{name}") for name in names)
     (found,) = (
         d.version for d in importlib.metadata.distributions(path=[str(wheel)]) if d.metadata["Name"] == "maxtext"
     )

@@ -183,9 +183,8 @@ FUNCTION_TEXT = """<function_calls>weather(city="Köln")</function_calls><|im_en
 done<function_calls>stop()</function_calls><|endoftext|>"""
 SYSTEM_CHAT = [{"role": "system", "content": "s"}, *turns("u", "a", "v", "b")]
 REASONED_CHAT = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x", "reasoning_content": "why"}]
-THOUGHTS = turns(
-    "one", "<think>\nfirst thought\n</think>\n\nfirst", "two", "<think>\nsecond thought\n</think>\n\nsecond"
-)
+_THOUGHT = "<think>\n{0} thought\n</think>\n\n{0}"
+THOUGHTS = turns("one", _THOUGHT.format("first"), "two", _THOUGHT.format("second"))
 
 
 @pytest.mark.parametrize(
