@@ -76,13 +76,11 @@ def convert(
     identity = documents.identity(request, description)
 
     def make() -> dict[str, Any]:
+        """Write the documents, and return the manifest."""
         plan = documents.plan(target.stage, request, description)
-        try:
+        with target.discarded_if_refused():
             writer.check_plan(plan)
             tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
-        except PrepareError:
-            target.discard()  # it would block a corrected request
-            raise
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         return finish(plan, identity, tokenizer_files, documents.counts())
 

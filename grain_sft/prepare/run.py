@@ -88,12 +88,9 @@ def make_corpus(
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()  # a second try would fail, too, and this work would block a corrected request
             raise
-        try:
+        with target.discarded_if_refused():
             plan = job.plan()
             tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
-        except PrepareError:
-            target.discard()
-            raise
         reported("Writing", runner.write(job, plan, tasks), len(tasks), progress)
         return job.finish(plan)
 

@@ -187,6 +187,15 @@ class Target:
             # this may fail, because another process that waits for the lock may make files in the folder meanwhile
             shutil.rmtree(self.work, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def discarded_if_refused(self) -> Iterator[None]:
+        """Discard the unfinished work if the context raises a PrepareError, since the work would block a corrected request."""
+        try:
+            yield
+        except PrepareError:
+            self.discard()
+            raise
+
     def forget(self, name: str) -> None:
         """Remove the folder `name` from the work folder, or the whole work folder if no work has begun."""
         if files.exists(self.state):
