@@ -267,7 +267,7 @@ class Pipeline:
           RowIndexError: a step or a row that does not exist.
         """
         # `view` imports this room, so this room can only import it by name, and late
-        importlib.import_module("grain_sft.view.terminal").show(self, step, rows, tokenizer)
+        importlib.import_module("grain_sft.view").show(self, step, rows, tokenizer)
 
     @property
     def data_key(self) -> str:

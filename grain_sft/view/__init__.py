@@ -6,10 +6,10 @@ from grain_sft.view.pictures import COLOURS, Picture, draw_bars, draw_pictures, 
 from grain_sft.view.report import make_report
 from grain_sft.view.report_page import report_page
 from grain_sft.view.rows import Piece, RowView, view_rows
-from grain_sft.view.terminal import row_lines, wants_colour
+from grain_sft.view.terminal import row_lines, show, wants_colour
 from grain_sft.view.text import texts_of
 
 __all__ = [
     "COLOURS", "Picture", "Piece", "RowView", "draw_bars", "draw_pictures", "inspect_page", "make_page", "make_report", "part",
-    "report_page", "require_matplotlib", "row_lines", "texts_of", "view_rows", "wants_colour",
+    "report_page", "require_matplotlib", "row_lines", "show", "texts_of", "view_rows", "wants_colour",
 ]  # fmt: skip
