@@ -13,19 +13,21 @@ from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
 from grain_sft.types import Ints
 
-_CACHED_FROM = 1 << 23  # bytes of tokens; a scan of fewer takes milliseconds and is not cached
+_CACHED_FROM = 1 << 23  # bytes of tokens; the documents of fewer are found in milliseconds, so they are not cached
 
 
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    `content` and `tokens` are made of hashes of files, and this machine caches the hashes. If a hash is not cached, one pass
-    over the files computes the hashes and finds the documents, and `documents` returns them without a second pass.
+    The hashes `content` and `tokens` are made of hashes of files, which this machine caches. If a hash is not cached, one pass
+    over the files computes the hashes and finds the documents. Then `documents` needs no second pass.
 
     Args:
       corpus: Corpus whose documents are found.
-      boundaries: "auto" for its boundary files if it has any, else its EOS tokens; "eos" for its EOS tokens.
-      bos_token_id: Token that must follow each EOS that ends a document, except at the end of a shard; implies "eos".
+      boundaries: What ends a document. "auto" means the boundary files of the corpus if it has any, else its EOS tokens. "eos"
+        means its EOS tokens.
+      bos_token_id: BOS token. If it is given, an EOS ends a document only before this token or at the end of a shard, and
+        `boundaries` counts as "eos".
     """
 
     def __init__(self, corpus: CorpusData, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
@@ -63,7 +65,7 @@ class DocumentFinder:
 
     @functools.cached_property
     def tokens(self) -> str | None:
-        """Hash of every token; None for a corpus with boundary files."""
+        """Hash of all tokens; None for a corpus with boundary files."""
         return None if self.corpus.has_boundary_files else content.hash_of_tokens(self.corpus, self._hashes)
 
     @functools.cached_property
@@ -71,7 +73,7 @@ class DocumentFinder:
         """The documents. They are cached on disk if EOS tokens end them and the corpus has at least 8 MiB of tokens.
 
         Raises:
-          CorpusFileError: A file is missing, not the one that was indexed, or changed since `content` was computed.
+          CorpusFileError: A file is missing, is not the file that was indexed, or changed since `content` was computed.
           CorpusError: A boundary file is damaged or does not fit, or the corpus has neither boundary files nor `eos_token_id`.
         """
         key = self.content
@@ -81,7 +83,7 @@ class DocumentFinder:
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None
-            # if the hashes were cached, this pass may have read other bytes than those that were hashed
+            # If the hashes were cached, a file may have changed since then: then `content` and the documents do not agree.
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(f"{path} or a file of its corpus is being written to. Wait until it is complete.")

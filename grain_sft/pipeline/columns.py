@@ -1,4 +1,7 @@
-"""Column ranges of a batch: which columns to read for a requested range, and the cut of the batch to it."""
+"""Ranges of columns of a batch: which columns to read for a requested range, and the cut of the batch to the range.
+
+A column has one token of each row: column 0 has the first tokens.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +19,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
     """
     length = layout.sequence_length
     reach = column_reach(transforms)
-    # A range outside the row also reads all: `cut_columns` refuses it, and its message needs the width of the batch.
+    # For a range outside the row, all columns are read: `cut_columns` refuses the range, and states the width of the batch.
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return None
     before, after = reach
@@ -26,7 +29,10 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
     """Return the columns [start, stop) of a batch. `batch` has only the columns that were read, from column `first` on.
 
-    An array of one value a row is returned whole. Columns that the batch does not have are a `PipelineError`.
+    An array with one value for each row is returned whole.
+
+    Raises:
+      PipelineError: The batch does not have all these columns.
     """
     # A transform may have dropped columns, so the width is that of the arrays, not of the layout.
     width = first + min((array.shape[1] for array in batch.values() if array.ndim > 1), default=stop - first)

@@ -1,8 +1,8 @@
-"""`Job`: a preparation after its inputs were scanned.
+"""`Job`: the steps of a preparation (`grain-sft prepare`) after its inputs were scanned.
 
-A job renders parts of the inputs to chunk files, which contain the tokens and losses of documents, and plans the corpus from
-the chunks. Then the writer of the corpus's format writes its files, and the job ends with the manifest. Files are written
-atomically, so a job that was stopped continues with the missing files.
+First, the records are rendered: the job writes the tokens and losses of their documents to chunk files. Then the job plans the
+corpus: it decides which documents each split has. Then the writer of the corpus's format writes the corpus. Last, the job
+writes the manifest. Files are written atomically, so a job that was stopped continues with the missing files.
 """
 
 import collections
@@ -37,7 +37,7 @@ class Job(Renderer):
 
     Attributes:
       output: Folder of the corpus.
-      groups: Groups of the units of all inputs. Each group becomes one chunk.
+      groups: Units of all inputs, in groups. A unit is a range of records of one input. Each group becomes one chunk file.
     """
 
     output: str
@@ -63,7 +63,7 @@ class Job(Renderer):
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """JSON of all that decides the output. The manifest records it, so a later run can find what changed."""
+        """JSON of all that decides the output. The manifest contains it, so a later run can find what changed."""
         files_of_inputs = [
             {"path": entry.path, "size": entry.size, "records": entry.records, "digest": entry.digest}
             for entry in self.inputs
@@ -161,8 +161,10 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return the list of `steps`, whose iteration does the work. After each step, add its `size` to `done`, and call
-    `progress(what, done, total)`."""
+    """Return the list of `steps`. Iterating over `steps` does the work.
+
+    After each step, add its `size` to `done`, and call `progress(what, done, total)`.
+    """
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     finished = []

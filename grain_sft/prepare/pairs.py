@@ -6,18 +6,20 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
 PROMPT, CHOSEN, REJECTED = 0, 1, 2
-"""Loss of the tokens of the three parts of a pair's document."""
+"""Loss that marks the tokens of each part of a pair's document."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
-    """Return the document of a pair: prompt, chosen response, rejected response. A token's loss is the number of its part.
+    """Return the document of a pair: the prompt, the chosen response and the rejected response.
+
+    The loss of a token is the number of its part: 0 in the prompt, 1 in the chosen response, 2 in the rejected response.
 
     Both conversations begin with the prompt, which ends before the first token that takes loss. A response ends with the last
     token that takes loss. If every token of both conversations takes loss, the prompt is their longest common prefix, as in
     MaxText's `DPODataFormatting`.
 
     Raises:
-      RecordError: A conversation could not be rendered, a response takes no loss or is empty, the prompts differ, or the
+      RecordError: A conversation could not be rendered, the prompts differ, a response takes no loss or is empty, or both
         responses are equal.
     """
     rendered: list[Rendered] = []
@@ -36,7 +38,7 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         prompt_end = int(np.argmax(chosen.loss != 0))
         same_end = prompt_end == int(np.argmax(rejected.loss != 0))
         if not same_end or not np.array_equal(chosen.tokens[:prompt_end], rejected.tokens[:prompt_end]):
-            problem = "prompt: the template renders it differently before the two responses, so they share none"
+            problem = "prompt: the template renders it differently before the two responses, but a pair has one prompt"
             raise RecordError(f"{problem}. Choose another template.")
     responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in (chosen, rejected)]
     if np.array_equal(responses[0], responses[1]) or not all(map(len, responses)):

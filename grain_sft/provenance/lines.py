@@ -42,11 +42,11 @@ class Trace:
       shard: Index into `paths`.
       start, stop: First token of the piece in its shard, and the token after its last one.
       document: Number of the document; -1 in a layout that does not follow documents, such as windows. A run of one corpus
-        numbers documents as the corpus does. In a mixture of sources with 100 and 50 documents, the second source has numbers
-        100 to 149. Documents that only a later stage of the run reads have the numbers after those, from 150 on.
+        numbers documents as the corpus does. In a mixture of sources with 100 and 50 documents, the second source has the
+        numbers 100 to 149. If a later stage of this run reads other documents, these have numbers from 150 on.
       source: Index into `source_names`. A source is a file that the corpus was prepared from. If the corpus does not record
         these files, a source is a label of shards.
-      record: Line of the document in its source, from 1; -1 in a corpus that does not record it.
+      record: Line of the document in its source, from 1; -1 if the corpus does not record the line.
       trainable: Number of tokens that take loss; None if the trace does not count them.
       withdrawn: Number of tokens that an amendment has withdrawn at this step; None in a run without such amendments.
       source_names: Names of the sources; "" for a source without a name.
@@ -155,7 +155,7 @@ def iter_trace(
         columns = StageColumns(stage, sources, names, trainable=trainable)
         rows_per_step = len(hosts) * max(sampler.batch_sizes.sizes) // sampler.host.count
         steps_per_block = max(1, block_rows // rows_per_step)
-        for first in own[::steps_per_block] or [own.start]:  # without steps, one block of no rows
+        for first in own[::steps_per_block] or [own.start]:  # without steps, yield one trace that has no lines
             block = range(first, min(first + steps_per_block, own.stop))
             yield _trace(columns.of(sampler.slots(block, hosts=hosts)), names)
 
@@ -175,18 +175,20 @@ def find_document(
 ) -> Trace:
     """Return the lines of `documents` in the trace of all steps.
 
-    A layout of windows does not follow documents. There, return all lines of each row that has a token of `documents`.
+    A layout of windows does not follow documents. For such a layout, return all lines of each row that has a token of
+    `documents`.
 
     Args:
       pipeline: Pipeline of any host.
       documents: Numbers of the documents, as in a trace.
       host: Host whose rows are searched. None searches the rows of all hosts.
-      epochs: Number of epochs to search; in a mixture, of each source. None searches all epochs, or one if a run never ends.
+      epochs: Number of epochs to search; in a mixture, number of epochs of each source. None searches all epochs, or one epoch
+        if the run never ends.
       trainable: Whether to count tokens that take loss, as in `trace`.
 
     Raises:
-      RowIndexError: The run does not have the document.
-      SamplerError: As in `trace`, or the run has fewer epochs.
+      RowIndexError: The run does not have one of the documents.
+      SamplerError: The number of hosts does not divide the batch, or the run has fewer than `epochs` epochs.
     """
     names = RunNames(pipeline)
     wanted = run_documents_named(names.documents, np.atleast_1d(np.asarray(documents, np.int64)).tolist())
@@ -195,7 +197,7 @@ def find_document(
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
         documents_of_stage = names.documents.within(layout, wanted)
-        # Without documents, don't ask the layout: it may not know where documents end.
+        # If this stage reads none of the documents, don't ask its layout: it may not know where documents end.
         rows = layout.rows_of_documents(documents_of_stage) if len(documents_of_stage) else documents_of_stage
         slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         lines = _trace(StageColumns(stage, sources, names, trainable=trainable).of(slots), names)

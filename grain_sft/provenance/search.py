@@ -16,17 +16,18 @@ from grain_sft.types import Ints
 if TYPE_CHECKING:
     from grain_sft.prepare import Tokenizer
 
-_BLOCK = 1 << 22  # tokens searched at a time
+_BLOCK = 1 << 22  # tokens searched at once
 
 
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
     The first and the last token of a text depend on the words around the text; the tokens between them, the inner tokens,
-    usually do not. So the search decodes only the documents that contain the inner tokens, and looks for the text in each. A
-    text of one or two tokens has no inner tokens, so the search decodes every document.
+    usually do not. So the search decodes only the documents that contain the inner tokens, and looks for the text in these
+    documents. A text of one or two tokens has no inner tokens, so the search decodes every document.
 
-    The search misses a document if its words around the text change the inner tokens too. Then give a shorter text.
+    In some documents, the words around the text change the inner tokens too. The search misses these documents. A search for a
+    shorter text may find them.
 
     Raises:
       CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
@@ -34,7 +35,7 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
       RecordError: The tokenizer can't encode the text.
     """
     if not text:
-        raise CorpusError("text: expected some words, found an empty text, which every document contains. Give some.")
+        raise CorpusError("text: expected some words, found an empty text, which every document contains. Give words.")
     # Many tokenizers have two tokens for a word: one after a space, one at the beginning of a line.
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     candidates = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
@@ -60,7 +61,7 @@ def find_tokenizer(corpus: Corpus) -> str | None:
     """
     path = files.sidecar(corpus.shards[0].path, "tokenizer")
     if path is not None and corpus.tokenizer_sha256 is None:
-        logging.warning("%s: taken for the corpus's tokenizer, whose hash is unknown. If not, give --tokenizer.", path)
+        logging.warning("%s: taken for the corpus's tokenizer, of unknown hash. If it is not, give --tokenizer.", path)
     return path
 
 
@@ -68,7 +69,7 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
     """Return the tokenizer at `path`; None means the folder `tokenizer` next to the corpus.
 
     Raises:
-      CorpusError: No tokenizer exists there, or the corpus was made with another one.
+      CorpusError: No tokenizer exists at this path, or the corpus was made with another tokenizer.
       CorpusFileError, MissingExtraError: The tokenizer can't be loaded.
     """
     from grain_sft.prepare import load_tokenizer  # imports tokenizers, which takes 0.3 s
@@ -89,7 +90,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
-        # The last needle that begins in this block may end in the next one, so its other tokens are read too.
+        # A needle that begins in this block may end in the next block, so the first tokens of the next block are read too.
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
             num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))
@@ -101,7 +102,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     contained = np.zeros(len(start), np.bool_)
     for needle, blocks in matches.items():
         begins = np.concatenate([np.zeros(0, np.int64), *blocks])  # ascending
-        # a document contains a needle that begins neither before it nor too late to fit
+        # a document contains a needle if one begins in the document, early enough to end in it
         num_before_document = begins.searchsorted(start)
         num_up_to_last_begin = begins.searchsorted(start + length - len(needle), side="right")
         contained |= num_before_document < num_up_to_last_begin

@@ -17,7 +17,7 @@ from grain_sft.verify.check_pipeline import check_pipeline, check_plan_file
 from grain_sft.verify.finding import Report
 
 KINDS = ("corpus", "plan", "config")
-_LARGEST_CONFIG = 1 << 20  # bytes; a larger .json file is an index
+_LARGEST_CONFIG = 1 << 20  # bytes; a larger .json file is taken for the saved index of a corpus
 
 
 def verify(
@@ -35,7 +35,7 @@ def verify(
 
     Args:
       where: Path of a corpus, as in `open_corpus`; of a plan, as `grain-sft pack` prints it; or of a config.
-      full: Whether to read everything, in bounded memory, rather than only sizes, headers, boundaries and the ends of files.
+      full: Whether to read all bytes, in bounded memory. False reads only sizes, headers, boundaries and the ends of files.
       what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
       vocab_size: Number of ids of the vocabulary. None takes it from prepare.json, or from the tokenizer next to the corpus.
       corpus: Corpus that a plan is compared with; None checks the plan alone.
@@ -47,13 +47,13 @@ def verify(
       Report of the findings. If the corpus or the config can't be opened, the report says so.
 
     Raises:
-      CorpusError: `what` is unknown, or `vocab_size`, `corpus`, `receipt`, `host` or `options` do not apply to it.
+      CorpusError: `what` is unknown, or an argument does not apply to it: a corpus has no `receipt`, for example.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
     check_choice("what", kind, KINDS, CorpusError)
     arguments: list[tuple[str, Any, str]] = [("corpus", corpus, "plan"), ("receipt", receipt, "config")]
-    # a plan has no vocabulary
+    # vocab_size applies to a corpus and to a config, but not to a plan, which has no vocabulary
     arguments += [("host", host, "config"), ("vocab_size", vocab_size, "corpus" if kind == "plan" else kind)]
     for name, given, used_by in arguments:
         if given is not None and kind != used_by:
@@ -62,7 +62,7 @@ def verify(
     if options and kind != "corpus" and corpus is None:
         fix = f"Leave out {', '.join(options)}, or give what=corpus (--as corpus)"
         raise CorpusError(f"{path} is taken as a {kind}, but options of open_corpus are given. {fix}.")
-    report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
+    report = Report(kind, path, full or kind == "plan")  # the checksum of a plan is always checked in full
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))
     elif kind == "plan" and corpus is None:
@@ -83,7 +83,7 @@ def _note_other_split(report: Report, path: str) -> None:
     """Note that a folder with two splits was checked without its validation split."""
     other = os.path.join(path, "val")
     if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
-        sentence = f"only the training split was checked. Check the other one: grain-sft verify {other}"
+        sentence = f"only the training split was checked. Check the validation split: grain-sft verify {other}"
         report.note("files", path, sentence)
 
 
@@ -91,7 +91,7 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
     """Check that a config loads, then the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
-        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by `corpus_key`; stages may share a corpus
+        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by `corpus_key`, because stages may share a corpus
         for number, stage in enumerate(pipeline.stages, 1):
             stage_report = report if number == 1 else Report("config", f"stage {number}", report.full)
             stage_vocab_sizes = []
@@ -104,7 +104,7 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
                         stage_report.take(part_report)
                 stage_vocab_sizes.append(vocab_sizes[corpus_key])
             if not stage_report.has_wrong("files"):
-                # None: the largest id is unknown, since one corpus has no known vocabulary
+                # size of the largest vocabulary; None if the size of one corpus's vocabulary is unknown
                 largest = None if None in stage_vocab_sizes else max(filter(None, stage_vocab_sizes), default=None)
                 check_pipeline(stage_report, stage, path, largest)
             if stage_report is not report:

@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 class Mix(Format):
     """Format of a mix file, which lists the files of a corpus in order.
 
-    A local mix may have any name: it is recognized by its content. A remote one is recognized by its suffix.
+    A local mix may have any name: it is recognized by its content. A remote mix is recognized by its suffix, such as .txt.
     """
 
     expected = "a mix file with lines 'label,path'"
@@ -52,7 +52,12 @@ def head_of(path: str) -> bytes | None:
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """Return the path as written and the label of each entry of `text`, in order. `path` is the mix file, for messages."""
+    """Return (path, label) for each entry of a mix file, in order. The paths are not resolved.
+
+    Args:
+      path: Path of the mix file, for messages.
+      text: Content of the mix file.
+    """
     entries = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -84,17 +89,20 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
         if prefixes:
             prefix = max(prefixes, key=len)
             replacement, suffix = remap[prefix], candidate[len(prefix) :]
-            if replacement and (prefix.endswith("/") or not prefix):  # "/data/" may be replaced by "/mnt"
+            if replacement and (prefix.endswith("/") or not prefix):  # "/data/" may be replaced by "/mnt", without "/"
                 return fill(f"{replacement.rstrip('/')}/{suffix.lstrip('/')}")
             return fill(replacement + suffix)
     return fill(path)
 
 
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
-    """Return the paths of a mix, with relative ones made absolute.
+    """Return the paths of a mix, with relative paths joined to the folder where they start.
 
-    A path with a placeholder raises CorpusError, unless a local file has that name. Relative paths start at the mix's folder.
-    If the first one exists in the working directory, but not in the mix's folder, all start at the working directory.
+    Relative paths start at the mix's folder. But if the first relative path exists only in the working directory, all relative
+    paths start at the working directory.
+
+    Raises:
+      CorpusError: A path has a placeholder such as "{TOKENIZER}", and no local file has that name.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")

@@ -1,9 +1,11 @@
 """Indices of Megatron-core's `GPTDataset`: the tokens that each sample takes from a stream of shuffled documents.
 
 `GPTDataset` concatenates its shuffled documents into one stream, cuts the stream into samples of `sequence_length` tokens, and
-shuffles the samples. A sample also holds the first token of the next one, its last target. megatron-core stores the document
-and the offset at which each sample begins. This module stores where each document ends in the stream, one cumulative sum, and
-finds a sample's documents by binary search when it is read. `bench --only megatron` measures both.
+shuffles the samples. A sample also holds the first token of the next sample, which is its last target.
+
+megatron-core stores the document and the offset at which each sample begins. This module stores only where each document ends
+in the stream: a cumulative sum. When a sample is read, a binary search finds its documents. `bench --only megatron` measures
+both ways.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ class Cut:
 
     Attributes:
       length: Number of tokens from the start of one sample to the start of the next.
-      extra: 1 if a sample also holds the first token of the next one, else 0.
+      extra: 1 if a sample also holds the first token of the next sample, else 0.
       drop_last: Whether a last sample of fewer tokens is left out.
     """
 
@@ -34,8 +36,9 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so in a long stream it may
-        count too few samples, as this function does, or one without tokens, which this function leaves out.
+        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be wrong
+        in a long stream. If its count is too low, this function returns the same count. If its count includes a sample without
+        tokens, this function does not count that sample.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
@@ -60,12 +63,13 @@ class Cut:
 class Stream:
     """The documents of one data set in the order of its stream, and the order of its samples.
 
-    Saved indices name their arrays like these attributes.
+    An entry of the stream is one document. A stream of two epochs has two entries for each document. The arrays of saved
+    indices have the names of these attributes.
 
     Attributes:
       order: int32 [entries], number of the document at each entry of the stream.
       ends: int64 [entries], number of tokens of the stream up to the end of each entry.
-      shuffle: uint32 or int64 [samples], number of the sample at each place; None if samples are not shuffled.
+      shuffle: uint32 or int64 [samples], numbers of the samples in their shuffled order; None if samples are not shuffled.
     """
 
     order: npt.NDArray[np.integer]
@@ -78,12 +82,12 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
 
     Args:
       sizes: Integers [documents], number of tokens of each document.
-      num_samples: Number of samples that the run needs. The stream has the epochs that hold them; one epoch for None.
+      num_samples: Number of samples that the run needs. The stream has just enough epochs to hold them. None means one epoch.
       cut: How the stream is cut into samples.
       seed: Seed of numpy's `RandomState`; None keeps documents and samples in order.
 
     Raises:
-      LayoutError: the documents hold no token, or too few for one sample.
+      LayoutError: The documents have no tokens, or too few tokens for one sample.
     """
     sizes = np.ascontiguousarray(sizes)
     num_tokens = int(sizes.sum(dtype=np.int64))
@@ -120,8 +124,9 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    The last line is the end of the last sample. A sample may begin at the border of two entries. Without an extra token, the
-    border is stored as the end of the first entry (token 10 of an entry of 10 tokens), else as token 0 of the second.
+    The last line is the end of the last sample. A sample may begin at the border of two entries. If samples have an extra token
+    (`cut.extra`), the border is stored as token 0 of the second entry. Otherwise it is stored as the end of the first entry,
+    such as token 10 of an entry of 10 tokens.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

@@ -1,7 +1,7 @@
-"""Arrow IPC files and streams, such as those of Hugging Face datasets, cut into parts of whole record batches.
+"""Reader of Arrow IPC files and streams, such as those of Hugging Face datasets, in parts of whole record batches.
 
-A stream is a sequence of messages: the schema, dictionaries, record batches, and an end-of-stream marker. A file is a stream
-between a magic and a footer.
+A stream is a sequence of messages: the schema, dictionaries, record batches, and an end-of-stream marker. A file begins with a
+magic, the bytes `ARROW1`. A stream and a footer follow the magic.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
@@ -24,14 +24,15 @@ _READ = 1 << 23  # bytes read at once
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is an Arrow file, by its first bytes or its name."""
+    """Return whether a file is an Arrow file. Its first bytes, `head`, or the suffix of its name decide that."""
     return head.startswith((_MAGIC, _CONTINUATION)) or path.endswith((".arrow", ".feather"))
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return parts of whole record batches, each of at least `least` bytes except the last, and an empty note.
+    """Return the parts of a file, and an empty note. All parts but the last have at least `least` bytes.
 
-    A part is read with the dictionaries that precede the first batch. If a file changes them between batches, it is one part.
+    A part has whole record batches. `rows` reads a part with the dictionaries that precede the file's first batch. If the
+    file changes its dictionaries between batches, the whole file is one part.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
@@ -41,13 +42,13 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a unit."""
+    """Yield the rows of `unit`, which is one part of the file `entry`."""
     from pyarrow import ipc, py_buffer
 
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
         head = _head(entry.path, entry.size) if unit.start else b""
         data = bytearray(head)
-        # one call for all bytes would hold a large batch in memory twice
+        # reading all bytes in one call would hold a large batch in memory twice
         for start in range(unit.start, unit.stop, _READ):
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
@@ -73,7 +74,7 @@ def errors_named(what: str) -> Iterator[None]:
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a record batch as dicts, without the keys whose value is None.
 
-    A column has a null where a JSON record lacks the key.
+    None stands for a key that the record lacks: in a table, every row has a value in every column.
     """
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
@@ -91,7 +92,7 @@ def _without_none(value: Any) -> Any:
 
 
 class _Stream(io.RawIOBase):
-    """Raw stream that pyarrow reads, over a scanner. The magic of an Arrow file is skipped."""
+    """Raw stream from which pyarrow reads the bytes of a scanner. It skips the magic of an Arrow file."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner

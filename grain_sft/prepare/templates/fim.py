@@ -34,14 +34,14 @@ The first decides whether a text is changed, and the second whether its suffix c
 
 
 class FillInTheMiddle:
-    """Fill-in-the-middle of documents: which are changed, where they are cut, and the order of their parts.
+    """Fill-in-the-middle of documents. It decides which documents are changed, where they are cut, and how they are reordered.
 
     Attributes:
       ids: Ids of the prefix, middle and suffix tokens.
 
     Args:
-      tokenizer: Tokenizer with the three tokens and the split token.
-      options: Options of the template. Those whose names begin with "fim", and the seed, are read.
+      tokenizer: Tokenizer that has the prefix, middle and suffix tokens, and the split token if `fim_split_sample` names one.
+      options: Options of the template. Only the seed, and options whose names begin with "fim", are used.
 
     Raises:
       PrepareError: The tokenizer lacks a token, or only one of fim_split_sample and fim_fragment_rate is given.
@@ -52,7 +52,7 @@ class FillInTheMiddle:
         self._options = options
         self._split = options.fim_split_sample
         if (self._split is None) != (options.fim_fragment_rate is None):
-            raise PrepareError("fim_split_sample and fim_fragment_rate: one without the other. Give both or neither.")
+            raise PrepareError("fim_split_sample and fim_fragment_rate: only one is given. Give both or neither.")
         if self._split is not None:
             if self._split not in tokenizer.special_tokens:
                 problem = f"fim_split_sample: {self._split!r} is not a special token of the tokenizer"
@@ -60,14 +60,21 @@ class FillInTheMiddle:
             self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the pieces of a text. Its draws depend on the text and the seed alone."""
+        """Return the pieces of a text: its parts, and the special tokens between them, each with its loss.
+
+        The draws depend on the text and the seed alone.
+        """
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
-        """Return the pieces of a text. `draws` has the draws of the text, and then those of each fragment that is not left out.
+        """Return the pieces of a text as `draws` decide.
 
-        Fragments are the parts between split tokens: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, an
-        empty fragment of a changed text is left out with the split token after it, unless it is the last: "a<S>b<S>" remains.
+        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
+        changed text loses its empty fragments, except the last fragment, and the split tokens after them: "a<S>b<S>" remains.
+
+        Args:
+          text: Text of a document.
+          draws: Draws of the text, then draws of each fragment that remains.
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
@@ -87,7 +94,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or fragment: with the probability `rate` its middle is at the end."""
+        """Return the pieces of a text or fragment. With the probability `rate`, its middle is moved to the end."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
@@ -110,7 +117,7 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens: those in `names`, or the tokenizer's own for None."""
+    """Return the ids of the prefix, middle and suffix tokens. `names` names them; None takes the spelling of the tokenizer."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:
@@ -122,7 +129,7 @@ def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
     for token, number in zip(named, ids, strict=True):
         if not 0 <= number < tokenizer.vocab_size or ids.count(number) > 1:
             raise PrepareError(
-                f"fim_tokens: {token!r} is not a special token of the tokenizer or an id below "
-                f"{tokenizer.vocab_size} of its own. Name three different ones."
+                f"fim_tokens: {token!r}; expected three different tokens, each a special token of the tokenizer or an id "
+                f"below {tokenizer.vocab_size}. Name others."
             )
     return ids

@@ -1,7 +1,7 @@
 """The template primer: each message is the token of its role (`<|sys|>`, `<|usr|>` or `<|asst|>`), its content and `<|eot|>`.
 
-Contents are encoded unchanged, each on its own. The assistant's contents and the `<|eot|>` after them take loss. Rules: the
-primer specification (niels_gpt).
+Each content is encoded by itself, unchanged. The assistant's contents and the `<|eot|>` after them take loss. These rules are
+those of the primer specification of niels_gpt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _ROLES: Mapping[str, str] = {"system": "sys", "user": "usr", "assistant": "asst"
 
 
 class Primer(PiecesTemplate):
-    """Chats in the format of niels_gpt."""
+    """Template that renders chats in the format of niels_gpt."""
 
     name = "primer"
     roles = tuple(_ROLES)
@@ -47,7 +47,7 @@ class Primer(PiecesTemplate):
 
 
 class PrimerTokenizer(Protocol):
-    """Tokenizer of `render_chat_sft`."""
+    """Methods that `render_chat_sft` needs of a tokenizer."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of an ordinary text."""
@@ -63,7 +63,7 @@ def render_chat_sft(
 
     Args:
       tokenizer: Tokenizer of the contents.
-      messages: Messages with the keys `role` and `content`. A message without one of them raises KeyError.
+      messages: Messages with the keys `role` and `content`. A message without one of these keys raises KeyError.
       add_final_eot: Whether the last message ends with `<|eot|>`.
 
     Raises:
@@ -82,5 +82,5 @@ def render_chat_sft(
         input_ids += [special[name], *body]
         labels += [IGNORED, *(body if name == "asst" else [IGNORED] * len(body))]
     if not any(message["role"] == "assistant" for message in messages):
-        raise RecordError("messages: none has the role 'assistant', so no token takes loss.")
+        raise RecordError("messages: no message has the role 'assistant', so no token takes loss.")
     return input_ids, labels
