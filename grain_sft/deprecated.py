@@ -1,4 +1,4 @@
-"""Former names. Each works for one more version, with a warning that gives the new name."""
+"""Former names of modules, arguments and attributes. They work for one more version, with a warning that gives the new name."""
 
 import functools
 import importlib.machinery
@@ -25,7 +25,7 @@ MODULES = {
     "corpus.learning_rate": "replay.learning_rate",
     "corpus.remote_options": "storage.remote_options",
 }
-"""New path of each moved module of `grain_sft`, by its former path."""
+"""New path in `grain_sft` of each moved module, by its former path."""
 
 MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
 """New module of each name of the former module `grain_sft.mixture`."""
@@ -41,11 +41,11 @@ class _Finder:
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a former module; None for any other module, so that the next finder is asked."""
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # `trace` alone is a module of Python
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # Python itself has a module `trace`
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Warn, and replace `module` by the one at the new path. `mixture` moved to several modules, so it gets their names."""
+        """Warn, and replace `module` by the module at its new path. `mixture` moved to several, so it gets names of each."""
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
         paths = names.values() or [MODULES[former.removeprefix("grain_sft.")]]
@@ -59,13 +59,17 @@ class _Finder:
 
 def install() -> None:
     """Make former module paths importable."""
-    # First, because `grain_sft.trace` is the package `grain_sft.provenance`: the path finder would find `audit.py` in its
-    # folder, and load it a second time, as `grain_sft.trace.audit`.
+    # This finder must be the first. `grain_sft.trace` is the package `grain_sft.provenance`, so Python's path finder would find
+    # the file `audit.py` in the folder of this package, and load it a second time, as `grain_sft.trace.audit`.
     sys.meta_path.insert(0, _Finder())
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a class decorator with which a constructor also takes keyword arguments by former names: `former="new"`."""
+    """Return a class decorator. The constructor of the class then also takes keyword arguments by former names.
+
+    Args:
+      names: New name of each argument, by its former name: `former="new"`.
+    """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
         """Return the class, whose constructor also accepts `names`."""

@@ -9,9 +9,9 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-TOLERATED_SHARE = 0.02  # a median wait of at most this share of the step counts as none
-TOLERATED_MS = 0.5  # a median wait up to this counts as none: on a shared machine, waking a thread takes as long
-AS_FAST = 0.9  # a speed that is at least this share of another counts as the same
+TOLERATED_SHARE = 0.02  # a median wait of at most this share of the step counts as no wait
+TOLERATED_MS = 0.5  # a median wait of at most this counts as no wait: waking a thread on a shared machine may take it
+AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, if the user gives none
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
 _WIDTH = 102  # columns
@@ -31,21 +31,22 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A setting, and `step_ms`: the shortest measured step with which the setting keeps up, None if there is none."""
+    """A chosen setting. `step_ms` is the shortest measured step with which it keeps up; None if it keeps up with no step."""
 
     setting: Setting
     step_ms: float | None
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting that keeps up with the shortest step; of several, the one with the fewest threads or processes.
+    """Return the setting that keeps up with the shortest step of the trainer.
 
-    A setting without threads and worker processes is never chosen, because the trainer would wait for each slow read. A
-    setting with worker processes is chosen only if no number of threads keeps up with any measured step. If nothing keeps
-    up, the fastest setting is chosen.
+    If several settings keep up with this step, the setting with the fewest threads or processes is chosen. A setting without
+    threads and worker processes is never chosen, because the trainer would wait for each slow read. A setting with worker
+    processes is chosen only if no number of threads keeps up with any measured step. If no setting keeps up with any step, the
+    fastest setting is chosen.
 
     Args:
-      delivered: Figures of the measured settings, fewest resources first.
+      delivered: Figures of each measured setting. Settings with fewer threads or processes come first.
       slowest_ms: Longest time that a batch took to make.
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
@@ -54,8 +55,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # while one thread makes the slowest batch, the steps that pass need ready batches: 4, for a batch of 35 ms
-                # and steps of 10 ms. Besides, each thread holds one batch that is not ready
+                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass while a thread makes this batch. So 4 other
+                # batches must be ready. Besides, each thread holds one batch that is not ready.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -93,7 +94,7 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators the hosts feed, in a row for each speed of an accelerator.
+    """Return how many accelerators the hosts feed: a row of figures for each speed of an accelerator.
 
     Args:
       tokens_per_second: Speed of this host's batches.
@@ -110,7 +111,8 @@ def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> l
 def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether steps of `step_ms` do not wait, neither in the measurement nor later.
 
-    If a batch takes 12 ms and a step 10 ms, the first steps take batches that were made ahead. Later steps wait.
+    A measurement may be too short to show a wait. If a batch takes 12 ms and a step 10 ms, the first steps take batches that
+    were made ahead, and later steps wait. So the time to make a batch is checked too.
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)

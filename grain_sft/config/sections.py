@@ -1,6 +1,6 @@
 """Keys of each section of a config, and the JSON Schema of configs.
 
-Most keys of a section are arguments of the constructor that the section calls. The classes of this file declare the others.
+Most keys of a section are arguments of the constructor that the section calls. The classes of this file declare the other keys.
 """
 
 import inspect
@@ -21,17 +21,18 @@ from grain_sft.transforms import TRANSFORMS
 
 
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys next to the sections.
+    """Keys of a config next to the sections `corpus`, `layout` and `sampler`.
 
     Args:
-      inherits: Path of a config that this one is laid over: sections are merged, lists are replaced whole.
+      inherits: Path of another config whose keys this config inherits. Sections are merged key by key; lists are replaced.
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
-        `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take those that their options need.
+        `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take the transforms that their
+        options need.
       observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
         Metrics and the watchdog observe every run without being named.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
-      amendments: Changes of the run, each from a step on, in the order they were made. See
+      amendments: Changes of the run, in the order in which they were made. A change states the step from which it applies. See
         [amendments](#amendments).
       stages: Consecutive parts of the run, each with its own sequence length, batch size, mixture or layout. See
         [stages](#stages).
@@ -49,12 +50,12 @@ class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of `corpus` besides the arguments of `open_corpus`.
 
     Args:
-      path: Where the tokens are: a directory, a glob, a mix file, a saved index, a token file, a list of these, or a blend
-        of Megatron's prefixes (`[0.3, a, 0.7, b]`); local or a URL. A relative path starts at the folder of the config or, if
-        nothing is there, at the working directory. Required without `mixture`.
+      path: Path or URL of the tokens: a directory, a glob, a mix file, a saved index, a token file, a list of these, or a blend
+        of Megatron's prefixes (`[0.3, a, 0.7, b]`). A relative path starts at the folder of the config. If nothing exists
+        there, the path starts at the working directory. Required without `mixture`.
       mixture: Several corpora with weights, by name. See [sources](#sources-of-a-mixture).
       remote: How files in a bucket are read; see [remote files](#remote-files).
-      pad_token_id: Id of the token that fills rows; `null` is the token that ends a document. Default: the corpus's own
+      pad_token_id: Id of the token that fills rows; `null` means the EOS token of the corpus. Default: the corpus's own
         padding id, else its EOS token, else 0.
     """
 
@@ -68,10 +69,10 @@ class LayoutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of `layout` besides the arguments of the layout's class.
 
     Args:
-      kind: How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several,
-        `pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote,
-        `megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` those of OLMo-core's variable-length dataset.
-      sequence_length: Tokens of a row; of the longest rows in kind `olmo_vsl`.
+      kind: How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several documents
+        a row, `pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote,
+        `megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` the rows of OLMo-core's variable-length dataset.
+      sequence_length: Number of tokens in a row. In kind `olmo_vsl`, number of tokens in the longest rows.
     """
 
     kind: Annotated[str, LAYOUTS]
@@ -82,10 +83,10 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Entry of `sampler.schedule`.
 
     Args:
-      step: First step of the change, 1 or more. Entries are in order of their steps.
-      global_batch_size: Rows of a step from there on.
-      global_batch_tokens: The same in tokens.
-      weights: Weights of a mixture's sources from there on, by name; the others stay.
+      step: Step from which the entry applies, 1 or more. Entries are in order of their steps.
+      global_batch_size: Rows of a step, of all hosts together, from `step` on.
+      global_batch_tokens: Tokens of a step from `step` on, in place of `global_batch_size`.
+      weights: Weights of a mixture's sources from `step` on, by name. Sources that are not named keep their weights.
     """
 
     step: Annotated[int, msgspec.Meta(ge=1)]
@@ -99,10 +100,10 @@ class SamplerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Args:
       global_batch_size: Rows of a step, of all hosts together. This or `global_batch_tokens` is required.
-      global_batch_tokens: The same in tokens: a multiple of `layout.sequence_length`.
-      schedule: Changes of the batch or of weights at a step. See [schedules](#schedules).
-      on_exhausted: For a mixture, when a source has no rows left: `repeat` it, `stop`, `renormalize` the other weights, or
-        `fail`.
+      global_batch_tokens: Tokens of a step, of all hosts together: a multiple of `layout.sequence_length`.
+      schedule: Changes of the batch size or of weights, each from a step on. See [schedules](#schedules).
+      on_exhausted: What a mixture does when a source has no rows left: `repeat` the source, `stop`, `renormalize` the other
+        weights, or `fail`.
     """
 
     global_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -117,8 +118,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Args:
       weight: Share of the rows, relative to the other weights: a number, or text such as `1/3`.
       layout: Keys of `layout` that differ for this source.
-      sampler: Keys of `sampler` that differ: `order`, `seed`, `shuffle` and `epochs`.
-      max_epochs: Epochs after which the source has no rows left. Without it, never.
+      sampler: Keys of `sampler` that differ for this source. `order`, `seed`, `shuffle` and `epochs` may differ.
+      max_epochs: Number of epochs after which the source has no rows left. Without this key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`; by default the value of
         `sampler.on_exhausted`. In a source that is a mixture itself: what happens when one of its own sources has no rows left.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are those of `sampler.schedule`, without
@@ -138,11 +139,11 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Args:
       steps: Number of steps of the stage. The last stage may have neither `steps` nor `tokens`.
-      tokens: Number of its tokens, padding included, rounded up to whole steps.
-      corpus: Keys of this section that differ in the stage. If these have a `path`, or a `mixture` in place of the config's
-        `path`, the stage inherits no key of the config's `corpus`.
-      layout: Keys of this section that differ in the stage.
-      sampler: Keys of this section that differ in the stage. Steps of its `schedule` count from the stage's first.
+      tokens: Number of tokens of the stage, padding included, rounded up to whole steps.
+      corpus: Keys of `corpus` that differ in the stage. If the stage gives a `path`, or a `mixture` in place of the config's
+        `path`, it inherits no key of the config's `corpus`.
+      layout: Keys of `layout` that differ in the stage.
+      sampler: Keys of `sampler` that differ in the stage. The steps of `schedule` count from the first step of the stage.
       transforms: Transforms of the stage, in place of all those of the config.
     """
 
@@ -177,23 +178,23 @@ LAYOUT: Options = options_of(LayoutSection)
 SECTIONS = ("corpus", "layout", "sampler")
 
 SIZES = ("global_batch_size", "global_batch_tokens")
-"""Keys for the size of a batch. A section `sampler` has one of them, an entry of its schedule at most one."""
+"""Keys for the size of a batch. A section `sampler` has one of these keys, an entry of `sampler.schedule` at most one."""
 
 _IMPORTED_NAME = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
 
 
 def order_of(sampler: Section) -> Order:
-    """Return the entry of `ORDERS` that a section `sampler` names, or that is its default."""
+    """Return the entry of `ORDERS` that a section `sampler` names, or the default order."""
     return ORDERS[sampler.get("order", INDEX_SAMPLER["order"].default)]
 
 
 def layout_options(kind: str) -> Options:
-    """Return the keys of a layout of this kind besides those of `LAYOUT`."""
+    """Return the keys that only layouts of this kind have: all but the keys `LAYOUT`, which every layout has."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
 
 
 def all_layout_options() -> Options:
-    """Return the keys of `LAYOUT` and of all kinds in the table."""
+    """Return the keys of layouts of all kinds: `LAYOUT`, and the keys of each kind in `LAYOUTS`."""
     return {**LAYOUT, **{name: option for kind in LAYOUTS for name, option in layout_options(kind).items()}}
 
 
@@ -232,7 +233,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Add schemas of objects with these options to `definitions`. Return references to them, by name."""
+    """Add the schema of an object with each of these `options` to `definitions`. Return references to the schemas, by name."""
     structs = [struct_of(name, keys) for name, keys in options.items()]
     references, added = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     for definition in added.values():  # Python before 3.13 keeps the indentation of docstrings

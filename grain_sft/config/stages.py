@@ -14,7 +14,7 @@ _MAX_LENGTH = "max_target_sequence_length"
 
 
 def check_stages(config: Section, where: str) -> None:
-    """Raise a ConfigError for an entry of `stages` with wrong keys. The values of its sections are not checked here."""
+    """Raise a ConfigError for an entry of `stages` with wrong keys. The sections of the entry are not checked here."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
         check(entry, STAGE, at)
@@ -32,10 +32,11 @@ def check_stages(config: Section, where: str) -> None:
 def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both order windows of 8192 tokens,
-    which the first stage cuts into four rows that stay together. The layout's option `max_target_sequence_length` is the length
-    of these windows, by default that of a row. If stages differ in length, those that do not state the option get the greatest
-    length of any stage.
+    Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both stages order windows of 8192
+    tokens. The first stage cuts each window into four rows, which stay together.
+
+    The layout's option `max_target_sequence_length` is the length of the windows. By default, it is the length of a row. But if
+    the stages have rows of different lengths, the default is the length of the longest rows.
     """
     configs = []
     for stage in config["stages"]:
@@ -43,7 +44,7 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
         inherited = {name: section for name, section in config.items() if name != "stages"}
         if _replaces(own.get("corpus"), inherited.get("corpus")):
             del inherited["corpus"]
-        configs.append(copy.deepcopy(overlay(inherited, own)))  # stages share sections, and layouts are changed below
+        configs.append(copy.deepcopy(overlay(inherited, own)))  # stages share sections; layouts change below
     lengths = [each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))]
     if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
         for each in configs:

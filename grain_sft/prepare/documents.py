@@ -19,9 +19,9 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
-BLOCK_TOKENS = 1 << 20
-BLOCK_DOCUMENTS = 4096
-BLOCK_SOURCES = 1 << 16  # documents
+BLOCK_TOKENS = 1 << 20  # most tokens of a block
+BLOCK_DOCUMENTS = 4096  # most documents of a block
+BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
@@ -29,7 +29,7 @@ Ids = npt.NDArray[Any]
 
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
-"""Function of (start, tokens, loss) that reads tokens `start` to `start + len(tokens)` of a part, and their loss."""
+"""Function of (start, tokens, loss) that fills the arrays `tokens` and `loss` from a part, beginning at its token `start`."""
 
 ChunkFile = io.FileIO | io.BytesIO
 
@@ -58,12 +58,12 @@ class Documents(abc.ABC):
     """Documents that writers read by number.
 
     Attributes:
-      lengths: Number of tokens of each document; 0 where it was dropped.
+      lengths: Number of tokens of each document; 0 for a dropped document.
       starts: Index of each document's first token among the tokens of its part.
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      blocks_at_once: Number of blocks that are gathered together, with one read of each part.
+      blocks_at_once: Number of blocks that are gathered together. Each part is read once for all of them.
     """
 
     lengths: npt.NDArray[Any]
@@ -124,7 +124,7 @@ class ChunkDocuments(Documents):
     Args:
       chunks: Folder of the chunks.
       headers: Header of each chunk.
-      lengths: Lengths of all documents; None reads them in the chunks.
+      lengths: Lengths of all documents; None reads the lengths from the chunks.
     """
 
     def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
@@ -137,7 +137,7 @@ class ChunkDocuments(Documents):
         super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
         if chunks.remote:
-            # one request for each document would be too slow, so whole chunks are read, each once for many blocks
+            # A request for each document would be too slow. So whole chunks are read, once for many blocks.
             self.blocks_at_once = GATHER_BLOCKS
 
     def readers(self, parts: Sequence[int]) -> Iterator[Reader]:
@@ -158,7 +158,7 @@ class ChunkDocuments(Documents):
         """Read tokens and loss from the file of a chunk, as a `Reader`."""
         header = self.headers[part]
         columns = [(header.tokens_at, tokens), (header.loss_at, loss)]
-        if header.loss_at == header.rejected_at:  # the file contains no loss, which is 1 for all tokens
+        if header.loss_at == header.rejected_at:  # the file contains no loss, because all tokens take loss
             loss[:] = 1
             columns.pop()
         for offset, out in columns:

@@ -1,4 +1,4 @@
-"""EpochSampler: the rows of a sampler with one stream, from its epochs and its order."""
+"""EpochSampler: base of the samplers that read one stream of rows: the epochs of one source, one after the other."""
 
 import functools
 
@@ -15,20 +15,20 @@ from grain_sft.types import Ints
 
 
 class EpochSampler(StreamSampler):
-    """Base of the samplers with one stream of rows.
+    """Base of the samplers that read one stream of rows.
 
-    Each epoch's order is read in blocks. Without `host_blocks`, one block is the whole order. With `host_blocks`, each host
-    reads a block of its own: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
+    Each epoch's order is divided into blocks. Without `host_blocks`, one block is the whole order. With `host_blocks`, each
+    host reads another block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
     """
 
     def _set_stream(
         self, source: SourceOrder, epochs: RunningEpochs, block_rows: int, rows_at: RowsAt, batching: str = ""
     ) -> None:
-        """Set the stream.
+        """Set the stream that the sampler reads.
 
         Args:
           source: Rows of the stream and their order.
-          epochs: For one block, which step reads which rows of which epoch. This is the same for all blocks.
+          epochs: Which step reads which rows of a block in which epoch. This is the same for all blocks.
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
           batching: As in `EpochStream`.
@@ -49,8 +49,11 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. If steps straddle epochs, it can differ from `epochs * steps_per_epoch`, because
-        not every epoch has `steps_per_epoch` steps."""
+        """Number of steps; None means no end.
+
+        If steps straddle epochs, not every epoch has `steps_per_epoch` steps. Then this is not always
+        `epochs * steps_per_epoch`.
+        """
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -60,7 +63,7 @@ class EpochSampler(StreamSampler):
         epoch, begin = self._epochs.begin(step)
         block_start = self.host.index * self._block_rows if self.host_blocks else 0
         order_indices = indices + (block_start + begin)
-        if order_indices.max(initial=0) < block_start + self._block_rows:  # no row is of a later epoch or past the end
+        if order_indices.max(initial=0) < block_start + self._block_rows:  # all rows are of this epoch
             return self._rows_at(epoch, order_indices)
         _, _, rows = self._read_block(np.full(len(indices), epoch), indices + begin, block_start)
         return rows

@@ -21,7 +21,10 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Longest period of weights that has a `ScheduleTable`; longer periods take a `HalvingTree`."""
+"""Weights with a period of at most this many rows take a `ScheduleTable`, other weights a `HalvingTree`.
+
+The period of integer weights is their sum: with 2 and 1, the sources repeat after 3 rows.
+"""
 
 
 class _Phase(NamedTuple):
@@ -30,7 +33,7 @@ class _Phase(NamedTuple):
     Attributes:
       row: First row.
       counts: Number of rows of each source before `row`.
-      chooser: The sources of the rows. Its row 0 is `row`.
+      chooser: Table or tree that gives the source of each row. It counts rows from `row` on.
     """
 
     row: int
@@ -42,19 +45,20 @@ class Proportions:
     """The source of each row of a mixture, in proportion to the shares: a pure function of the row, in constant time.
 
     With constant weights whose common denominator is at most `TABLE_ROWS` (4,194,304), each source is less than one row from
-    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, it is at most `bound` away: at
-    most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
+    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, a source is at most `bound`
+    rows from its share: at most 1 row for up to 4 sources, 1.2 rows for up to 10, and less than 2 rows for any number
+    (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
-    so far minus its rows. Each source keeps its deficit at a change, and later rows make up for it: with up to three sources,
-    each stays within one row of its share. With more sources, no rule can promise that without foreseeing the change. Take 6
-    sources of equal weight, and weights that change after 3 rows. By then 3 of the sources have no row, and each is 1/2 row
-    behind. If these 3 alone go on, at 1/3 each, the last of them waits for 2 more rows: it is 1/2 + 2/3 = 7/6 rows behind. A
-    source whose weight becomes 0 gets no rows to make up for its deficit.
+    Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
+    all rows so far minus its rows. Each source keeps its deficit at a change, and later rows make up for the deficit. With up
+    to three sources, every source stays within one row of its share. With more sources, no rule can promise that without
+    knowing the change in advance. Take 6 sources of equal weight. After 3 rows, 3 sources have no row yet, and each of these 3
+    is 1/2 row behind its share. If only these 3 go on, with a weight of 1/3 each, the last of them waits for 2 more rows. By
+    then it is 1/2 + 2/3 = 7/6 rows behind. A source whose weight becomes 0 gets no rows to make up for its deficit.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
-      limits: Number of rows of each source; None if it has no end. Read only with `on_exhausted`.
+      limits: Number of rows of each source; None for a source without an end. Used only with `on_exhausted`.
       on_exhausted: For each source, what happens when it has no row left; empty if no source ends. "stop": the mixture ends
         before the first row that the source lacks. "fail": the same, and `failure` is set. "renormalize": after the last row
         of the source, the others divide its share.
@@ -76,7 +80,7 @@ class Proportions:
         self.failure: tuple[int, int] | None = None
         row = 0
         counts = (0,) * len(limits)
-        shares = [Fraction(0)] * len(limits)  # share of each source of the rows before `row`
+        shares = [Fraction(0)] * len(limits)  # exact number of rows before `row` that each source should have
         while True:
             weights = self._weights(row, counts)
             if weights is None:  # no source is left
@@ -124,7 +128,7 @@ class Proportions:
         return tuple(weight // divisor for weight in weights) if divisor else None
 
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
-        """Return the row at which a source is exhausted first, and the source; None if none is.
+        """Return the row at which a source is exhausted first, and the source; None if no source is exhausted.
 
         With "stop" and "fail", a source is exhausted at the first row that it lacks. With "renormalize", it is exhausted at the
         row after its last one. If two sources are exhausted at one row, the one with "renormalize" is returned, because the
@@ -172,7 +176,10 @@ class Proportions:
         return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row of the mixture that is row `numbers[i]` of `source`, for each i. int64 [n]; -1 where no row is."""
+        """Return the row of the mixture that is row `numbers[i]` of `source`, for each i: int64 [n].
+
+        The result is -1 where the mixture has no such row.
+        """
         rows = np.full(len(numbers), -1, np.int64)
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
@@ -185,7 +192,7 @@ class Proportions:
 
 
 def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
-    """Return the sums of the numbers at the same place in both arguments."""
+    """Return `counts` and `more` added item by item."""
     return tuple(map(sum, zip(counts, more, strict=True)))
 
 

@@ -84,7 +84,7 @@ class OpenChat(Format):
 
 
 def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
-    """Return the one Parquet file of a split in a folder; None in a folder without one. Several are a CorpusError."""
+    """Return the Parquet file of a split in a folder, or None if the folder has none. Raise a CorpusError if it has several."""
     names = sorted(name for name in listing.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
     if len(names) > 1:
         raise CorpusError(f"{folder}: holds {names[0]} and {names[1]}. Give the path of one of them.")
@@ -92,7 +92,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the metadata of the folder, or the file's own if the folder has none or names another tokenizer."""
+    """Return the metadata of the folder. If they are missing or name another tokenizer, return the file's own metadata."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder
@@ -152,8 +152,8 @@ class _Rows(NamedTuple):
 
     Attributes:
       first: Number of the first row, counted from 1.
-      lengths: By the name of a column in `_LISTS`, the number of values in each row, int64 [rows].
-      values: Values of all rows, joined, by the name of the column.
+      lengths: Number of values in each row, int64 [rows], by the name of a column in `_LISTS`.
+      values: Values of all rows, joined, by the name of a column.
     """
 
     first: int
@@ -177,7 +177,7 @@ def _unpack(path: str, version: str | None, first_weights: Array | None, out: Se
 
     `first_weights` are the weights of the documents' first tokens, float32 [documents]; None if they are 0.
     """
-    num_tokens = num_documents = 0  # of the rows before
+    num_tokens = num_documents = 0  # in the rows before `rows`
     for rows in _read_rows(path, version):
         _check_rows(path, rows)
         length = rows.values["seqlens"].astype(np.int64)
@@ -248,7 +248,7 @@ def _open_parquet(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
 
 
 def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
-    """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at a time. Unexpected columns or types are a CorpusError."""
+    """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at once. Raise a CorpusError for unexpected columns or types."""
     first = 1  # number of the next row
     try:
         with _open_parquet(path, version) as (pyarrow, file):
@@ -256,7 +256,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
             for name in _COLUMNS:
                 if names.count(name) != 1:
                     raise CorpusError(f"{path}: {names.count(name)} columns {name}; expected {', '.join(_COLUMNS)}.")
-            for group in range(file.num_row_groups):  # one iterator over all groups would keep each of them in memory
+            for group in range(file.num_row_groups):  # one iterator over all groups would keep all groups in memory
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(pyarrow.types, path, first, batch)
                     first += batch.num_rows

@@ -1,4 +1,4 @@
-"""Iterators of training and evaluation batches, which replace those that MaxText makes."""
+"""Iterators of batches for training and for evaluation, which replace MaxText's own iterators."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ class MaxTextBatches(GlobalBatches):
     """Global batches for MaxText. They end after `num_batches` steps, because some of MaxText's loops never end by themselves.
 
     Attributes:
-      failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises it.
+      failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises `failure`
+        after the run.
     """
 
     failure: Exception | None = None
@@ -43,7 +44,7 @@ class MaxTextBatches(GlobalBatches):
 
 
 class EvaluationBatches(MaxTextBatches):
-    """Batches of an evaluation. Each `iter` begins at the first batch. So does the `next` that follows a StopIteration."""
+    """Batches of an evaluation. Each `iter`, and the `next` after a StopIteration, begins at the first batch again."""
 
     def __iter__(self) -> Self:
         self.reset()
@@ -70,7 +71,7 @@ def make_train_iterator(
       options: Options of grain_sft. None takes them from the environment.
 
     Raises:
-      GrainSftError: The config is missing, contradicts MaxText's, or differs from the data of the checkpoint.
+      GrainSftError: The config is missing or contradicts MaxText's config, or the checkpoint was made with other data.
     """
     options = options or Options.from_environment()
     batches = _batches(config, mesh, process_indices, options, training=True)
@@ -83,13 +84,13 @@ def make_train_iterator(
 def make_eval_iterator(
     config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
 ) -> MaxTextBatches:
-    """Return the batches of evaluation. Each `iter` begins at the first one.
+    """Return the batches of evaluation. Each `iter` begins at the first batch. `load_evaluation` decides where the data end.
 
     Args:
-      config, mesh, process_indices, options: As in `make_train_iterator`. The data end as in `load_evaluation`.
+      config, mesh, process_indices, options: As in `make_train_iterator`.
 
     Raises:
-      GrainSftError: The config is missing, contradicts MaxText's, or never ends.
+      GrainSftError: The config is missing or contradicts MaxText's config, or its data never end.
     """
     return _batches(config, mesh, process_indices, options or Options.from_environment(), training=False)
 
@@ -98,7 +99,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
     """Return the pipeline of training or of evaluation, and the path of its config.
 
     Raises:
-      GrainSftError: The config is missing, contradicts MaxText's `config`, or its evaluation data never end.
+      GrainSftError: The config is missing or contradicts MaxText's `config`, or its evaluation data never end.
     """
     checks.check_trainer(config)
     if training:
@@ -108,7 +109,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
         where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
         pipeline = load_evaluation(where)
         if pipeline.num_steps is None and config.eval_steps <= 0:
-            raise ConfigError(f"{where}: the data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
+            raise ConfigError(f"{where}: the data never end. Set MaxText's eval_steps, which is {config.eval_steps}.")
     checks.check_batches(config, pipeline, where, options.of_trainer, training=training)
     checks.check_weights(pipeline, where, options.ignore_weights)
     return pipeline, where
@@ -118,8 +119,8 @@ def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. It ends after one epoch (`epochs: 1`), with a filled last batch
     (`last_batch: fill`).
 
-    A config's own `epochs` or `last_batch` stays. A mixture, an order that runs on across epochs, or a config whose
-    corpus or sampler is in its stages alone, is left as it is.
+    If the config itself states `epochs` or `last_batch`, its value stays. A config is not changed at all if it has a mixture,
+    has an order that runs on across epochs, or states its corpus or sampler only in its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})

@@ -24,7 +24,7 @@ class Rendered(msgspec.Struct, frozen=True):
     Attributes:
       tokens: uint32 [n].
       loss: bool or float32 [n]. `loss[i]` belongs to `tokens[i]`: nothing is shifted yet.
-      text_bytes: Number of bytes of a plain document's text in UTF-8; None for conversations.
+      text_bytes: Number of bytes in UTF-8 of the text of a document without messages; None for a conversation.
     """
 
     tokens: npt.NDArray[np.uint32]
@@ -87,9 +87,9 @@ class Template(abc.ABC):
         """Return the document of each conversation, or the RecordError that explains why it has none."""
 
     def check(self, conversation: Conversation) -> None:
-        """Raise a RecordError for a conversation that this template can't render, or whose text spells a special token.
+        """Raise a RecordError for a conversation that this template can't render.
 
-        A template can't render a role that `roles` lacks, or a second system text.
+        A template can't render a role that `roles` lacks, a second system text, or a text that spells a special token.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
@@ -105,17 +105,17 @@ class Template(abc.ABC):
                 self.special.check(message.content, f"{where}.content")
                 self.special.check(message.extra, where)
         if conversation.system is not None and first == "system":
-            raise RecordError("system: the record has one, and its first message is another. Remove one of them.")
+            raise RecordError("system: the record has a system text, and its first message is another one. Remove one.")
         if self.special is not None:
             for where in ("system", "condition", "tools"):
                 self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
-        """Return whether each message takes loss. It does if its role is in `learned` and its weight is not 0.
+        """Return whether each message takes loss. A message takes loss if its role is in `learned` and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`. Or a message has a weight other than 0 and 1. Or a message has
-            weight 1 and a role that `learned` lacks.
+          RecordError: No message has a role in `learned`, a message has a weight other than 0 and 1, or a message has weight 1
+            and a role that `learned` lacks.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
@@ -125,7 +125,7 @@ class Template(abc.ABC):
                 raise RecordError(f"{where}; expected {expected}. Template openchat has weights of any size.")
         if not any(learned):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
-            raise RecordError(f"messages: none of {roles}, so nothing in it takes loss.")
+            raise RecordError(f"messages: no message has the role {roles}, so no token takes loss.")
         return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
 
     def refuse_calls(self, conversation: Conversation) -> None:
@@ -151,7 +151,7 @@ class Template(abc.ABC):
 Ids = npt.NDArray[np.uint32]
 
 Piece = tuple[str | list[int], float]
-"""A text to encode, or token ids; and the loss of each of its tokens."""
+"""Part of a document: a text to encode or a list of token ids, and the loss that every token of the part takes."""
 
 
 class PiecesTemplate(Template):
@@ -180,12 +180,15 @@ class PiecesTemplate(Template):
         return weights
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`. If a text can't be encoded, the conversations are rendered one by one."""
+        """See `Template.render`.
+
+        If a text can't be encoded, the conversations are rendered one by one. Then only the conversation of this text fails.
+        """
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
         try:
-            encoded = iter(self.tokenizer.encode_arrays(texts))  # of the accepted conversations, in order
+            encoded = iter(self.tokenizer.encode_arrays(texts))  # token ids of each of `texts`
         except RecordError as error:
             if len(conversations) == 1:
                 return [error]
@@ -216,7 +219,7 @@ class PiecesTemplate(Template):
 
 
 def _as_array(ids: list[int]) -> Ids:
-    """Return ids as uint32 or, if one is negative or too large, as Python objects, which `templates.render` refuses."""
+    """Return ids as uint32. Ids that are negative or too large become Python objects, which `templates.render` refuses."""
     try:
         return np.array(ids, np.uint32)
     except OverflowError:
@@ -234,8 +237,8 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 class SpecialText:
     """Search for special tokens in text.
 
-    `find` first looks for the first characters of the tokens. A text that has none of them takes 0.2 ns a character; the
-    pattern alone would take up to 13 ns.
+    `find` first looks for the first characters of the tokens. A text that has none of these characters takes 0.2 ns a
+    character. With the pattern alone, it would take up to 13 ns a character.
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:

@@ -79,13 +79,13 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
 @pytest.mark.parametrize(
     ("template", "record", "part"),
     [
-        ("primer", chat(("user", "hello?")), "none of 'assistant'"),
+        ("primer", chat(("user", "hello?")), "the role 'assistant'"),
         ("primer", {"text": "x"}, "a plain document; template primer renders conversations. Give --template text"),
         ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
         ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
         ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
         ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
-        ("episode_tool", chat(("user", "x")), "none of 'assistant' or 'assistant_toolcall'"),
+        ("episode_tool", chat(("user", "x")), "the role 'assistant' or 'assistant_toolcall'"),
         ("episode", chat(("system", "b"), system="a"), "system: the record has one"),
         ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
         *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
