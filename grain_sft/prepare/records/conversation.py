@@ -14,6 +14,9 @@ DOCUMENT = "document"
 CALLS = ("tool_calls", "function_calls")
 """Keys of a message's tool calls."""
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message under which templates look for the assistant's thoughts."""
+
 
 class Message(msgspec.Struct, frozen=True):
     """One turn of a conversation.

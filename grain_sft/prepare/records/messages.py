@@ -4,17 +4,23 @@ Errors name the key that is wrong, such as `messages[2].role`.
 """
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.conversation import CALLS, Message, Record, Roles
+from grain_sft.prepare.records.conversation import CALLS, REASONING, Message, Record, Roles
 from grain_sft.prepare.records.strict_json import check_json, check_text, decoded, found, kind, shown, suggestion
 
 _MESSAGE_KEYS = frozenset([
     "role", "content", "weight", "name", "arguments", "tool_calls", "tool_call_id", "functions", "function_calls",
-    "reasoning_content", "thinking", "context", "think", "cite",
+    "function_call", *REASONING, "context", "think", "cite",
 ])  # fmt: skip
 _STRING_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _LIST_KEYS = ("tool_calls", "function_calls", "functions")
 _LIST_OR_STRING_KEYS = ("function_calls", "functions")  # a string in OLMo's data
-_MASKS = ("train", "training", "trainable", "loss")  # keys of masks in data for other trainers, such as Axolotl
+_FLAGS = frozenset(("train", "training", "trainable", "loss", "mask", "masked"))
+"""Keys of masks in data for other trainers, such as Axolotl and torchtune, if their value is true, false, 1 or 0."""
+
+_MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
+"""Keys of masks in such data, whatever their value."""
+
+_NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")  # masks that do not count the loss of a message
 _SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
 _SHAREGPT_TURN = frozenset(("from", "value", "weight"))
@@ -43,6 +49,10 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
         if "role" in entry and "from" not in entry:
             return read_messages(record, key, roles)
         check_keys(entry, _SHAREGPT_TURN, where)
+        if unread := [key for key in ("function_call", *CALLS, *REASONING) if entry.get(key)]:
+            raise RecordError(
+                f"{where}.{unread[0]}: not read in ShareGPT's turns. Write the turns as messages with 'role' and 'content'."
+            )
         role = _SHAREGPT_ROLES[_role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))
     return messages
@@ -57,6 +67,9 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
         raise RecordError(f"{where}: key {shown(key)}; expected exactly 'role' and 'content'.{hint}")
     role = _role_of(entry, where, roles)
     check_keys(entry, _MESSAGE_KEYS, where)
+    if others.get("function_call"):
+        call = "'tool_calls': [{'type': 'function', 'function': CALL}]"
+        raise RecordError(f"{where}.function_call: no chat template reads it. Write the call as {call}.")
     extra = {key: value for key, value in others.items() if key != "weight"}
     check_json(extra, where)
     for key, value in extra.items():
@@ -70,7 +83,10 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message; "" if a call or a result has none. Null or JSON as its content goes to `extra`."""
+    """Return the text of a message; "" if a call or a result has none. Null or JSON as its content goes to `extra`.
+
+    A list of one text, OpenAI's [{"type": "text", "text": "Hi"}], is its text. Templates join several texts differently.
+    """
     content = entry.get("content")
     if role == "assistant_toolcall":
         if not isinstance(extra.get("name"), str):
@@ -86,6 +102,13 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     if content is None and role == "assistant" and any(extra.get(key) for key in CALLS):
         extra["content"] = None
         return ""
+    if isinstance(content, list) and role != "toolresult":
+        part = content[0] if len(content) == 1 and isinstance(content[0], dict) else {}
+        if part.get("type") != "text":
+            raise RecordError(
+                f"{where}.content: a list; expected a string, or a list of one text. Join the texts of the list."
+            )
+        return text_of(part, "text", f"{where}.content[0]")
     return text_of(entry, "content", where)
 
 
@@ -110,6 +133,8 @@ def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
     value, hint = found(entry, key), _misspelled(entry, key)
     if isinstance(role, str):
         value, hint = shown(role), suggestion(role, roles)
+    if role in ("function_call", "observation"):
+        hint = " Write calls and their results as messages, with 'tool_calls' and the role 'tool'."
     raise RecordError(f"{where}.{key}: {value}; expected one of {', '.join(roles)}.{hint}")
 
 
@@ -133,14 +158,17 @@ def optional_text(record: Record, key: str) -> str | None:
 def _weight_of(entry: Record, where: str) -> float | None:
     """Return the weight of a message, from 0 to 1e30; None if the message has none. Weight true is 1, false is 0.
 
-    A message without a weight, but with true, false, 1 or 0 under a key such as "train", is refused: its mask would be
-    ignored.
+    A message with a mask under another key, such as `train: false`, is refused: the mask would be ignored.
     """
+    for key in sorted(entry.keys() & (_FLAGS | _MASKS)):
+        value = entry[key]
+        if value in (0, 1) or (key in _MASKS and value is not None):
+            fix = "Give messages that take no loss the weight 0, and remove it"
+            if key not in _NO_WEIGHTS and not isinstance(value, list):
+                fix = f"Map it to the weight, as in --schema chat:weight={key}, or remove it"
+            raise RecordError(f"{where}.{key}: {kind(value)}; a mask of this name is not read. {fix}.")
     weight = entry.get("weight")
     if weight is None:
-        if key := next((key for key in _MASKS if entry.get(key) in (0, 1)), None):
-            problem = f"{where}.{key}: {kind(entry[key])}; a mask of this name is not read"
-            raise RecordError(f"{problem}. Map it to the weight, as in --schema chat:weight={key}, or remove it.")
         return None
     if not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
         raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 to 1e30.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.conversation import DOCUMENT, Conversation, Message, Record, Roles
+from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, REASONING, Conversation, Message, Record, Roles
 from grain_sft.prepare.records.messages import check_keys, optional_text, read_messages, read_turns, text_of
 from grain_sft.prepare.records.schema_mapping import command_for, renamed
 from grain_sft.prepare.records.strict_json import check_json, kind, parse_json, shown, suggestion
@@ -59,8 +59,9 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
-        if name != "text" and mapped.get("chat_template_kwargs"):
-            raise RecordError("chat_template_kwargs: not read. Remove the key, or write its effect into the messages.")
+        for key in ("chat_template_kwargs", "loss_mask"):
+            if name != "text" and mapped.get(key):
+                raise RecordError(f"{key}: not read. Remove the key, or write its effect into the messages.")
         found = SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
@@ -83,6 +84,8 @@ def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") ->
 def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
     """Return the name of a schema and its mapped keys: ("text", {"text": "body"}) for "text:text=body".
 
+    A key that is mapped to "", as in "chat:tools=", is ignored.
+
     Raises:
       PrepareError: The schema does not exist, a pair is not KEY=KEY, the schema has no such key, or a key is mapped twice.
     """
@@ -92,7 +95,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
     keys: dict[str, str] = {}
     for pair in pairs.split(",") if colon else ():
         key, equals, source = pair.partition("=")
-        if not (key and equals and source):
+        if not (key and equals):
             raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
         if name == "auto":
             raise PrepareError(f"schema {schema!r}: keys can be mapped for a named schema only. Name the schema.")
@@ -228,7 +231,8 @@ def _parse_text(record: Record) -> Conversation:
 
 _MESSAGES_KEYS = ("messages", "system", "tools")
 _ALPACA, _PAIR, _PREFERENCE = ("instruction", "output"), ("prompt", "completion"), ("chosen", "rejected")
-_ROLE_CONTENT, _FROM_VALUE = ("role", "content", "weight"), ("weight", "from", "value")
+_TURN = ("weight", *CALLS, *REASONING)
+_ROLE_CONTENT, _FROM_VALUE = ("role", "content", *_TURN), ("from", "value", *_TURN)
 
 SCHEMAS: Mapping[str, Schema] = {
     "messages": Schema(_parse_messages, _MESSAGES_KEYS, _ROLE_CONTENT),

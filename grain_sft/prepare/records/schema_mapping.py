@@ -32,9 +32,13 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return `values` with keys renamed by `names`, {new: old}. If `values` already has a key `new`, its value is dropped."""
-    renamed = {name: values[source] for name, source in names.items() if source in values}
-    others = {key: value for key, value in values.items() if key not in names.values() and key not in renamed}
+    """Return `values` with keys renamed by `names`, {new: old}. If `values` already has a key `new`, its value is dropped.
+
+    If `old` is "", the key `new` is left out.
+    """
+    renamed = {name: values[source] for name, source in names.items() if source and source in values}
+    dropped = {name for name, source in names.items() if not source} | renamed.keys()
+    others = {key: value for key, value in values.items() if key not in names.values() and key not in dropped}
     return others | renamed
 
 

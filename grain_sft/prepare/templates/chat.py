@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.conversation import CALLS, Conversation, Message
+from grain_sft.prepare.records.conversation import CALLS, REASONING, Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, with_reasoning
-from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, with_reasoning
+from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
 _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles that some templates pass over
@@ -61,14 +61,7 @@ class Chat(Template):
         turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
-        uncalled = [{key: value for key, value in each.items() if key not in CALLS or not value} for each in messages]
-        without = {role: [each for each in messages if each["role"] != role] for role in _OFTEN_LEFT_OUT}
-        for left_out, others in {" or ".join(CALLS): uncalled, **without}.items():
-            if others != messages and self._chat.attempt(others, tools) == text:
-                raise RecordError(
-                    f"messages: the chat template writes nothing of {left_out}, so the assistant would learn turns without it. "
-                    "Give a template that renders it (--chat-template), or remove it."
-                )
+        self._refuse_unread(messages, tools, text)
         chat = RenderedChat(self._chat, messages, tools, text)
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
         if self._chat.marks_turns:
@@ -79,6 +72,26 @@ class Chat(Template):
             return self._encoder.encode(text, spans, expected, plain=self.special is None)
         except UnexpectedControlError as error:
             raise _refusal(error, conversation, self.special is None) from error
+
+    def _refuse_unread(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> None:
+        """Raise a RecordError if the template writes nothing of the tools, calls, thoughts or messages of a role."""
+        unwritten = {" or ".join(CALLS): _without(messages, CALLS)}
+        if self._chat.literals[0].isdisjoint(
+            REASONING
+        ):  # Qwen 3's template reads thoughts, but leaves out earlier ones
+            unwritten["reasoning_content"] = _without(messages, REASONING)
+        for role in _OFTEN_LEFT_OUT:
+            unwritten[role] = [message for message in messages if message["role"] != role]
+        left_out = [
+            key for key, others in unwritten.items() if others != messages and self._chat.attempt(others, tools) == text
+        ]
+        if tools and self._chat.attempt(messages) == text:
+            left_out.append("tools")
+        for key in left_out:
+            problem = (
+                f"messages: the chat template writes nothing of {key}, so the assistant would learn turns without it"
+            )
+            raise RecordError(f"{problem}. {unread(key.split()[0])}.")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
@@ -145,6 +158,11 @@ def _as_dict(message: Message) -> dict[str, Any]:
     role = {"assistant_toolcall": "assistant", "toolresult": "tool"}.get(message.role, message.role)
     items = {"role": role, "content": message.content, **extra}
     return with_reasoning({key: value for key, value in items.items() if value is not None})
+
+
+def _without(messages: Messages, keys: Sequence[str]) -> Messages:
+    """Return the messages without those of `keys` that have a value."""
+    return [{key: value for key, value in each.items() if key not in keys or not value} for each in messages]
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:

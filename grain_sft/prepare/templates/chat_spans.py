@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.conversation import CALLS
-from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, Marks, Messages, Spans
+from grain_sft.prepare.records.conversation import CALLS, REASONING
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messages, Spans
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError, import_extra
+from grain_sft.prepare.records.conversation import REASONING
 from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
-
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message under which templates look for the assistant's thoughts."""
 
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
 """Markup that templates write around turns. A tokenizer without such a token encodes it as ordinary text."""

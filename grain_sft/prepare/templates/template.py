@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, Conversation
+from grain_sft.prepare.records.conversation import CALLS, DOCUMENT, REASONING, Conversation
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -129,14 +129,17 @@ class Template(abc.ABC):
         return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
 
     def refuse_calls(self, conversation: Conversation) -> None:
-        """Raise a RecordError if a message has tool calls under one of the keys `CALLS`: this template does not render them."""
+        """Raise a RecordError if a conversation has tools, tool calls or thoughts, which this template does not render."""
+        fix = {
+            key: ", or write each call as a message of the role 'assistant_toolcall' for episode_tool" for key in CALLS
+        }
+        if conversation.tools:
+            raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}.")
         for index, message in enumerate(conversation.messages):
-            for key in CALLS:
+            for key in (*CALLS, *REASONING):
                 if message.extra and message.extra.get(key):
-                    raise RecordError(
-                        f"messages[{index}].{key}: template {self.name} does not render it. Choose template hf, or write each "
-                        "call as a message of the role 'assistant_toolcall' for template episode_tool."
-                    )
+                    problem = f"messages[{index}].{key}: template {self.name} does not render it"
+                    raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}.")
 
     def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
         """Return [id] for each special token. Raise a PrepareError if the tokenizer lacks some, and name them."""
@@ -146,6 +149,11 @@ class Template(abc.ABC):
                 "(grain-sft train-tokenizer), or choose another template."
             )
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
+
+
+def unread(key: str) -> str:
+    """Return what to do about a key of a record that its template does not render."""
+    return f"Choose a Jinja template that renders it (--template FILE.jinja), or ignore it, as by --schema chat:{key}="
 
 
 Ids = npt.NDArray[np.uint32]

@@ -89,12 +89,12 @@ def test_sharegpt_turns_have_weights_and_records_tools():
         assert pair.rejected is not None and pair.rejected.tools == pair.tools == expected
 
 
-def turn(turn: dict) -> dict:
-    return {"conversations": [turn]}
-
-
 def user(**message: object) -> dict:
     return messages({"role": "user", "content": "x", **message})
+
+
+def turn(turn: dict) -> dict:
+    return {"conversations": [turn]}
 
 
 WRONG_MESSAGES = [
@@ -119,9 +119,10 @@ WRONG_MESSAGES = [
 
 
 def test_chats_keep_further_keys_for_the_templates():
+    text = {"role": "assistant", "content": [{"type": "text", "text": "a"}], "weight": 0}
     kept = {"content": None, "loss": 2.75, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
     call = {"role": "assistant", **kept}
-    record = {"messages": [*TURNS, {**TURNS[2], "weight": 0}, call], "id": "x", "tools": [{"name": "f"}]}
+    record = {"messages": [*TURNS, text, call], "id": "x", "tools": [{"name": "f"}]}
     found = parse_record(record)
     assert found.messages[3] == Message("assistant", "a", 0.0)
     assert found.messages[4] == Message("assistant", "", None, kept)
@@ -133,7 +134,12 @@ WRONG_RECORDS = [
     (user(wieght=1), ["messages[1]: unknown key 'wieght'", "'weight'"]),
     (user(weight="1"), ["messages[1].weight: '1'"]),
     (user(train=False), ["messages[1].train: false; a mask of this name is not read", "--schema chat:weight=train"]),
-    (user(loss=1), ["messages[1].loss: the number 1; a mask of this name is not read"]),
+    (user(loss=1, weight=1), ["messages[1].loss: the number 1; a mask of this name is not read"]),
+    (user(loss_mask=[1]), ["messages[1].loss_mask: a list; a mask of this name is not read. Give messages"]),
+    (user(masked=True), ["messages[1].masked: true; a mask of this name is not read. Give messages that take no loss"]),
+    (user(content=[{"type": "image"}]), ["messages[1].content: a list; expected a string, or a list of one text"]),
+    (user(function_call={"name": "f"}), ["messages[1].function_call", "'tool_calls'"]),
+    (turn({"from": "gpt", "value": "x", "thinking": "y"}), ["conversations[0].thinking: not read in ShareGPT's turns"]),
     (user(weight=-1), ["messages[1].weight: -1"]),
     (user(weight=float("nan")), ["messages[1].weight: nan"]),
     (user(weight=10**400), ["messages[1].weight: 1000"]),
@@ -151,10 +157,15 @@ WRONG_RECORDS = [
     ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
     ({"prompt": "u", "completion": "a", "label": False}, ["label: false"]),
     (messages() | {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs: not read"]),
+    (messages() | {"loss_mask": [0]}, ["loss_mask: not read"]),
     ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
     (turn({"from": "human"}), ["conversations[0].value: is missing"]),
     (turn({"value": "x"}), ["conversations[0].from: is missing"]),
     (turn({"from": "robot", "value": "x"}), ["conversations[0].from: 'robot'; expected one of human, gpt"]),
+    (
+        turn({"from": "function_call", "value": "{}"}),
+        ["expected one of human, gpt", "Write calls and their results as"],
+    ),
     (turn({"from": "gpt", "value": "x", "training": True}), ["conversations[0].training: true; a mask"]),
     (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
     ({"messages": TURNS, "tools": "{}"}, ["tools: an object; expected a list"]),
@@ -192,7 +203,7 @@ def test_episodes_have_a_system_text():
 
 @pytest.mark.parametrize("schema", ["auto", "messages", "tools"])
 def test_a_key_whose_value_is_null_is_absent(schema):
-    nulls = dict.fromkeys(("name", "tool_calls", "weight", "refusal"))
+    nulls = dict.fromkeys(("name", "tool_calls", "weight", "refusal", "function_call", "loss_mask"))
     record = {"messages": [turn | nulls for turn in TURNS[schema == "tools" :]], "conversations": None, "tools": None}
     assert parse_record(record, schema) == Conversation(TALK[schema == "tools" :])
     assert parse_record({"messages": None, "conversations": SHAREGPT}) == Conversation(TALK)
@@ -257,6 +268,7 @@ def test_a_key_may_become_two_and_tools_keep_their_keys():
     assert parse_record({"text": "x"}, "prompt_completion:prompt=text,completion=text").messages[1].content == "x"
     record = {"messages": [{"name": "user", "content": "u"}], "tools": [{"name": "f"}]}
     assert parse_record(record, "chat:role=name").tools == ({"name": "f"},)
+    assert parse_record(record, "chat:role=name,tools=").tools is None
     record = {"messages": [{"role": "assistant", "content": "a", "train": train} for train in (True, False)]}
     assert [message.weight for message in parse_record(record, "chat:weight=train").messages] == [1.0, 0.0]
 

@@ -37,6 +37,7 @@ def of_assistant(**message):
 
 BUILT_IN = ("primer", "openchat", "episode", "episode_tool")
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+THOUGHT = {"messages": [{"role": "assistant", "content": "y", "thinking": "x"}]}
 CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
 
 
@@ -89,6 +90,8 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
         ("episode", chat(("system", "b"), system="a"), "system: the record has one"),
         ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
         *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
+        *((name, THOUGHT, "messages[0].thinking: template") for name in BUILT_IN),
+        *((name, {**chat(("assistant", "b")), "tools": [{"name": "f"}]}, "tools: template") for name in BUILT_IN),
     ],
 )
 def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):
