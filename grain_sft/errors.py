@@ -1,4 +1,4 @@
-"""Exceptions of grain_sft. Each message says where, what was expected, what was found and what to do."""
+"""Exceptions of grain_sft. Each message says where the problem is, what was expected, what was found and what to do."""
 
 import importlib
 from typing import Any, Self
@@ -63,7 +63,7 @@ class RecordError(GrainSftError, ValueError):
 
 
 class PrepareError(GrainSftError, ValueError):
-    """Options of a preparation that don't fit together, or a corpus that can't be prepared that way."""
+    """Options of a preparation that don't fit together or don't fit its inputs, or an output that can't be used."""
 
 
 class MissingExtraError(GrainSftError, ImportError):
@@ -81,7 +81,7 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        # `module` or a package that it is in is missing, not one of its dependencies
+        # the missing module is `module` itself or its parent package, so it is not a dependency of `module`
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise MissingExtraError.of(feature, package, extra) from error
         problem = f"{feature} needs {package}, which fails to import ({error})"

@@ -1,4 +1,4 @@
-"""Tools of all benchmarks: the limit that speeds are compared with, clocks, and programs that run in a subprocess."""
+"""Measuring tools of the benchmarks: a limit to compare loaders with, timers, and programs that run in a subprocess."""
 
 import itertools
 import statistics
@@ -19,9 +19,9 @@ LIMIT = "limit: numpy, contiguous rows"
 SEED = 34521
 TURNS = 8  # turns of each loader in a measurement; see `seconds_in_turn`
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
-"""Columns of the figures of `rate`."""
+"""Columns of a table of the figures that `rate` returns: heading and format."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # `limit` copies from memory of at most this size, or of one batch
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # most memory that `limit` copies from, unless one batch is larger
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -36,8 +36,8 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows from memory into arrays of the batch's shapes. No loader can be faster.
 
     Each call copies the rows one by one. Consecutive calls copy from different memory, if `_MAX_ROWS` and `_MAX_BYTES`
-    allow two batches. An array under two keys counts once, and a scalar not at all. The memory of the copies is reused,
-    because allocating it would dominate the time.
+    allow two batches. An array under two keys is copied once, and a scalar is not copied. All calls copy to the same arrays,
+    because allocating new arrays would take most of the time.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])
@@ -58,7 +58,7 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
 
 
 def seconds_a_batch(next_batch: Next, seconds: float) -> float:
-    """Return the mean seconds of a batch, over as many batches as begin within `seconds`, at least one."""
+    """Return the mean seconds per batch, over all batches that begin within `seconds`, at least one."""
     begin = time.perf_counter()
     elapsed, count = 0.0, 0
     while not count or elapsed < seconds:
@@ -69,9 +69,9 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
-    """Return the median seconds a batch of each loader over `turns` turns of `seconds`, after `warm` batches.
+    """Return the seconds per batch of each loader: the median of `turns` turns of `seconds` each, after `warm` batches.
 
-    Loaders take turns, so that other work of the machine slows all of them.
+    Loaders take turns, so that other work on the machine slows all of them.
     """
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for next_batch in loaders.values():
@@ -84,7 +84,7 @@ def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, war
 
 
 def seconds_waited(next_batch: Next, step_seconds: float) -> float:
-    """Return how long a trainer waits for its batch after an accelerator has worked for `step_seconds`."""
+    """Return the seconds that a trainer waits for the next batch if its step takes `step_seconds`."""
     time.sleep(step_seconds)
     begin = time.perf_counter()
     next_batch()
@@ -100,15 +100,15 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s` added.
 
     The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. `process_s`
-    is the seconds from the start of the process to its end.
+    is the number of seconds from the start of the process to its end.
 
     Args:
       program: Text of the program.
       arguments: `sys.argv[1:]` of the program.
-      cache: Folder of the plans and orders that the program makes; None for the folder of the user.
+      cache: Folder in which the program caches plans and orders; None for the user's cache folder.
 
     Raises:
-      PipelineError: See `run_python`.
+      PipelineError: The process failed or took more than an hour.
     """
     environment = child_environment() | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     begin = time.perf_counter()

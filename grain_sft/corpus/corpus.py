@@ -1,4 +1,4 @@
-"""Corpus: read the tokens, the documents and the loss masks in a list of files."""
+"""`Corpus`, which reads tokens, documents and loss masks from a list of token files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BLOCK_TOKENS = 1 << 20  # tokens that `iter_documents` reads at once
 class Corpus(CorpusData):
     """Token files of one dtype, in order, with sidecar files that state which tokens take loss and where documents end.
 
-    `grain_sft.open_corpus` returns one. A corpus opens its files on first use. Its pickle holds no open file. Its attributes
+    `grain_sft.open_corpus` makes a corpus. It opens its files on first use, and its pickle holds no open file. Its attributes
     are those of `CorpusData`.
     """
 
@@ -84,10 +84,9 @@ class Corpus(CorpusData):
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` with these arguments. A `bos_token_id` that `dtype` can't hold is a CorpusError.
+        """Return a `DocumentFinder` with these arguments. Raise a CorpusError if `dtype` can't hold `bos_token_id`.
 
-        If the arguments find the same documents as `documents`, the result is the corpus's own finder, so that the files are
-        read once.
+        If the arguments find the same documents as `documents`, return the corpus's own finder. So the files are read once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -107,7 +106,7 @@ class Corpus(CorpusData):
 
     @functools.cached_property
     def _readers(self) -> tuple[ShardReader, LossReader | None]:
-        """The readers of tokens and of loss, which several threads may use."""
+        """Readers of tokens and of loss. Several threads may use them at once."""
         tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
         loss = LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
         return tokens, loss
@@ -116,8 +115,8 @@ class Corpus(CorpusData):
         """Return tokens `start` to `stop - 1`, counted through all shards, and their loss.
 
         Returns:
-          The tokens, `dtype` [stop - start]. Their loss, bool [stop - start], or float32 [stop - start] if the corpus has
-          weights, or None if all tokens of the corpus take loss.
+          Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, or float32 if the
+          corpus has weights. It is None if all tokens of the corpus take loss.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
@@ -128,7 +127,7 @@ class Corpus(CorpusData):
         if not 0 <= start <= stop <= self.num_tokens:
             raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
         borders, (token_reader, loss_reader) = self.shard_borders, self._readers
-        # Arrays [pieces]. A piece is the tokens of the range that lie in one shard.
+        # Arrays [pieces]. A piece is those tokens of the range that lie in one shard.
         shard = np.flatnonzero((borders[1:] > start) & (borders[:-1] < stop))
         piece_start = np.maximum(borders[shard], start)
         length = np.minimum(borders[shard + 1], stop) - piece_start
@@ -151,11 +150,11 @@ class Corpus(CorpusData):
         return next(self._read_documents(number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
-        """Yield every document in order, as views of the block that was read. Errors are those of `documents` and `read`.
+        """Yield every document in order, as views of larger arrays. Errors are those of `documents` and `read`.
 
-        A block is consecutive documents of at most `_BLOCK_TOKENS` tokens together, or one longer document. It is one range of
-        tokens. Some formats list documents in any order, so a document that begins before its predecessor ends begins a new
-        block.
+        Documents are read in blocks. A block is one range of tokens: consecutive documents of at most `_BLOCK_TOKENS` tokens
+        in total, or one longer document. Some formats list documents in any order. So a new block begins at each document that
+        begins before its predecessor ends.
         """
         start, length = self.documents
         stop = start + length
@@ -170,7 +169,7 @@ class Corpus(CorpusData):
             first = end
 
     def _read_documents(self, first: int, end: int) -> Iterator[Document]:
-        """Yield documents `first` to `end - 1`, read at once. Each must begin at or after the end of its predecessor."""
+        """Yield documents `first` to `end - 1`, after one read. Each document must begin at or after its predecessor's end."""
         starts, lengths = (column[first:end] for column in self.documents)
         block_start = int(starts[0])
         tokens, loss = self.read(block_start, int(starts[-1] + lengths[-1]))
@@ -187,7 +186,7 @@ class Corpus(CorpusData):
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".
 
         The call reads all these files, at about 1 GB/s per core, unless this machine has cached their hashes. It raises a
-        CorpusFileError if one is missing or unreadable.
+        CorpusFileError if a file is missing or unreadable.
         """
         return content_of_corpus(self)
 
@@ -202,8 +201,8 @@ class Corpus(CorpusData):
         """Write an index that `open_corpus` opens without scanning the files again.
 
         Args:
-          path: Path of the JSON file, written atomically. Paths of files below its folder are stored relative to it, so
-            that the folder can be moved.
+          path: Path of the JSON file, written atomically. If the corpus's files are in the same folder or below it, the index
+            has their relative paths, so that the folder can be moved.
           format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
           sequence_length: Number of tokens in a row, for a "maxtext" index only.
           tokenizer: Name of the tokenizer, for a "maxtext" index only. None means the tokenizer of the corpus.

@@ -1,4 +1,4 @@
-"""Shard: one token file. Functions here check its dtype and its token ids."""
+"""`Shard`, which describes one token file, and checks of a file's dtype and token ids."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ class Shard(FileStamp):
     Attributes:
       num_tokens: Number of tokens in the file.
       label: Label of the file in its mix; "" if it is in no mix.
-      loss: File that states which of these tokens take loss; None if all do.
-      boundaries: File that states where documents begin and end; None if each EOS ends one.
+      loss: File that states which of these tokens take loss; None if all tokens take loss.
+      boundaries: File that states where documents begin and end; None if each EOS ends a document.
       row: None if tokens are contiguous. In a file of materialized rows, other arrays follow the tokens of each row.
         (2048, 5120) means that a row has 2048 tokens, and that the starts of consecutive rows are 5120 tokens apart.
     """
@@ -57,8 +57,8 @@ def token_dtype(name: object, where: str) -> Dtype:
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header states the dtype, and must agree with `dtype`. A raw file is read as `dtype`. If `dtype` is None, it is read
-    as uint32, and is refused if its first tokens don't look like uint32.
+    A .npy header states the dtype, and must agree with `dtype`. A raw file is read as `dtype`. If `dtype` is None, a raw
+    file is read as uint32, and refused if its first tokens don't look like uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):
@@ -70,10 +70,10 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
 
 
 def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
-    """Refuse a raw file whose first bytes, `head`, don't look like token ids of `dtype`, which was inferred."""
+    """Refuse a raw file whose first bytes, `head`, don't look like token ids of the inferred `dtype`."""
     head = head[: len(head) // 8 * 8]  # whole values of any dtype
     tokens, words = np.frombuffer(head, dtype), np.frombuffer(head, "<u4")
-    # uint64 ids read as uint32: each second one is 0
+    # if uint64 ids are read as uint32, every second value is 0
     looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()
     if len(tokens) and (int(tokens.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
         raise CorpusError(
@@ -83,9 +83,9 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
 
 
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:
-    """Return the id `token_id` of the argument `name` as an int, or None. Raise CorpusError if no token can have this id.
+    """Return `token_id`, the value of the argument `name`, as an int. Raise CorpusError if no token can have this id.
 
-    The highest id in files of uint16 is 65535. It is 32767 if `signed`, in files of int16.
+    The highest id is 65535 in files of uint16. If `signed` is True, it is 32767, as in files of int16. None stays None.
     """
     if token_id is None:
         return None
@@ -102,15 +102,15 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
       tokens: Tokens that were read from `shards`, as `dtype` or as int32.
       shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
-      pieces: Function that returns the pieces of `tokens`, each read from one shard, as three arrays int64 [pieces]: the shard
-        of each piece, its token offset in the shard, and its first index in the flattened `tokens`, ascending. It is called
-        only if a token is negative.
+      pieces: Function that returns three arrays int64 [pieces]. A piece is those of the `tokens` that were read from one place
+        of a shard. The arrays are the shard of each piece, its token offset in the shard, and its first index in the flattened
+        `tokens`, ascending. The function is called only if a token is negative.
     """
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
         flat = flat.view(dtype)
     highest = int(np.iinfo(dtype).max) // 2
-    if not len(flat) or flat.max() <= highest:  # a negative token is above `highest` where it is read as unsigned
+    if not len(flat) or flat.max() <= highest:  # read as unsigned, a negative token is above `highest`
         return
     index = int(np.flatnonzero(flat > highest)[0])
     shard, start_in_shard, start_in_tokens = pieces()
@@ -120,6 +120,6 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
     byte = file.data_offset + token_offset * dtype.itemsize
     value = int(flat[index]) - 2 * (highest + 1)
     raise CorpusError(
-        f"{file.path}: byte {byte}: token {token_offset} is {value}; expected 0 or more. The files store signed integers. Find "
-        "what wrote it, and write the corpus again; `grain-sft verify --full` reads every token and names the first such one."
+        f"{file.path}: byte {byte}: token {token_offset} is {value}; expected 0 or more. The files store signed integers. Fix "
+        "the program that wrote them, and write them again. `grain-sft verify --full` checks every token."
     )

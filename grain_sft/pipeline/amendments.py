@@ -26,10 +26,10 @@ class Amendment:
     Args:
       step: First step that differs.
       skip: Number of steps whose batches are left out: `step` gets the batch that step `step + skip` had, and so on.
-      withdraw: Numbers of documents, as a trace prints them. Their tokens are padding from `step` on.
-      reweight: Weights of sources of a mixture from `step` on, by name. The other sources keep their weights.
-      replace: Text for the receipt, if a stage from `step` on replaces a source: the name of the source, and the keys of its
-        config that differ.
+      withdraw: Numbers of documents, as a trace prints them. From `step` on, padding replaces the tokens of these documents.
+      reweight: Weights of sources of a mixture from `step` on, by name of the source. Other sources keep their weights.
+      replace: Text for the receipt if a stage that begins at `step` replaces a source of the run, else "". The text has the
+        name of the source and the keys of its config that differ.
 
     Raises:
       PipelineError: A step or a number of steps is negative, a document is not an integer, or the amendment changes nothing.
@@ -58,7 +58,7 @@ class Amendment:
         return np.unique(documents.astype(np.int64), return_counts=True)[0]
 
     def __str__(self) -> str:
-        """Return all that decides the amendment as text, for receipts and states."""
+        """Return a text that states the whole amendment, for receipts and states."""
         changes = []
         if self.replace:
             changes.append(f"replace {self.replace}")
@@ -73,12 +73,12 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a part that differs between receipts can change a batch before `step`, or any batch if `step` is None.
+    """Return whether a part that differs between receipts may change a batch before `step`.
 
-    It can't if each text begins with "from step N: ", where N is at least `step`.
+    The result is False if each text begins with "from step N: " and N is at least `step`.
 
     Args:
-      step: Next step of a run.
+      step: Next step of a run. If it is None, the result is True.
       texts: Text of the part in each receipt; None for a receipt without the part.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
@@ -86,10 +86,10 @@ def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
 
 
 def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[str], step: int) -> None:
-    """Check that the changes of a run before `step` are the same in a state and in a config.
+    """Check that a state and a config have the same changes of a run before `step`.
 
     Args:
-      noun: What a change is, for the message: "amendment" or "later stage".
+      noun: Kind of change, for the message: "amendment" or "later stage".
       of_state: Text of each change in the state, in order.
       of_config: Text of each change in the config, in order.
       step: Next step of the run.
@@ -106,10 +106,10 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
 
 
 def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
-    """Return `sampler` with the skipped steps and the weights of `amendments`.
+    """Return a sampler that reads as `sampler` does, but skips the steps and uses the weights of `amendments`.
 
     Raises:
-      SamplerError: An amendment has weights, but `sampler` is not a mixture's, or lacks a source that is reweighted.
+      SamplerError: An amendment has weights, but `sampler` reads no mixture, or not the source that a weight names.
     """
     skips = skips_of(amendments)
     reweights = reweights_of(amendments)
@@ -126,7 +126,7 @@ def skips_of(amendments: Iterable[Amendment]) -> list[tuple[int, int]]:
 def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]:
     """Return (data step, amendment) of each amendment with weights, sorted by step.
 
-    The data step is the step that the sampler counts, skipped steps included.
+    A data step counts skipped steps too: after a skip of 10 steps, step 100 is data step 110.
     """
     amendments = sorted(amendments, key=lambda amendment: amendment.step)
     skips = StepMap(skips_of(amendments))

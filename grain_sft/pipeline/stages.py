@@ -1,4 +1,4 @@
-"""StagedPipeline: consecutive parts of a run, each with its own sequence length, batch size, mixture or layout."""
+"""`StagedPipeline`, a run of consecutive stages with different sequence lengths, batch sizes, mixtures or layouts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from grain_sft.types import Ints
 
 
 class StagedPipeline(Pipeline):
-    """Batches by step of consecutive stages. Shapes change only where a stage begins.
+    """Pipeline of a run in stages. It gives the batch of any step. Shapes of batches change only where a stage begins.
 
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
     lengths. If a stage with longer rows would begin inside a row, it begins at the next row, and `gaps` counts the tokens that
-    it leaves out. The shares of a mixture start anew in each stage.
+    it leaves out. In each stage, the shares of a mixture are counted from the stage's first row.
 
     Args:
       stages: Stages in order.
-      audit, observers, amendments: As in `Pipeline`, in steps of the run. Skipped steps make later stages begin earlier.
+      audit, observers, amendments: As in `Pipeline`. Amendments state steps of the run. Skipped steps make later stages begin
+        earlier.
 
     Attributes:
-      stages: `Pipeline` of each stage, whose steps are those of the run, `first_step` to `end_step - 1`. A stage whose steps
-        are all skipped is left out.
-      gaps: For each stage, the number of tokens between the last row of the earlier stages and its own first row.
+      stages: `Pipeline` of each stage. It has the steps `first_step` to `end_step - 1` of the run. A stage is left out if all
+        its steps are skipped.
+      gaps: Number of tokens that each stage leaves out between the last row of the earlier stages and its first row.
 
     Raises:
       PipelineError: There are no stages, a stage before the last has no end, or a stage has more steps than its epochs.
@@ -62,7 +63,7 @@ class StagedPipeline(Pipeline):
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
-            # with equal numbers, all steps of the stage are skipped
+            # if the stage's first step and its end are equal, all its steps are skipped
             if sampler.num_steps is None or first_step < self._skips.step_of(sampler.num_steps):
                 own_amendments = _unweighted(stage.amendments_of(self.amendments))
                 pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
@@ -105,10 +106,11 @@ class StagedPipeline(Pipeline):
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the earlier runs of `count` stages that this run may continue with its later stages.
+        """Return the possible earlier versions of this run, when it had only its first `count` stages.
 
-        Whoever adds a stage may also give an end to the stage before it. So the runs differ in their last stage: it has no end,
-        its present end, or an end after `last_step`. With `count` 1, a run without stages comes first.
+        When a stage was added, the stage before it may have got an end or another end. So the versions differ in the end of
+        their last stage: no end, the present end, or an end after `last_step`. With `count` 1, the first version is a pipeline
+        without stages.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step
@@ -145,8 +147,8 @@ class StagedPipeline(Pipeline):
     def receipt(self) -> Receipt:
         """Receipt of the global batches.
 
-        Its first parts are the parts of a run of the first stage alone. The parts of the later stages follow, each with the
-        first data step of its stage.
+        It begins with the parts of a run of the first stage alone. The parts of the later stages follow. Each of these
+        states the first data step of its stage: data steps count skipped steps too.
         """
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.transforms)
@@ -174,5 +176,5 @@ class StagedPipeline(Pipeline):
 
 
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
-    """Return the amendments without their weights, which `placed` applies. Leave out those that neither skip nor withdraw."""
+    """Return the amendments that skip or withdraw, without their weights, because `placed` applies the weights."""
     return [dataclasses.replace(change, reweight={}) for change in amendments if change.skip or len(change.withdraw)]

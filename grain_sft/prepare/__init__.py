@@ -1,4 +1,4 @@
-"""Conversations in, corpora out."""
+"""Preparation of corpora: tokenize conversations or texts, and write token files with loss masks."""
 
 from grain_sft.prepare.convert import convert, format_of
 from grain_sft.prepare.materialize import materialize

@@ -1,9 +1,10 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-The corpus has the same bytes as a corpus of `run.prepare`. Either function continues unfinished work of the other.
-Three pipelines run, one after the other: one scans, one renders, one writes. Every worker needs an installed grain_sft
-(`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets or on a
-shared file system. The DataflowRunner needs `apache-beam[gcp]`.
+The corpus has the same bytes as a corpus that `run.prepare` makes without Beam. `prepare` here and `run.prepare` can each
+continue the unfinished work of the other. Three pipelines run, one after the other. The first scans the inputs, the second
+renders their records to chunks, and the third writes the corpus. Every worker needs an installed grain_sft
+(`--sdk_container_image` or `--requirements_file`). It also needs access to the inputs, the tokenizer and the output, in buckets
+or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Number of the unit, group or task; the scanned unit, or None from `render` and `write`; the failure, or None."""
+"""Three values: the number of the unit, group or task; the unit that `scan` counted, None for `render` and `write`; and the
+failure, None if the step succeeded."""
 
 
 def prepare(
@@ -50,14 +52,14 @@ def prepare(
       request: Inputs, template, tokenizer and format.
       output: Folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
       pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. The default runner is the
-        DirectRunner; `--direct_running_mode=multi_processing --direct_num_workers=0` lets it use all cores.
+        DirectRunner. With `--direct_running_mode=multi_processing --direct_num_workers=0`, the DirectRunner uses all cores.
       overwrite: Whether to replace output or unfinished work of another request.
 
     Returns:
       The corpus's manifest; see `run.prepare`.
 
     Raises:
-      RecordError: A record is bad and `request.on_error` is "stop". Names the first bad record in the inputs' order.
+      RecordError: A record is bad and `request.on_error` is "stop". The message names the first bad record of the inputs.
       PrepareError: Options are invalid or conflict, the output is of another request, or a pipeline failed.
       CorpusFileError: An input can't be read.
       StorageError: The output can't be written, or would replace an input.
@@ -77,11 +79,11 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class Pipelines(Runner):
-    """Runner of a job's steps in Beam pipelines, one for each kind of step.
+    """Runner that scans, renders and writes in one Beam pipeline each.
 
     Attributes:
       workers: Not used: Beam chooses the number of workers.
-      shared: Folder where this process writes job and plan for Beam's workers, and they write results for it.
+      shared: Folder for files between processes. This process writes the job and the plan, Beam's workers write results.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """
@@ -109,7 +111,10 @@ class Pipelines(Runner):
         return tasks
 
     def run(self, name: str, step: Callable[[Any, str], Iterable[Result]], items: Sequence[Any]) -> list[Result]:
-        """Call `step(item, shared)` for each item in a pipeline. Return the results by number, or raise the first failure."""
+        """Call `step(item, shared)` for each item, in a Beam pipeline. Return the results, sorted by their numbers.
+
+        If steps failed, raise the failure with the lowest number.
+        """
         if not items:
             return []
         beam = self.beam
@@ -126,12 +131,12 @@ class Pipelines(Runner):
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
             last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise PrepareError(
-                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue from there. "
-                "The runner's own log may name the cause."
+                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). The runner's own log may name the cause. "
+                "Start again: this continues the unfinished work."
             ) from error
         if not files.exists(path):
             raise PrepareError(
-                f"the Beam pipeline ended without a result: {path} is missing. Do its workers write to the same folder?"
+                f"the Beam pipeline ended without a result: {path} is missing. Give an output that all its workers reach."
             )
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
@@ -147,7 +152,7 @@ class Pipelines(Runner):
 # writes its files atomically, and with the same content each time.
 
 _lock = threading.RLock()
-"""Held by the thread that renders or writes. Two such threads in a process would take more memory, and not be faster."""
+"""Lock for the thread that renders or writes. Two such threads in a process would need more memory, without being faster."""
 
 
 def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
@@ -157,10 +162,10 @@ def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Make a group's chunk. Skip it if an earlier group has failed: the first failure ends the preparation anyway."""
-    failed = files.join(shared, "failed")  # contains the number of a group that failed
+    """Render a group of units to its chunk. Skip it if an earlier group has failed, because that failure ends the work."""
+    failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
-        # a group before the failed one is still rendered: if it fails too, its failure is the one that the user sees
+        # a group before the failed group is still rendered: if both fail, the user sees the failure of the earlier group
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -206,7 +211,7 @@ def _plan(shared: str) -> Plan:
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
-    """Return Beam's options; raise a `PrepareError` for unknown or invalid ones."""
+    """Return Beam's options. Raise a `PrepareError` for an unknown or invalid option."""
     pipeline_options = beam.options.pipeline_options
     parsers: list[Any] = []
     printed = io.StringIO()
@@ -232,7 +237,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
             ) from error
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError(
-            "--no_wait_until_finish: the corpus is renamed when the pipeline has ended. Leave the option out."
+            "--no_wait_until_finish: this process needs the results of its pipelines. Leave the option out."
         )
     if runner in LOCAL_RUNNERS:
         # without a compatibility version, Beam would download Prism, its new local runner
@@ -245,7 +250,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress Beam's log messages up to warnings, such as those about optional Google packages."""
+    """Suppress log messages up to warnings, such as Beam's about optional Google packages."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,4 +1,4 @@
-"""Earlier versions of a run: a log may begin before the newest amendments and stages were added to the config."""
+"""Earlier versions of a run, for the check of an audit log that began before the config got its newest changes."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ class Change(NamedTuple):
 
     Attributes:
       kind: "an amendment" or "a stage", for messages.
-      first_step: First step that it changes.
-      text: Text in the receipt.
+      first_step: First step that the amendment or stage changes.
+      text: Text of the amendment or stage in the receipt.
     """
 
     kind: str
@@ -38,12 +38,12 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
     """Return the versions of a run that may have written the log's entry `load`.
 
     The receipt in the entry lists the amendments and stages that the run had then. Example: if the receipt lists 2 stages and
-    the run has 3 stages now, the earlier version had the first 2. The receipt does not state the last step of stage 2, which
-    may have been changed since. So the result has a version for each possible last step.
+    the run has 3 stages now, the earlier version had the first 2. The receipt does not state the last step of stage 2, and the
+    config may have changed it since. So the result has a version for each possible last step.
 
     Args:
       pipeline: Pipeline of the run as it is now.
-      load: Fields of the entry.
+      load: Fields of the entry, whose action is `dataset_load`.
       last_step: Highest step of the `epoch_complete` entries between `load` and the next load; -1 without such an entry.
     """
     parts = receipt_parts(load.get("receipt_parts"))
@@ -63,7 +63,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
 
 
 def receipt_parts(text: str | None) -> dict[str, str]:
-    """Return the parts of the receipt in an entry, as text; an empty dict if the entry has none that can be read."""
+    """Return the parts of the receipt that `text`, a field of an entry, holds; an empty dict if it can't be read."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}
     return {}

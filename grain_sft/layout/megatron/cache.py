@@ -1,9 +1,11 @@
-"""Indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk.
+"""Reader of the indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk.
 
-A data set has three .npy files: `document_index`, `sample_index` and `shuffle_index`. megatron-core names them
-`HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`. A blend has two files, `dataset_index` and
-`dataset_sample_index`. The hash does not cover two options that change the arrays (`add_extra_token_to_sequence` and
-`drop_last_partial_validation_sequence`), so the arrays are checked against all documents before they are used.
+An index states which tokens make each sample. The index of a data set has three .npy files: `document_index`, `sample_index`
+and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`.
+The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
+
+Two options change the arrays, but not the hash: `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So
+the arrays are checked against all documents before they are used.
 """
 
 import json
@@ -26,8 +28,8 @@ Integers = npt.NDArray[np.integer]
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
-"""Descriptions of an index, by megatron-core and by MaxText: the end of the file's name, the key of the list of token
-files, and the key of the seed."""
+"""Files that describe an index, as megatron-core and as MaxText write them. Each entry has the end of the file's name, the key
+of the list of token files, and the key of the seed."""
 
 _Found = TypeVar("_Found", Stream, Blend)
 _ENDINGS = (_DOCUMENTS, _SAMPLES, _SHUFFLE, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
@@ -63,13 +65,13 @@ def read_stream(
       folder: Local folder of index files.
       path: Path of the data set's token file.
       sizes: Integers [documents], number of tokens of each document.
-      before: Number of the first document in the index. It is 90 if the index counts 90 documents that the run does not read.
+      before: Number of the data set's documents that precede those of the run: 90 if the run begins at document 90.
       num_samples: Number of samples that the run needs; None for one epoch.
       cut: How the stream is cut into samples.
       seed: Seed that the index's description must state. An index without a description may have any seed.
 
     Raises:
-      LayoutError: No index belongs to this data set, all that belong to it are damaged, or several differ.
+      LayoutError: The data set has no index, its indices are all damaged, or it has several indices that differ.
     """
     tokens = int(sizes.sum(dtype=np.int64))
     epochs = cut.epochs_for(num_samples, max(1, tokens))
@@ -89,9 +91,9 @@ def read_stream(
         return found
     listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
     raise LayoutError(
-        f"{folder}: no index of {path} with {listed}. {len(described)} indices of these paths and this seed, or without a "
-        "description, have other shapes. Give the index's num_samples, sequence_length, seed and "
-        "add_extra_token_to_sequence, or leave out index_dir."
+        f"{folder}: no index of {path} with {listed}. {len(described)} indices have this path and seed, or no description, "
+        "but other shapes. Give the num_samples, sequence_length, seed and add_extra_token_to_sequence of the index, or "
+        "leave out index_dir."
     )
 
 
@@ -104,7 +106,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
       size: Number of samples.
 
     Raises:
-      LayoutError: The folder has blends, but not exactly one that is sound and has these shares and this size.
+      LayoutError: The folder has blends, but no sound blend of these shares and this size, or several that differ.
     """
     starts = _starts(folder, _BLEND[0])
     described = [start for start in starts if _describes_blend(start, shares)]
@@ -118,7 +120,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # counts of `blend` are closer
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # a right blend is closer
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
@@ -136,7 +138,12 @@ def _starts(folder: str, ending: str) -> list[str]:
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield each of `starts` whose files have arrays of `shapes`, with these arrays. The keys of `shapes` are endings."""
+    """Yield the start of each index whose arrays have the right shapes, and these arrays.
+
+    Args:
+      starts: Paths of indices, without the endings of their files.
+      shapes: Right shape of each array, by the ending of its file.
+    """
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
         if [array.shape for array in arrays] == list(shapes.values()):
@@ -144,15 +151,15 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only sound index; None if no index is sound or damaged.
+    """Return the only index in `sound`; None if both `sound` and `wrong` are empty.
 
     Args:
-      sound: Sound indices, by the paths of their files without endings. No two have equal arrays.
+      sound: Sound indices, by the paths of their files without endings. No two indices have equal arrays.
       wrong: Sentences about damaged indices.
       fits: Data set or weights that the caller asked for, in words, for the message.
 
     Raises:
-      LayoutError: Several indices are sound, or some are damaged and none is sound.
+      LayoutError: Several indices are sound, or no index is sound and some are damaged.
     """
     if len(sound) > 1:
         problem = f"{'* and '.join(sound)}*: each fits {fits}"
@@ -210,7 +217,7 @@ def _load(path: str) -> Integers:
 
 
 def _unsound(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
-    """Return the fault of an index, after its file's name: "document_index.npy: does not ..."; "" for a sound index."""
+    """Return what is wrong with an index, such as "document_index.npy: does not hold ..."; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)

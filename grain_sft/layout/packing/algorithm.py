@@ -1,4 +1,4 @@
-"""Interface of packing algorithms: options, packed rows, and an algorithm's traits."""
+"""Interface of packing algorithms, which decide which documents share a row: their options, results and traits."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"
 LongDocuments = Literal["truncate", "fragment"]
 Boundaries = Literal["auto", "eos"]
 
-# What `PackingOptions.checked` accepts: the values of options with choices, and the least value of integers.
+# What `PackingOptions.checked` accepts: the choices of an option, and the least value of an integer option.
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": get_args(Ties), "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
 
 class PackedRows(NamedTuple):
-    """Columns of packed rows. A piece is the part of a document in one row.
+    """Result of a packing algorithm, as columns. A piece is the part of a document that is in one row.
+
+    All pieces of row 0 come first, then those of row 1, and so on. The pieces of a row are in their order in the row.
 
     Attributes:
-      document: int64 [pieces], number of each piece's document, row after row, in their order in the row.
+      document: int64 [pieces], number of the document that each piece belongs to.
       offset: int64 [pieces], number of the document's tokens before the piece.
       length: int64 [pieces], number of tokens in the piece.
-      ends: int64 [rows], number of pieces in this row and all rows before it.
+      ends: int64 [rows], number of pieces from row 0 to the end of each row: 3 and 5 if row 0 has 3 pieces and row 1 has 2.
     """
 
     document: Int64[np.ndarray, " pieces"]
@@ -46,7 +48,7 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Return `columns`, which an algorithm returned for documents of `lengths`, as int64.
+        """Return an algorithm's result for documents of `lengths` as int64 columns, after a check of all rows.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.
@@ -62,7 +64,7 @@ class PackedRows(NamedTuple):
         return rows
 
     def _faults(self, lengths: Ints, sequence_length: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return for each fault a mask of the pieces or rows that have it."""
+        """Return a mask for each fault, by its text: True for the pieces or rows that have the fault."""
         document, offset, length, ends = self
         counts, stop, order = np.diff(ends, prepend=0), offset + length, np.lexsort((offset, document))
         before, after = order[:-1], order[1:]
@@ -105,19 +107,19 @@ class PackingOptions:
     longest_first: Ints | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def checked(self) -> PackingOptions:
-        """Return these options, with integers as Python ints; raise a `LayoutError` where one has an invalid value."""
+        """Return these options, with integers as Python ints. Raise a `LayoutError` for an invalid value."""
         values = self.stated()
         for name, choices in _CHOICES.items():
             check_choice(name, values[name], choices, LayoutError)
         values["sequence_length"] = as_sequence_length(values["sequence_length"])
         for name, least in _LEAST.items():
             default = getattr(PackingOptions, name)
-            if values[name] is not None or default is not None:  # an option may be None if this is its default
+            if values[name] is not None or default is not None:  # None is valid if it is the option's default
                 values[name] = as_integer(name, values[name], least, LayoutError)
         return PackingOptions(**values)
 
     def stated(self) -> dict[str, Any]:
-        """Return the options that decide the plan, by name. `longest_first` follows from them and the corpus."""
+        """Return the options that decide the plan, by name. `longest_first` is left out, as it follows from the others."""
         return {name: value for name, value in vars(self).items() if name != "longest_first"}
 
 
@@ -126,10 +128,10 @@ class PackingAlgorithm:
     """Packing algorithm with the traits that the rest of the package uses. A bare function has the default traits.
 
     Attributes:
-      pack: Function `(lengths, options) -> PackedRows`; lengths are int64 [documents], each from 1 to
-        `options.sequence_length`, or of any size if `splits_documents`.
-      packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. Its rows are then read in
-        the order of the algorithm's result.
+      pack: Function `(lengths, options) -> PackedRows`. The lengths are int64 [documents], 1 or more. They are at most
+        `options.sequence_length`, except if `splits_documents` is True.
+      packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. If so, an epoch's rows are
+        read in the order in which `pack` returns them.
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
@@ -150,7 +152,7 @@ class PackingAlgorithm:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the code is of this package. The rows of other code are checked."""
+        """Whether the algorithm is part of grain_sft. The rows of any other algorithm are checked."""
         return self.pack.__module__.startswith("grain_sft.")
 
     @property
@@ -171,8 +173,8 @@ class PackingAlgorithm:
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
     """Return the numbers of the documents, longest first, int64 [documents].
 
-    With `options.ties` "stable", documents of equal length stay in their order. Otherwise they are in the order of OLMo-core's
-    `np.argsort(-1 * lengths)`, which depends on the CPU's vector instructions and on NumPy's version.
+    With `options.ties` "stable", documents of equal length stay in their order. With any other value, documents of equal length
+    are in the order of OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU and on NumPy's version.
     """
     if options.longest_first is not None:
         return options.longest_first
@@ -189,17 +191,17 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
     """Return the rows of whole documents that `bins` assigns to rows.
 
     Args:
-      order: int64 [documents], numbers of the documents. The first was placed first.
-      lengths: int64 [documents], length of each document, by its number.
-      bins: int64 [documents], row of each document, in the order of `order`. Every row has a document.
+      order: int64 [documents], numbers of the documents, in the order in which they were placed.
+      lengths: int64 [documents], lengths of the documents, in the order of their numbers.
+      bins: int64 [documents], row of each document in `order`. Every row has a document.
     """
     document = order[np.argsort(bins, kind="stable")]
     return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], np.cumsum(np.bincount(bins)))
 
 
 def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
-    """Return the rows of several packings, concatenated."""
-    parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # so that no parts give no rows
+    """Return the rows of several packings as one packing."""
+    parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # `np.concatenate` needs one array or more
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])

@@ -1,9 +1,10 @@
-"""Balanced packing: rows whose attention costs the same, as far as single long documents allow it.
+"""Balanced packing: rows of nearly equal attention cost, so that no device waits for a device with a more expensive row.
 
 The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill, and
 places long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
 cheaper half of the rows gets one document each, and the cheapest row gets the longest. A row without space for its document
-gets none in that round. Best fit then places the short documents, which cost little and fill any space, and those left over.
+gets none in that round. Best fit then places the remaining long documents and all short documents. Short documents cost little
+and fit into any space.
 """
 
 import numpy as np
@@ -13,12 +14,12 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 _SHORT = (0.3, 0.5)
-"""Shares of the tokens that are in "short" documents. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""
-_PADDING = 0.005  # most padding, as a share of the tokens of all rows
+"""Shares of all tokens that the short documents have together. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""
+_PADDING = 0.005  # highest accepted share of padding in the rows
 
 
 def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of `lengths`. If they are too few or too long to fill balanced rows, the rows are those of best fit."""
+    """Pack documents of `lengths`. If the documents are too few or too long to fill balanced rows, use best fit alone."""
     order, capacity = longest_first(lengths, options), options.sequence_length
     decreasing = lengths[order]
     full_rows = decreasing.sum() / capacity
@@ -34,10 +35,10 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
 
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
-      short: Share of the tokens that best fit places.
+      short: Share of all tokens that are in the short documents, which best fit places.
     """
     totals = np.cumsum(lengths)
-    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # up to the document that reaches the share
+    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # these documents have the other tokens
     num_rows = min(-(-int(totals[-1]) // capacity), num_long)
     bins = np.full(len(lengths), -1)
     costs = np.zeros(num_rows, np.int64)

@@ -1,1 +1,1 @@
-"""Reading of input files (JSONL, Parquet, text, …) into records, and of records into conversations."""
+"""Readers that turn input files (JSONL, Parquet, text, …) into records, and records into conversations."""

@@ -1,9 +1,9 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
-Files of lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut in its row groups,
-Arrow at its record batches, ArrayRecord at its chunks, compressed files and arrays between records. A text is one unit. Small
-units are rendered in groups. Only the files decide where units and groups begin. The prepared corpus is the same for any units
-and groups.
+A file of lines is cut every few MiB, and a line belongs to the unit that has its first byte. A Parquet file is cut in its row
+groups, an Arrow file at its record batches, and an ArrayRecord file at its chunks. A compressed file or a JSON array is cut
+between records. A text is one unit. Small units are rendered together, as a group. Units and groups depend only on the files,
+not on the machines that read them. The content of the corpus does not depend on units and groups.
 """
 
 import concurrent.futures
@@ -23,16 +23,16 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-MAX_BLOCKS = 8  # blocks in a unit
+MAX_BLOCKS = 8  # most blocks in a unit; a block is `BLOCK` bytes
 MANY_BLOCKS = 1024  # an input of at most this many blocks has units of one block, a larger input has larger units
-_TAIL = 1 << 14  # bytes read after a unit to find the end of the last line; more are read if the end is not there
-GROUP_BYTES = 1 << 18  # bytes of a group of units
+_TAIL = 1 << 14  # bytes read after a unit to find the end of its last line; a longer line is read further
+GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
 SCAN_THREADS = 8
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
-"""Modules for the kinds of files whose records are rows. Each module has three functions: `matches(path, head)` returns whether
-a file is of this kind, `describe(path, size, least, read)` returns the parts of a file and the note of its `Input`, and
+"""Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether
+a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`.
 `rows(entry, unit)` yields the rows of a unit.
 """
 
@@ -40,13 +40,13 @@ a file is of this kind, `describe(path, size, least, read)` returns the parts of
 def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = None) -> list[Input]:
     """Return the files of every dataset, in order.
 
-    A file's first bytes, and for some kinds its name, decide its kind. All files except JSONL and Parquet are read whole to
-    find where they can be cut.
+    A file's first bytes, and for some kinds its name, decide its kind. Files are read whole to find where they can be cut,
+    except Parquet and uncompressed JSONL.
 
     Args:
       datasets: Paths, globs and folders of each dataset, local or remote.
-      progress: Function of the activity, the number of bytes read, and the number of bytes of all files. Threads call it,
-        one at a time.
+      progress: Function that is called as `progress("Opening the inputs", bytes_read, bytes_of_all_files)`, by one thread at
+        a time.
 
     Raises:
       CorpusFileError: A path names no file, or a file is damaged.
@@ -79,7 +79,7 @@ def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     for _, path, _ in named:
         real = path if files.is_remote(path) else os.path.realpath(path)
         if real in seen:
-            raise CorpusFileError(f"{path}: is named twice. Name it once; an amount of 2.0 uses its records twice.")
+            raise CorpusFileError(f"{path}: is named twice. Name it once, with amount 2.0 to use its records twice.")
         seen.add(real)
     return named
 
@@ -111,9 +111,9 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with their `records` and `digest`, and the scanned `units` with their `first`.
+    """Return `inputs` with their fields `records` and `digest` set, and `units` with their field `first` set.
 
-    All three values are computed from the records and digests of the units.
+    The values are computed from the `records` and `digest` of the scanned units.
     """
     units_of_inputs: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
@@ -128,9 +128,9 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
 
 
 def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
-    """Return groups of consecutive units of one dataset: units of at most `GROUP_BYTES` in total, or one larger unit.
+    """Divide the units into groups: consecutive units of one dataset, of at most `GROUP_BYTES` in total, or one larger unit.
 
-    A group becomes one chunk file, so thousands of small inputs don't become thousands of chunk files.
+    A group is rendered to one chunk file. So thousands of small inputs don't become thousands of chunk files.
     """
     groups: list[list[Unit]] = []
     size = 0
@@ -145,9 +145,10 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the number and the content of each record of a unit: a line, an array's element, or a row.
+    """Yield the number and the content of each record of a unit: a line, an array's element, a row or a text.
 
-    Blank lines are skipped but counted. A record that can't be decoded is a RecordError, which `schema.read_record` raises.
+    Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, which
+    `schema.read_record` raises.
 
     Args:
       entry: Input of the unit.
@@ -181,8 +182,10 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the path, number from 1, and content of every record of the inputs that `list_inputs` returns; see
-    `read_records`. Each file is opened when its turn comes."""
+    """Yield the path, number and content of every record of the datasets, as `read_records` does. Open one file at a time.
+
+    Records are numbered from 1 in each file.
+    """
     for dataset, path, size in _named(datasets):
         entry = _describe(dataset, path, size, lambda position: None)
         first = 1
@@ -195,7 +198,7 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
     """Return the bytes of a unit with the byte before the unit, then the bytes of the unit alone.
 
-    If the byte before is a newline, a line begins with the unit.
+    If the byte before the unit is a newline, a line begins at the unit's first byte.
     """
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
@@ -211,7 +214,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
         start = data.find(b"\n", 0, len(data) - 1) + 1
         if start == 0:
             return b""  # no line begins in the unit
-    tail = bytearray()  # bytes after the unit, to which the last line continues
+    tail = bytearray()  # bytes after the unit, for the end of its last line
     while not (data.endswith(b"\n") or b"\n" in tail) and unit.stop + len(tail) < entry.size:
         if len(tail) > text_files.MAX_RECORD:
             break  # `read_records` refuses the line
@@ -232,7 +235,7 @@ def _size(path: str) -> int:
 
 
 def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
-    """Return the input of a file. Call `read` with the number of bytes read so far."""
+    """Return the `Input` that describes a file. Call `read` with the number of bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):

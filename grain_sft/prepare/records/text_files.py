@@ -1,4 +1,4 @@
-"""Files of JSON lines, JSON arrays and plain texts: their kinds, and their parts of several MiB, cut between records."""
+"""Detection of JSONL files, JSON arrays and plain texts, and cutting of these files into parts of whole records."""
 
 import hashlib
 import itertools
@@ -21,18 +21,18 @@ _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
-"""An object without objects or lists in it, a string, a bracket, a comma, or a quote. A quote matches alone if its string does
-not end in the data.
+"""Pattern of what `_record_ends` looks at in a JSON array: an object without objects or lists in it, a string, a bracket, a
+brace, a comma, or a quote. A quote matches alone if its string does not end in the data.
 
-`_record_ends` skips such objects and strings. To match the objects makes reading arrays of chats 3 times as fast as to match
-only strings."""
+`_record_ends` skips whole objects and strings. The pattern matches objects, and not only strings, because arrays of chats are
+then read 3 times as fast."""
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
     """Return the kind of a file: "text", "array" or "jsonl". Refuse compressed Parquet, Arrow and ArrayRecord files.
 
-    A file is a text if `walk.is_text` accepts its name, unless it begins like a JSON object or an array of objects. Any other
-    file is an array if its first character that is not blank is "[", else JSONL.
+    A file is a text if `walk.is_text` accepts its name and it does not begin like a JSON object or an array of objects. Any
+    other file is an array if its first character that is not blank is "[". All remaining files are JSONL.
     """
     head = b""
     for data in decompressed(path, size, compression):
@@ -48,7 +48,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
 
 
 def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file, each of about `least` decompressed bytes. A text is one part."""
+    """Yield the parts of a file. A part has about `least` decompressed bytes, but a text is one part."""
     data = decompressed(path, size, compression, read)
     return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
 
@@ -67,7 +67,7 @@ def elements(data: bytes) -> Iterator[bytes]:
 
 
 def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
-    """Yield the parts of a file of lines. A part is whole lines."""
+    """Yield the parts of a file of lines. A part has whole lines."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
     offset = 0
     line = 1  # number of the first line in `data`
@@ -108,13 +108,13 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
     next_scan = least  # `data` is scanned when it has this many bytes
     for piece in pieces:
         data += piece
-        if piece and len(data) < next_scan:  # `decompressed` ends with an empty piece
+        if piece and len(data) < next_scan:  # the last piece of `decompressed` is empty; then `data` is scanned
             continue
         records = end = 0  # after the loop, `end` is the index of the last comma between records, or of the bracket
         for end in _record_ends(data):  # noqa: B007
             records += 1
         if data[end : end + 1] == b"]":
-            # "[]" has no record, but blank data after a comma is one: an empty element of the array
+            # In "[]" there is no record. In "[1, ]", the blank after the comma is a record: an empty element.
             if total or data[:end].strip(_SPACE):
                 yield _part(data, end, offset, records)
             _check_end(path, itertools.chain([bytes(data[end + 1 :])], pieces), offset + end + 1)
@@ -129,7 +129,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
         # Each scan begins at the start of the unfinished record. So that a long record is not scanned for each piece, the next
         # scan waits until `data` has doubled.
         next_scan = len(data) + max(least, len(data))
-    raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
+    raise CorpusFileError(f"{path}: an array without its closing bracket after {total} records. Copy the file again.")
 
 
 def _record_ends(data: bytes | bytearray) -> Iterator[int]:

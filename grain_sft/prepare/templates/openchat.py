@@ -1,8 +1,8 @@
 """The template openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-`<|end_of_turn|>` follows the system text and each message. The weight of a message is the loss of its text and of the
-`<|end_of_turn|>` after the text. By default, it is 1 for the assistant and 0 for the user. Rules: ochat/config in
-imoneoi/openchat.
+`<|end_of_turn|>` follows the system text and each message. The weight of a message is the loss weight of its text and of the
+`<|end_of_turn|>` after the text. The default weight is 1 for the assistant and 0 for the user. These are the rules of
+`ochat/config` in the repository imoneoi/openchat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,14 +44,17 @@ class OpenChat(PiecesTemplate):
             pieces += [(system, 0.0), (self._end, 0.0)]
         for message in messages:
             if message.role == "system":
-                raise RecordError("messages: a later system message. Template openchat takes one, at the start.")
+                raise RecordError("messages: a later system message. Template openchat takes one. Put it first.")
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
             prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]
         return pieces
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
-        """Return the system text, which may be the first message or an option, and the other messages."""
+        """Return the system text and the messages after it.
+
+        The system text comes from the record, from a first message of role "system", or from the option `system_prompt`.
+        """
         messages = conversation.messages
         if conversation.system is None and messages[0].role == "system":
             return messages[0].content, messages[1:]
@@ -59,15 +62,15 @@ class OpenChat(PiecesTemplate):
         return system, messages
 
     def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
-        """Return the loss of each piece. With `seq_level_weight` it is divided by the number of tokens of its message.
+        """Return the loss weight of each piece. With `seq_level_weight`, divide it by the number of tokens of the message.
 
-        `<|end_of_turn|>` counts as one of these tokens. The prefix doesn't count.
+        The tokens of a message are those of its text and of its `<|end_of_turn|>`, without the prefix.
         """
         if not self.chosen.seq_level_weight:
             return weights
         divided = list(weights)
-        # A message has three pieces: prefix, text and end of turn. Texts are found from the end, because the number of
-        # pieces before the messages differs. A system text is divided too, but its weight is 0.
+        # A message has three pieces: prefix, text and end of turn. The loop goes back from the last text, because the first
+        # message is piece 1, or piece 3 after a system text. The loop divides the system text's weight too, but that is 0.
         for text in range(len(ids) - 2, 0, -3):
             end_of_turn = text + 1
             divided[text] /= len(ids[text]) + len(ids[end_of_turn])

@@ -1,4 +1,4 @@
-"""Table of the formats in which `prepare` and `convert` write a corpus, by name."""
+"""Writers of prepared corpora: a table of the formats that `prepare` and `convert` write."""
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task

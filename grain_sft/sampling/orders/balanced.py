@@ -1,4 +1,4 @@
-"""Balanced order: each step is made of rows of similar cost, so that no device waits for another one's row."""
+"""Balanced order: a step reads rows of similar cost, so that no device waits for a device with a more expensive row."""
 
 import functools
 
@@ -16,8 +16,8 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     The cost of a row is the cost of its attention: the sum of the squares of its segment lengths.
 
     Advantages: the devices of a step finish together. Nothing is padded, and the rows of a step do not depend on the hosts.
-    Disadvantages: a step has either long documents or short ones, unless the packing gives most rows equal costs (algorithm
-    "balanced"). An epoch takes 8 bytes a row in memory, and 0.3 s per million rows.
+    Disadvantages: a step has either long documents or short documents. (The packing algorithm "balanced" avoids this, because
+    most of its rows have equal costs.) An epoch takes 8 bytes of memory per row, and 0.3 s of work per million rows.
 
     Rows of equal cost are in random order. If the steps of an epoch do not read all rows, the unread rows are random.
     """
