@@ -87,7 +87,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
         ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
         ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
         ("episode_tool", chat(("user", "x")), "the role 'assistant' or 'assistant_toolcall'"),
-        ("episode", chat(("system", "b"), system="a"), "system: the record has one"),
+        ("episode", chat(("system", "b"), system="a"), "system: the record has a system text"),
         ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
         *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
         *((name, THOUGHT, "messages[0].thinking: template") for name in BUILT_IN),
