@@ -61,7 +61,7 @@ def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
 
 
 def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator of methods that accepts keyword-only `names` by position, too, with a deprecation warning."""
+    """Return a decorator that lets a method accept its keyword-only `names` by position too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         """Return `method`, which also accepts `names` by position."""

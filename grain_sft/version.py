@@ -1,3 +1,3 @@
-"""The version of grain_sft; read by the build without importing anything else."""
+"""The version of grain_sft. The build reads this file without importing the package."""
 
 __version__ = "0.1.0"

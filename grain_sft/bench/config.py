@@ -1,7 +1,8 @@
-"""Speed of a config's pipeline on this machine: of each stage of a step, and of `Pipeline.iter` under several settings.
+"""Measurement of a config's pipeline on this machine, which finds the best numbers of threads and processes to read with.
 
-The stages are measured on a few steps again and again, so their data is in memory. `iter` is measured on new steps, as in a
-run: the time to read them from a slow disk or from a bucket counts.
+It measures each stage of a step, and `Pipeline.iter` with several settings. The stages are measured on the same few steps again
+and again, so their data is in memory. `iter` is measured on new steps, as in a run, so its time includes reading them from a
+slow disk or from a bucket.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ from grain_sft.storage import files
 
 SECONDS = 20.0
 STEPS_MS = (10.0, 50.0)
-_MOST_THREADS = 16  # number of threads that Grain reads with
-_MOST_WORKERS = 8  # each takes seconds to start
-_REMOTE_THREADS = 4  # threads of each worker if files are in a bucket: they mostly wait
+_MOST_THREADS = 16  # the number of threads that Grain reads with
+_MOST_WORKERS = 8  # most worker processes to try, since each one takes seconds to start
+_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket, where threads mostly wait
 
 # shares of `Plan.seconds`
 _FIRST = 0.05  # the first reading
@@ -38,7 +39,7 @@ _LAST = 0.15  # the recommended setting alone
 
 
 class _Round(NamedTuple):
-    """One measurement of a setting: the seconds of a batch, and the seconds that each step waited, by `step_ms`."""
+    """One measurement of a setting: the seconds of a batch, and the seconds that each step waited, by length of the steps."""
 
     seconds: float
     waits: dict[float, list[float]]
@@ -51,7 +52,7 @@ class Plan(NamedTuple):
     repeats: int = 3  # number of measurements of each setting
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
     max_workers: int | None = None  # most worker processes to try; None: the number of cores, up to 8
-    tokens_per_second: float | None = None  # speed of one accelerator; None: several speeds
+    tokens_per_second: float | None = None  # speed of one accelerator; None: a table of several speeds
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
-    """Return the figures of a report: the speeds of the limit, of one thread and of the default threads.
+    """Return the speeds of copying a batch with numpy (the limit), of one thread and of the default number of threads.
 
     Returns:
       tokens: Number of tokens of a batch.
@@ -151,10 +152,11 @@ def cores() -> int:
 
 
 class _Run:
-    """Measurements of a pipeline, one after the other. Each continues at the step where the last one ended.
+    """Measurements of a pipeline. A measurement continues at the step where the one before ended.
 
     Attributes:
-      pipeline, steps: The pipeline without an end, and the number of steps that it repeats.
+      pipeline: The pipeline, made endless: it repeats its first steps.
+      steps: Number of steps that are repeated.
       next_step: First step that no measurement has read.
     """
 
@@ -179,7 +181,7 @@ class _Run:
         return {"steps": len(times)} | {name: value * 1e3 for name, value in figures.items()}
 
     def settings(self) -> tuple[dict[Setting, list[_Round]], list[str]]:
-        """Measure settings, fewest resources first. Return the measurements, and the settings for which time was up."""
+        """Measure settings, fewest threads and processes first. Return the measurements, and the settings left out for time."""
         plan = self._plan
         late = plan.seconds * (1 - _LAST)
         remote = any(files.is_remote(shard.path) for shard in self.pipeline.source.layout.corpus.shards)
@@ -195,7 +197,7 @@ class _Run:
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
     def last_rounds(self, setting: Setting) -> list[_Round]:
-        """Measure the recommended setting again; only once if the time is up."""
+        """Measure the recommended setting again: `repeats` times, or once if the time is up."""
         plan = self._plan
         rounds: list[_Round] = []
         while not rounds or (len(rounds) < plan.repeats and self.elapsed() <= plan.seconds):
@@ -209,8 +211,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            # Not measured, because they may be ready already: while `next` waited for the first batch, each thread may have
-            # finished one batch and begun another, and each process may have filled its buffer.
+            # These batches are not measured, because they may be ready already. While `next` waited for the first batch, each
+            # thread may have finished one batch and begun another, and each process may have filled its buffer.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)
@@ -219,7 +221,7 @@ class _Run:
                 begin = time.perf_counter()
                 while len(waited) < 3 or time.perf_counter() - begin < seconds / 2 / len(waits):
                     waited.append(seconds_waited(batches.__next__, step_ms / 1e3))
-        # batches that the threads and processes may have made, and `next` has not returned
+        # number of batches that threads and processes may have made, but `next` has not returned
         made_ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
         self.next_step = batches.next_step + (made_ahead if setting.threads or setting.worker_count else 0)
         return _Round(batch_seconds, waits)
@@ -251,7 +253,7 @@ class _FirstSteps:
         return self._pipeline.source_at(self._repeated(step))
 
     def check_from(self, step: int) -> None:
-        """Accept any step: each repeats one of the first."""
+        """Accept any step, because every step repeats one of the first steps."""
 
 
 def _doubled(most: int) -> list[int]:

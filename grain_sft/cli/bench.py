@@ -39,7 +39,7 @@ def bench(parser: Parser) -> None:
     """Declare `grain-sft bench`."""
     config = "path of a .yaml or .json config to measure instead of made-up corpora"
     parser.add_argument("config", nargs="?", help=config)
-    seconds = "seconds of each measurement (default: 2); with CONFIG, of all of them (default: 20)"
+    seconds = "seconds of each measurement (default: 2); with CONFIG, of all measurements together (default: 20)"
     parser.add_argument("--seconds", type=positive, help=seconds)
     parser.add_declared(Scale, ("repeats",))
     parser.add_figures()
@@ -50,10 +50,10 @@ def bench(parser: Parser) -> None:
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step without its data; may be given several times (default: 10 and 50)"
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
-    add("--max-workers", type=at_least(0), metavar="N", help="worker processes to try (default: the cores, up to 8)")
+    add("--max-workers", type=at_least(0), metavar="N", help="most workers to try (default: the cores, up to 8)")
     made_up = parser.add_argument_group("of made-up corpora, without CONFIG")
     add = made_up.add_argument
-    only = "measure only this; may be given several times (default: everything)"
+    only = "measure only this benchmark; may be given several times (default: all)"
     add("--only", choices=list(BENCHMARKS), action="append", help=only)
     add("--dir", help="where to put the token files while they are measured (default: the system's temporary folder)")
     parser.add_declared(Scale, _SIZES, made_up)

@@ -44,7 +44,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
       host: Host whose batches the pipeline reads. None asks JAX, which starts its backend.
 
     Raises:
-      ConfigError: An unknown key (the message has the nearest known one), a repeated or missing key, or a wrong value.
+      ConfigError: An unknown key (the message suggests the nearest known key), a repeated or missing key, or a wrong value.
       CorpusError, CorpusFileError, LayoutError, SamplerError: The corpus, the layout or the sampler of the config is wrong. The
         message begins with the name of the config.
     """
@@ -107,7 +107,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the new names of renamed keys. A source of a mixture may have a former key as its name."""
+    """Return a section with the new names of renamed keys. Names of sources stay: a source may be called like a former key."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}

@@ -94,10 +94,10 @@ def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) ->
 
 
 def _check_source(source: Section, layout: Section, where: str) -> None:
-    """Check a source of a mixture. Its own `layout` changes keys of the config's section `layout`, which is passed here."""
+    """Check a source of a mixture. `layout` is the config's section; the source's own `layout` replaces keys of it."""
     is_mixture = source.get("mixture") is not None
     if is_mixture:
-        misplaced, message = ["layout", "sampler", "max_epochs"], "is for the sources of a mixture. Give it to those"
+        misplaced, message = ["layout", "sampler", "max_epochs"], "is for a source with a path. Take it out"
     else:
         misplaced, message = ["schedule"], "is for a source that is a mixture. Take it out"
     for key in misplaced:
@@ -109,12 +109,12 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
     if not is_mixture:
         own = source.get("layout", {})
         if own.get("kind", layout["kind"]) != layout["kind"]:
-            layout = {"sequence_length": layout["sequence_length"]}  # other options belong to the config's kind
+            layout = {"sequence_length": layout["sequence_length"]}  # the other options are of another kind
         check_layout({**layout, **own}, f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
         if None not in (source.get("max_epochs"), own_sampler.get("epochs")):
-            raise ConfigError(f"{where}.sampler.epochs: max_epochs is the same. Give one of the two.")
+            raise ConfigError(f"{where}.sampler.epochs means the same as max_epochs. Give one of the two.")
 
 
 def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:
@@ -136,7 +136,7 @@ def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | N
         check_keys(entry, known, at)
         changed = [key for key in known if key != "step" and entry.get(key) is not None]
         if not changed or set(sections.SIZES) <= set(changed):
-            raise ConfigError(f"{at}: give what changes at step {step}: {', '.join(known[1:])}; of the sizes, one.")
+            raise ConfigError(f"{at}: give what changes at step {step}: {', '.join(known[1:])}. Give at most one size.")
         last = entries[number - 1]["step"] if number else 0
         if step <= last:
             raise ConfigError(f"{at}.step is {step}, after step {last}; expected entries in order of their steps.")

@@ -1,4 +1,4 @@
-"""The demo's corpus and config: questions about Python's standard library, whose docstrings are the answers.
+"""The demo's corpus and config. A conversation is a question about Python's standard library, and a docstring that answers it.
 
 The layout packs several conversations into a row. Only the answers take loss.
 """
@@ -117,7 +117,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # such as those of invalid escapes
+                    warnings.simplefilter("ignore")  # such as warnings of invalid escapes
                     tree = ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 continue

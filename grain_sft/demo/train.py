@@ -3,7 +3,7 @@
 The model is a decoder-only transformer of one block in plain JAX and float32, which reads grain_sft's batches.
 
 The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint holds the
-parameters and the optimizer's moments. Its name is the number of steps done, and it holds nothing about the data.
+parameters and the optimizer's moments, but nothing about the data. Its file name states how many steps were done.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def _normed(x: jax.Array) -> jax.Array:
 
 
 def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Return x, float32 [rows, L, heads, width]: columns i and i + width/2 are rotated by the position times frequency i."""
+    """Return x, float32 [rows, L, heads, width], with columns i and i + width/2 rotated by the position times frequency i."""
     frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     first, second = jnp.split(x, 2, axis=-1)
@@ -114,7 +114,7 @@ def init_state(params: Params) -> State:
 
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
-    # on a full disk, np.savez(path) leaves a zip file open, and Python prints an error when it collects the object
+    # not np.savez(path): on a full disk, it leaves a zip file open, and Python prints an error when it collects the object
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, jax.tree.leaves(state)))
     write_bytes(str(folder / f"step-{step:08d}.npz"), content.getvalue())

@@ -1,4 +1,4 @@
-"""A pipeline's batches as global `jax.Array`s, on any mesh and sharding."""
+"""Iterator over a pipeline's batches as global `jax.Array`s, for any mesh and sharding."""
 
 import itertools
 import weakref
@@ -40,20 +40,20 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       start_step: Step of the first batch.
       num_rows: Number of rows of the global arrays, at least the global batch size. Rows after those of the batch are 0 and
         take no loss; a process with only such rows reads nothing. None means the global batch size.
-      loaders: Indices of the processes that can read the data. They read the batch, and one collective a step distributes it.
+      loaders: Indices of the processes that can read the data. They read the batch, and one collective per step distributes it.
         None means that all processes read.
       ahead: Number of batches that are transferred in advance. 0 makes each batch when it is requested.
       threads: Number of threads that read and transfer in advance.
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
-      prepare: Function of a step, a block of its batch that this process read, and the block's arrays [n, columns]. It returns
-        the arrays that go to the devices, of the same shape. Threads call it.
+      prepare: Function that may change the arrays before they go to the devices. Its arguments are the step, a block of the
+        batch that this process read, and the block's arrays [n, columns]. It returns arrays of the same shape. Threads call it.
       load_balanced_shards: Number of shards of MaxText's load-balanced order of columns, or 1 for the natural order. See
         `ContextOrder`.
 
     Raises:
-      PipelineError: a pipeline of one host of several, arrays that the sharding or the load-balanced order can't divide, or
-        `loaders` without a device.
-      RowIndexError: the pipeline does not have the start step.
+      PipelineError: The pipeline is for one host of several, the sharding or the load-balanced order can't divide the arrays,
+        or the `loaders` have no device.
+      RowIndexError: The pipeline does not have the start step.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._allow_other_data, self._prepare = allow_other_data, prepare
         order = ContextOrder(load_balanced_shards)
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
-        """Placements by (first step of a stage, number of rows of a batch); for each, by number of columns, ascending."""
+        """Placements by (first step of a stage, number of rows of a batch), and then by number of columns, ascending."""
         for stage in pipeline.stages:
             shapes = sorted(_shapes(stage))
-            # whether each process reads only its columns
+            # whether each process reads only the columns on its devices
             divides = stage.reads_columns and len({width for _, width in shapes}) == 1
             for batch_rows, width in shapes:
                 rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
@@ -106,7 +106,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return by_width[width or max(by_width)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """Return the slots of the global batch of `step` that this process reads, whole or some columns of them: int64 [n]."""
+        """Return the slots of the global batch of `step` of which this process reads all or some columns: int64 [n]."""
         return self._placement(step).reads
 
     def blocks(self, step: int) -> list[Block]:
@@ -126,7 +126,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).writer == jax.process_index()
 
     def _make_now(self, step: int) -> GlobalBatch:
-        """Return the batch of `step`, whose transfer to this process's devices has begun."""
+        """Read the batch of `step`, begin its transfer to this process's devices, and return it."""
         blocks = self.blocks(step)
         with activity.making_batch(self.pipeline, step):
             batches = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
@@ -140,7 +140,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return global_batch
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
-        """Return the arrays of a block of the batch of `step` that go to the devices."""
+        """Return the arrays of a block that go to the devices: those of `batch`, changed by `prepare`. Check their shapes."""
         prepared = batch if self._prepare is None else self._prepare(step, block, batch)
         first, end = block.columns or (0, 0)
         widths = self._placements_at(step) if block.columns is None else (end - first,)
@@ -156,7 +156,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
         """Check that some target of the run's first steps takes loss.
 
-        The blocks of this process may have only columns that take none. Then read and check its whole rows.
+        If the columns that this process has read take no loss, read and check its whole rows.
         """
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
         if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
@@ -183,7 +183,7 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         if cuts:
             reason = f"a transform changes their columns ({stage.transforms!r})"
             raise PipelineError(f"the rows have several lengths, and {reason}. Remove it.")
-        # the shorter the rows of a batch, the more of them: each batch has the same number of tokens
+        # every batch has the same number of tokens, so the batch with the most rows has the shortest
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
     widths = {layout.sequence_length}

@@ -30,7 +30,7 @@ class ProcessRows:
     Attributes:
       shape: Shape of the global array.
       rows: int64 [n], ascending indices of the rows that are on the devices, at least in part.
-      indices: Rows and columns of the array that are on each of the process's devices.
+      indices: Rows and columns of the array on each device of the process.
       first: Lowest index of a process that holds row 0.
     """
 
@@ -58,7 +58,7 @@ def process_rows(sharding: Sharding, shape: Shape, process: int | None = None) -
       process: Index of the process; None means this one.
 
     Raises:
-      PipelineError: the sharding does not divide the array evenly.
+      PipelineError: The sharding does not divide the array evenly.
     """
     process = jax.process_index() if process is None else process
     parts = _parts(sharding, shape)
@@ -99,7 +99,7 @@ class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices.
 
     Attributes:
-      reads: int64 [n], slots of the global batch. This process reads some or all columns of each.
+      reads: int64 [n], slots of the global batch of which this process reads all or some columns.
       blocks: Rows and columns that this process reads.
       writer: Index of the process that writes the files of observers for all processes.
       shape, sharding: Shape [rows, L] and sharding of the arrays that `put` returns.
@@ -153,7 +153,7 @@ class DirectPlacement(Placement):
         for first, end in self._order.sources(first_column, end_column, self.shape[1]):
             number = bisect.bisect_right(self._begins, first) - 1
             begin = self._begins[number]
-            # rows of one device are consecutive in the array, so also in the block
+            # rows of one device are consecutive in the array, and so in the block too
             row = int(self.blocks[number].rows.searchsorted(first_row))
             parts.append(arrays[number][row : row + num_rows, first - begin : end - begin])
         return _filled(parts, num_rows)
@@ -165,7 +165,7 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
     Adjacent ranges of columns with the same rows are one block.
     """
     num_rows, length = mine.shape
-    # for each range of columns: whether one of the process's devices has it of row i
+    # `masks[columns][i]` is True if a device of the process has these columns of row i
     masks: dict[Columns, npt.NDArray[np.bool_]] = {}
     for rows, columns in mine.indices.values():
         for source in order.sources(columns.start, columns.stop, length):
@@ -208,7 +208,7 @@ class LoaderPlacement(Placement):
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         # `put` returns an array with the rows in another order: slot i of the batch is row row_of_slot[i] of that array
         row_of_slot = np.zeros(shape[0], np.int32)
-        self._rows_read: dict[int, slice] = {}  # by index in `devices`: the entries of `reads` that `put` sends to it
+        self._rows_read: dict[int, slice] = {}  # for each index in `devices`, the entries of `reads` on it
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)
@@ -231,7 +231,7 @@ class LoaderPlacement(Placement):
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._device_rows)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        # a collective: only the trainer's thread runs it, so that all processes run theirs in the same order
+        # only the trainer's thread runs this collective, so that all processes run collectives in the same order
         placed: jax.Array = self._spread(array)
         return placed
 
@@ -239,7 +239,7 @@ class LoaderPlacement(Placement):
 def placement_of(
     sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, divides: bool, loaders: Sequence[int] | None
 ) -> Placement:
-    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None. See these for the arguments."""
+    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None. See these classes for the arguments."""
     if loaders is None:
         return DirectPlacement(sharding, shape, batch_rows, order, divides)
     return LoaderPlacement(sharding, shape, batch_rows, order, loaders)

@@ -27,8 +27,8 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     """Yield the batches for `trainer.train`.
 
     Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart, it takes
-    all batches from the first one on, and drops those before its checkpoint. This function yields empty dicts in place of
-    these, so that no batch is read to be dropped.
+    all batches from the first one on, and drops the batches before its checkpoint. This function yields empty dicts for the
+    batches that Tunix drops, so that they are not read.
 
     Args:
       batches: Batches of the pipeline, at any step.
@@ -51,13 +51,13 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
 
 
 class Evaluation:
-    """Batches of an evaluation. Each `iter` begins with the first one, as Tunix expects.
+    """Batches of an evaluation. Each `iter` begins with the first batch, as Tunix expects.
 
     Args:
       batches: Batches of a pipeline that ends, such as one with `epochs: 1` and `last_batch: fill`.
 
     Raises:
-      PipelineError: The pipeline never ends, and neither would Tunix's evaluation.
+      PipelineError: The pipeline never ends, so Tunix's evaluation would not end.
     """
 
     def __init__(self, batches: GlobalBatches) -> None:
@@ -72,7 +72,7 @@ class Evaluation:
 
 
 def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows length"]:
-    """Return the cross entropy of each target of packed rows; 0 where it takes no loss. Attention stays within a segment.
+    """Return the cross entropy of each target of packed rows; 0 if the target takes no loss. Attention stays within a segment.
 
     Args:
       model: Model of Tunix, called as `model(tokens, positions, cache, attention_mask)`.
@@ -100,13 +100,13 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
 
-    Use it instead of Tunix's own loss. There, the documents of a row attend to each other, and prompts take loss. With
+    Use it instead of Tunix's own loss, which takes loss on prompts and lets the documents of a row attend to each other. With
     `gradient_accumulation_steps` above 1, Tunix takes the mean of the micro-batches' means.
 
     Args:
       model: As for `token_losses`.
       inputs, targets, inputs_position, targets_position, inputs_segmentation, targets_segmentation, targets_weights:
-        Arrays of a batch, which Tunix passes by name. Flax needs a parameter for each: its gradients do not take `**batch`.
+        Arrays of a batch, which Tunix passes by name. Flax needs a parameter for each, as its gradients do not take `**batch`.
     """
     batch = {"inputs": inputs, "targets": targets, "inputs_position": inputs_position}
     batch |= {"inputs_segmentation": inputs_segmentation, "targets_segmentation": targets_segmentation}

@@ -1,4 +1,4 @@
-"""PairsLayout: one preference pair in each row."""
+"""PairsLayout, which puts one preference pair into each row."""
 
 import numpy as np
 
@@ -19,12 +19,12 @@ class PairsLayout(Layout):
 
     Args:
       corpus: Corpus of pairs, in format `pairs`.
-      sequence_length: Tokens of a prompt with one response; MaxText's `max_target_length`.
+      sequence_length: Most tokens of a prompt and one response; MaxText's `max_target_length`.
       prompt_length: Most tokens of a prompt; MaxText's `dpo.max_prompt_length`. None means half of `sequence_length`.
-      long_pairs: Treatment of a pair with a longer prompt or response: "truncate", or "drop" to leave it out.
+      long_pairs: Treatment of a pair whose prompt or response is too long: "truncate" cuts it, "drop" leaves the pair out.
 
     Attributes:
-      sequence_length: Tokens of a row: a prompt with both responses.
+      sequence_length: Number of columns of a row, which has a prompt and both responses.
       response_length: Most tokens of a response.
 
     Raises:
@@ -39,7 +39,7 @@ class PairsLayout(Layout):
     def __init__(
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
-        longest = as_sequence_length(sequence_length)  # of a prompt with one response; a row has both responses
+        longest = as_sequence_length(sequence_length)  # of a prompt and one response; a row has both responses
         as_integer("sequence_length", longest, 2, LayoutError)
         self.corpus = corpus
         prompt_length = longest // 2 if prompt_length is None else prompt_length

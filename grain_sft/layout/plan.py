@@ -37,8 +37,9 @@ class Plan:
       length: uint32 [pieces], tokens of each piece.
       document: int64 [pieces], number of each piece's document.
       ends: int64 [rows], number of pieces in this row and all rows before it.
-      counts: Values by the names in `COUNTS`. "documents" counts all documents. "dropped_documents" are in no row, and have
-        "dropped_tokens" tokens. "cut_documents" are partly in rows; the rest of them, in no row, has "cut_tokens" tokens.
+      counts: Values by the names in `COUNTS`. "documents" counts all documents. "dropped_documents" counts those in no row, and
+        "dropped_tokens" their tokens. "cut_documents" counts those that are partly in rows, and "cut_tokens" the tokens of
+        these documents that are in no row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
     """
 
@@ -60,7 +61,7 @@ class Plan:
         row, within = expand_counts(counts)
         piece = begins[row] + within
         length = self.length[piece].astype(np.int64)
-        tokens_before = length.cumsum() - length  # in all of these rows
+        tokens_before = length.cumsum() - length  # before the piece, in all of these rows
         first_of_row = counts.cumsum() - counts
         column = tokens_before - tokens_before[first_of_row][row]
         return row, column, self.start[piece], length, within + 1, self.document[piece]
@@ -69,9 +70,9 @@ class Plan:
 def load_plan(
     finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
-    """Return the plan of the finder's documents. If it is not cached, make it with `make` and cache it.
+    """Return the plan of the finder's documents. If it is not cached, make its arrays with `make` and cache them.
 
-    `make` is `make_plan` if it is None.
+    None for `make` means `make_plan`.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -152,7 +153,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
-    """Return the arrays of a plan with these pieces, those of one row adjacent, and the counts for `documents`."""
+    """Return the arrays of a plan of these pieces, with its counts for `documents`. Pieces of one row must be adjacent."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut, dropped = (kept > 0) & (kept < whole), kept == 0

@@ -1,4 +1,4 @@
-"""Traits of a layout: what it states about its corpus, documents and rows."""
+"""Traits of a layout: what the package reads from it about its corpus, documents and rows, with defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Traits:
-    """What a layout states. A layout defines `corpus`, `sequence_length`, `__len__` and `pieces`; all else has a default."""
+    """Base of layouts. A layout defines `corpus`, `sequence_length`, `__len__` and `pieces`. All else has a default."""
 
     corpus: Corpus
     """Corpus whose tokens make the rows."""
@@ -46,7 +46,7 @@ class Traits:
     """Whether `pieces` states the document of each piece. Windows don't: they are cut without a search for documents."""
 
     finder: DocumentFinder | None = None
-    """Finder of the documents that make the rows. None if they are the corpus's own, or if rows do not follow documents."""
+    """Finder of the documents that make the rows. None if `corpus.documents` make them, or if no documents are stated."""
 
     one_segment: bool = False
     """Whether each row is one segment, so that attention and positions run through the whole row."""
@@ -85,7 +85,7 @@ class Traits:
     # Defaults of a config.
 
     transforms: Sequence[Any] = ("shift_targets",)
-    """Transforms of a config that names none, as a config writes them."""
+    """Transforms that apply if a config names no transforms, in the form that a config has."""
 
     orders_rows: bool = False
     """Whether the row numbers are already the reading order. A config without an order then reads rows sequentially, once."""
@@ -112,7 +112,7 @@ class Traits:
 
     @property
     def num_documents(self) -> int:
-        """Number of `documents`, or of the corpus's documents if the layout does not follow documents."""
+        """Number of `documents`, or of the corpus's documents if `documents` is None."""
         return len(self.documents or self.corpus.documents)
 
     @property

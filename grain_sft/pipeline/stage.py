@@ -1,6 +1,6 @@
 """Stage: consecutive steps of a run with data of their own. `placed` computes at which row each stage begins.
 
-Stages that read the same corpus in the same order share a stream of rows: each begins where the stage before ended.
+Stages that read the same corpus in the same order share a stream of rows: a later stage begins where the earlier one ended.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, with this stage's numbers of documents: document 7 of the run may be
-        document 3 of the stage. An entry is None if the stage does not have the documents. None instead of a sequence means
-        that the numbers are the same in all stages.
+      amendments: Amendments of the run, with the numbers that documents have in this stage: document 7 of the run may be
+        document 3 of the stage. An entry is None if the stage lacks the documents of that amendment. None instead of a sequence
+        means that documents have the same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, or one is below 1.
@@ -51,7 +51,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return `run`, all amendments of the run or the first few, with this stage's numbers of documents."""
+        """Return `run`, the first amendments of the run or all, with the numbers that documents have in this stage."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -62,7 +62,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # steps differ in the length of rows, but not in the number of tokens
+        if length is not None:  # all steps have equally many tokens, in rows of different lengths
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -109,14 +109,14 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         if amendment not in applied:
             change = f"reweight {', '.join(amendment.reweight)} from step {amendment.step}"
             problem = "no stage from that step on is a mixture of these sources"
-            raise SamplerError(f"{change}: {problem}. Fix names or step.")
+            raise SamplerError(f"{change}: {problem}. Fix the names or the step.")
     return samplers, tuple(gaps)
 
 
 def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return where the streams of stage `number` begin, as `Sampler.continued` takes it, and the number of tokens left out.
+    """Return the `starts` of `Sampler.continued` for the streams of stage `number`, and the number of tokens left out.
 
-    Tokens are left out where earlier stages, whose rows are shorter, ended inside a row of this stage.
+    Tokens are left out if an earlier stage, whose rows are shorter, ended inside a row of this stage.
     """
     starts, gap = {}, 0
     for key, length, stream in _streams(stage, stage.sampler):
@@ -138,7 +138,7 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
-    else:  # rows left of the epoch that make no batch here may make a smaller one in the next stage
+    else:  # rows of the epoch that are too few for a batch of this stage may fill a smaller batch of the next stage
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching

@@ -1,7 +1,8 @@
-"""Chunk files: the rendered documents of one group of input units, which a preparation keeps until the corpus is written.
+"""Chunk files, in which a preparation keeps tokens and loss of rendered documents until it writes the corpus.
 
-A file contains, in this order: the header as JSON and spaces, a `RECORD` for each valid record, the tokens, their loss (absent
-if it is 1 for all), and the rejected records as lines of JSON. It is written atomically.
+A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file contains, in this order: the
+header as JSON and spaces, a `RECORD` for each valid record, the tokens, their loss (absent if all of it is 1), and the rejected
+records as lines of JSON. It is written atomically.
 """
 
 import collections
@@ -29,7 +30,7 @@ RECORD = np.dtype(
         ("cut_trainable", "<u4"),  # tokens that were cut off and took loss
     ]
 )
-AT_ONCE = 16  # chunks, or parts of them, that are read at once
+AT_ONCE = 16  # number of chunks that are read concurrently, whole or in part
 
 _HEADER_BYTES = 4096
 
@@ -49,10 +50,11 @@ class Header:
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents by reason.
       rejected: Number of rejected records.
-      text_bytes, text_tokens: Bytes of the texts of kept plain documents, and their tokens before a cut.
+      text_bytes, text_tokens: Number of bytes of the texts of kept plain documents, and number of their tokens before any was
+        cut off.
       tokens_at, loss_at, rejected_at, end: Offsets of the tokens, of their loss, of the lines of the rejected records, and of
-        the end of the file, in bytes. If all tokens have the loss 1, the file contains no loss, which saves 6 % of the CPU
-        time of a preparation of plain texts.
+        the end of the file, in bytes. If all tokens have the loss 1, the file contains no loss. This saves 6 % of the CPU time
+        of a preparation of plain texts.
     """
 
     key: str
@@ -147,14 +149,14 @@ class Chunks:
         return list(self._read_each(self.header, range(count)))
 
     def headers(self, count: int) -> tuple[Header, ...]:
-        """Return the headers of the first `count` chunks. Raise a StorageError if one has no valid header."""
+        """Return the headers of the first `count` chunks. Raise a StorageError if a chunk has no valid header."""
         headers = self.existing_headers(count)
         if None in headers:
             raise StorageError(f"{self.path(headers.index(None))}: is missing. Prepare again.")
         return tuple(header for header in headers if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
-        """Yield the records [records] of chunks 0 to `len(headers)` - 1, dtype `RECORD`, in order."""
+        """Yield the records of each of the first `len(headers)` chunks, in order: arrays [records] of dtype `RECORD`."""
         parts = self._parts([(_HEADER_BYTES, header.tokens_at) for header in headers])
         return (np.frombuffer(data, RECORD) for data in parts)
 
@@ -163,8 +165,8 @@ class Chunks:
         return self._parts([(header.rejected_at, header.end) for header in headers])
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:
-        """Return one field of the records of all chunks, [documents]."""
-        columns = [records[name].copy() for records in self.records(headers)]  # a view would keep the whole records
+        """Return one field of the records of all chunks, [records]."""
+        columns = [records[name].copy() for records in self.records(headers)]  # a view would keep all fields in memory
         return np.concatenate([np.empty(0, RECORD[name]), *columns])
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
@@ -172,7 +174,7 @@ class Chunks:
         return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield the bytes `ranges[number]`, (start, stop), of each chunk, in order."""
+        """Yield a range of bytes of each chunk, in order. `ranges` has the (start, stop) of each chunk."""
         return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:

@@ -9,7 +9,9 @@ from grain_sft.provenance.events import Event, Events
 
 
 class RunPosition:
-    """Position of a run between two events, the starts and completions of epochs. `LineChecker` moves it line by line.
+    """Position of a run between two events. An event is the start or the completion of an epoch.
+
+    `LineChecker` moves the position with each line of the audit log.
 
     Args:
       pipeline: Pipeline of the run.
@@ -19,7 +21,7 @@ class RunPosition:
       due: Next event; None after the last one.
       since: Step at which the process began or resumed the run; None if the line that states it was changed.
       delivered: Last step that is certainly delivered: the step of the last event, or the step before a later resume.
-      max_resume_step: Last step at which the run may resume: the largest step of `due` so far; -1 before the first load.
+      max_resume_step: Last step at which the run may resume: the largest step of `due` so far. It is -1 until the run begins.
       is_known: Whether the step is known. It is unknown after a changed line, until an intact line states it.
     """
 
@@ -33,7 +35,7 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position in another version of the run. Call `continue_at` or `go_to` before `pass_event`."""
+        """Return this position in `pipeline`, another version of the run. Call `continue_at` or `go_to` before `pass_event`."""
         position = copy.copy(self)
         position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
         return position

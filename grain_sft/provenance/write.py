@@ -1,4 +1,4 @@
-"""Output of `trace`: an aligned table, CSV, JSON lines or Parquet, each with the run's receipt."""
+"""Output of `trace` as an aligned table, CSV, JSON lines or Parquet, with the run's receipt."""
 
 import contextlib
 import csv
@@ -109,7 +109,7 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
         return list(map(json.dumps, values)) if _is_text(column) else values
 
     def write(columns: Columns) -> None:
-        # One format string for all lines: 0.7 s for 200,000 lines of 13 columns, 2.2 s with json.dumps of each line.
+        # One format string for all lines takes 0.7 s for 200,000 lines of 13 columns; json.dumps of each line takes 2.2 s.
         form = "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %s" for name in columns) + "}\n"
         file.writelines(form % line for line in zip(*map(cells, columns.values()), strict=True))
 

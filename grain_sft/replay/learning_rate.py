@@ -1,4 +1,7 @@
-"""OpenChat's automatic learning rate (imoneoi/openchat, `calculate_auto_lr` in ochat/training_deepspeed/train.py)."""
+"""OpenChat's automatic learning rate for a corpus and a batch size.
+
+It is the rate of imoneoi/openchat, `calculate_auto_lr` in ochat/training_deepspeed/train.py.
+"""
 
 import math
 
@@ -9,16 +12,18 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
 
 BASE = 3e-4
-"""Llama's learning rate."""
+"""Learning rate of a Llama model with batches of `BASE_TOKENS` tokens."""
 BASE_TOKENS = 4_000_000
-"""Number of tokens in a batch for which `BASE` is the learning rate."""
+"""Number of tokens in a batch to which `BASE` applies."""
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
-"""Divisors of the learning rate by a part of the model's name. The first key that the name contains applies."""
+"""Divisors of the learning rate. The divisor of the first key that the model's name contains applies."""
 
 
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
     """Return OpenChat's learning rate: 3e-4 * sqrt(batch_tokens * ranks * supervised_ratio / 4,000,000) / divisor.
+
+    `supervised_ratio` is the share of the corpus's tokens that take loss.
 
     Args:
       corpus: Training corpus.
@@ -45,8 +50,8 @@ def learning_rate_of(ratio: float, batch_tokens: int, ranks: int = 1, model_type
 def supervised_ratio(corpus: Corpus) -> float:
     """Return the number of tokens that take loss, divided by the number of tokens of all documents.
 
-    The first token of a document is never a target, so it takes no loss. With loss files, the call reads all tokens and loss
-    files.
+    The first token of a document is never a target, so it takes no loss. If the corpus has loss files, all tokens and loss
+    files are read.
 
     Raises:
       CorpusError: The ends of the documents are unknown, or the documents have no tokens.

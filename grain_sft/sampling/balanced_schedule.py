@@ -35,17 +35,17 @@ Sources = npt.NDArray[np.unsignedinteger]
 class ScheduleTable:
     """Table of the source of each row, for constant weights.
 
-    The sources repeat after a while. The table has the rows before that, and one period of the rows that repeat. Without a
-    deficit at the start, the period is the sum of the weights, and it begins at row 0. A row of the table takes 9 bytes, and a
-    million rows take about 0.5 s to make.
+    From some row on, the sources repeat with a period. The table has the rows before the first period, and the rows of one
+    period. Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row of the table
+    takes 9 bytes, and a million rows take about 0.5 s to make.
 
     Args:
-      weights: Integer weights of the sources, without a common divisor; nothing is taken from a source of weight 0.
-      deficit: Deficit of each source before row 0; they sum to 0.
-      num_rows: Number of rows that will be chosen; None for no bound.
+      weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
+      deficit: Deficit of each source before row 0. The deficits sum to 0.
+      num_rows: Number of rows that will be chosen; None if any number may be.
 
     Attributes:
-      bound: Most rows by which a source may differ from its share, if no source has a deficit at the start.
+      bound: Most rows by which a source can differ from its share, if no source has a deficit at the start.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
@@ -94,14 +94,14 @@ class ScheduleTable:
 
 @functools.lru_cache(maxsize=16)
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
-    """Return the sources of the rows until they repeat, and the row at which the period begins.
+    """Return the sources of the rows up to the end of the first period, and the row at which this period begins.
 
-    If `num_rows` is given and comes first, return the sources of `num_rows` rows, and 0. No source depends on `num_rows`.
+    If `num_rows` is given and the period ends later, return the sources of `num_rows` rows, and 0. No source depends on it.
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
     # After every sum(weights) rows, the share of a source has grown by its weight. So the change of its deficit is its weight
-    # minus the rows that it gave, an integer. Once all deficits are those of an earlier row, the sources repeat from there on.
+    # minus the rows that it gave, an integer. Once all deficits equal those at an earlier row, the sources since then repeat.
     change = np.zeros(len(weights), np.int64)
     row_of_change: dict[bytes, int] = {}
     while change.tobytes() not in row_of_change and len(sources) != num_rows:
@@ -116,8 +116,8 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
     """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if a deficit at the start would make rows late with that slack.
 
-    With slack 0, a row is late once its source lacks more than a whole row. If rows are late even so, the rule takes first
-    the one whose last row in time is the earliest.
+    With slack 0, a row is late once its source lacks more than a whole row. Rows may be late even with slack 0. The rule then
+    takes first the row whose last row in time is the earliest.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -132,7 +132,7 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fra
     due_row, key = next(upcoming)
     ready: list[int] = []  # heap of the keys of the rows that are due and not taken
     for row in itertools.count():
-        is_due = bool(ready) or due_row <= row  # else no row is due, and the next one that will be is taken early
+        is_due = bool(ready) or due_row <= row  # if none is due, the row that is due next is taken early
         while due_row <= row or not ready:
             heapq.heappush(ready, key)
             due_row, key = next(upcoming)

@@ -1,6 +1,7 @@
-"""MixtureSampler: rows of several sources, each in its own order, as one sequence that is cut into steps.
+"""MixtureSampler, which joins the rows of several sources into one sequence and cuts it into steps.
 
-The sequence is called the mixture's rows: index 9 is the tenth row of the run. The rows of a source are a stream."""
+The sequence is called the mixture's rows: index 9 is the tenth row of the run. The rows of a source are a stream, which has an
+order of its own."""
 
 import math
 import os
@@ -29,7 +30,7 @@ class NoRowLeftError(SamplerError):
     """A step needs a row of a source that has none left.
 
     Args:
-      step: The step.
+      step: Step that needs the row.
       text: The message after "step N: ".
     """
 
@@ -48,9 +49,11 @@ class MixtureSampler(StreamSampler):
       mixture: Sources, their orders and weights.
       global_batch_size: Rows of a step, of all hosts together.
       host: This host, and the number of hosts.
-      last_batch: For a mixture that ends: "drop" the rows that don't fill a step, or "fill" it with `FILL_ROW`s.
-      schedule: Pairs (step, global_batch_size): rows of each step from that step on.
-      cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+      last_batch: Treatment of the last rows of a mixture that ends, if they don't fill a step: "drop" leaves them out, "fill"
+        fills the step with `FILL_ROW`s.
+      schedule: Pairs (step, global_batch_size). From `step` on, each step has `global_batch_size` rows.
+      cache_dir: Folder in which orders that replay another system are cached; None means $GRAIN_SFT_CACHE_DIR/orders, or the
+        user's cache.
 
     Raises:
       SamplerError: Arguments that don't fit together.
@@ -73,7 +76,7 @@ class MixtureSampler(StreamSampler):
         self.streams = ()
         self._paths: list[Path] = []  # path from the mixture to the source of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
-        """For each mixture, an entry for each source: the `Proportions` of a source that is a mixture, or a stream's index."""
+        """For each mixture, an entry for each source: the index of its stream, or its `Proportions` if it is a mixture."""
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:
@@ -85,8 +88,8 @@ class MixtureSampler(StreamSampler):
 
         Args:
           mixture: The sampler's mixture, or a mixture in it.
-          prefix: Prefix of the names of its streams, such as "code/".
-          first_row: Number of the first row of its first source.
+          prefix: Prefix of the names of the mixture's streams, such as "code/".
+          first_row: Number of the first row of the mixture's first source.
           path: Path to the mixture.
         """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
@@ -120,7 +123,7 @@ class MixtureSampler(StreamSampler):
 
     @cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None where they never end."""
+        """Number of steps; None if the mixture never ends."""
         if self.length is None:
             return None
         full_steps = self.batch_sizes.step_of(self.length)
@@ -129,7 +132,7 @@ class MixtureSampler(StreamSampler):
 
     @property
     def most_rows_off(self) -> float | None:
-        """Bound of the rows by which a source may differ from its share, after any number of rows; None if weights change."""
+        """Most rows by which a source may differ from its share, after any number of rows; None if weights change."""
         return self._proportions.bound
 
     @property
@@ -200,7 +203,7 @@ class MixtureSampler(StreamSampler):
         """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
-        fix = "End the run before this step, or amend it with other weights from an earlier one."
+        fix = "End the run before this step, or amend it with other weights from an earlier step."
         raise NoRowLeftError(self.batch_sizes.step_of(index), f"{problem}. {fix}")
 
     def _begin(self, number: int, step: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Sampler: base of the samplers, which return the rows that a host reads at each step."""
+"""`Sampler`, the base class of all samplers. A sampler returns the rows that a host reads at each step."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Sampler(abc.ABC):
-    """Global batches whose size is a function of the step, and this host's rows of them.
+    """Base of samplers: the rows of each step's global batch, and those of them that this host reads.
 
-    Host h of H reads slots h, h + H, h + 2H, ... of the global batch; with `host_blocks`, each host has a stream of its own.
+    Host h of H reads slots h, h + H, h + 2H, ... of the global batch, if `host_blocks` and `consecutive_slots` are False.
 
     Attributes:
       num_instances: Number of rows to choose from.
@@ -39,7 +39,7 @@ class Sampler(abc.ABC):
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
       streams: Sequences of rows that have epochs of their own: one, or one for each source of a mixture.
       runs_on: Whether a step may have rows of two epochs.
-      epochs: Number of epochs after which the run ends; None where it never ends, or has sources with epochs of their own.
+      epochs: Number of epochs after which the run ends. None if it never ends, or if its sources have epochs of their own.
 
     Raises:
       SamplerError: The number of hosts divides none of the batch sizes.
@@ -67,16 +67,16 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def num_steps(self) -> int | None:
-        """Number of steps of the run; None where it never ends."""
+        """Number of steps of the run; None if it never ends."""
 
     @property
     def end_step(self) -> int:
-        """Step after the last; `sys.maxsize` for a run that never ends."""
+        """Step after the last one; `sys.maxsize` for a run that never ends."""
         return sys.maxsize if self.num_steps is None else self.num_steps
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of one epoch; None where epochs differ in their steps, or sources have epochs of their own."""
+        """Number of steps of an epoch. None if epochs differ in this number, or if sources have epochs of their own."""
         return None
 
     @property
@@ -86,7 +86,7 @@ class Sampler(abc.ABC):
 
     @property
     def receipt(self) -> str:
-        """`data_key` for receipts, the same on all hosts. The seed is 0 where the order does not use it."""
+        """Text like `data_key`, for receipts. It is the same on all hosts, and its seed is 0 if the order uses no seed."""
         return self.data_key
 
     @abc.abstractmethod
@@ -110,22 +110,22 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Errors are the same."""
+        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Errors are those of `rows`."""
 
     @abc.abstractmethod
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """Return the slots that `hosts` read in `steps`, which are consecutive; None means all hosts."""
+        """Return the slots that `hosts` read in `steps`, a range of consecutive steps. None means all hosts."""
 
     @abc.abstractmethod
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        """Return the slots that hold some rows.
+        """Return the slots that hold any of `rows`.
 
         This searches every index of every epoch's order, which takes seconds in order "shuffle".
 
         Args:
-          rows: int64 [n], rows to find.
+          rows: Numbers of the rows to find.
           epochs: Number of epochs to search; None means those of the run, or one if it never ends.
           hosts: Hosts whose slots are returned; None means all hosts.
 
@@ -154,7 +154,8 @@ class Sampler(abc.ABC):
         """Return this sampler for a run whose earlier stages read some of its rows.
 
         Args:
-          starts: Epoch, and index in its order, of the first unread row, by name of the stream. Other streams begin at (0, 0).
+          starts: First unread row of a stream, by the stream's name: its epoch, and its index in that epoch's order. A stream
+            that `starts` does not name begins at (0, 0).
 
         Raises:
           SamplerError: A stream has no row left, or cannot begin inside an epoch.
@@ -196,7 +197,7 @@ class Sampler(abc.ABC):
         return sys.maxsize if self.num_steps is None else self.batch_sizes.before(self.num_steps) // self.host.count
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
-        """Return record `index` of this host: its rows of step 0, then its rows of step 1, and so on."""
+        """Return record `index` of this host. The records are the host's rows of step 0, then its rows of step 1, and so on."""
         index = as_integer("record", index, 0, RowIndexError)
         if index >= self._num_records:
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
@@ -220,7 +221,7 @@ class Sampler(abc.ABC):
         self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        """Return what decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
+        """Return what decides this host's rows, and nothing else, because Grain compares it when it restores an iterator."""
         return f"{self.data_key}[{self.host!r}]"
 
     @property

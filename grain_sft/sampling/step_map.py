@@ -1,7 +1,6 @@
-"""StepMap and MappedSampler: the step of a sampler that the trainer reads at each of its own steps.
+"""StepMap and MappedSampler, for runs that skip steps or have stages: the sampler's step that each step of the trainer reads.
 
-The two differ if a run skips steps or has stages. A data step is a step of the sampler. With 3 steps skipped at step 10, the
-trainer's step 10 reads data step 13.
+A data step is a step of the sampler. With 3 steps skipped at step 10, the trainer's step 10 reads data step 13.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class StepMap:
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0, if none is skipped before it.
+      origin: Step of the trainer that reads data step 0, if no data step is skipped before it.
 
     Attributes:
       steps: `origin` and the later steps of the trainer before which data steps are skipped, ascending.
@@ -58,7 +57,7 @@ class StepMap:
             raise SamplerError(f"skip: {problem}. Skip fewer steps.")
 
     def data_step(self, step: int) -> int:
-        """Return the data step that the trainer's `step` reads. Before `origin`, the shift is the one of `origin`."""
+        """Return the data step that the trainer's `step` reads. A step before `origin` is shifted as `origin` is."""
         return step + self._shifts[max(0, bisect_right(self.steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:
@@ -84,15 +83,15 @@ class StepMap:
 
 
 class MappedSampler(Sampler):
-    """Sampler that reads some steps of another sampler: all but skipped ones, or those of a stage of a run.
+    """Sampler that reads some steps of another sampler: the steps that are not skipped, or the steps of one stage of a run.
 
-    Batch sizes and mixture weights are those of the data step. So a skip delivers later batches earlier, but unchanged.
+    Batch sizes and mixture weights are those of the data step. So a skip moves later batches to earlier steps, unchanged.
 
     Args:
       sampler: Sampler of the data steps.
       skips: Pairs (step, num_steps), as in `StepMap`.
-      origin: Step that reads step 0 of `sampler`, if none is skipped before it.
-      end: Step after the last; None for the end of `sampler`.
+      origin: Step of the trainer that reads step 0 of `sampler`, if no step of `sampler` is skipped before it.
+      end: Step of the trainer after its last one; None for the end of `sampler`.
 
     Raises:
       SamplerError: As in `StepMap`.
@@ -119,7 +118,7 @@ class MappedSampler(Sampler):
         return dataclasses.replace(stream, begin=begin, span=functools.partial(self._span, stream))
 
     def _span(self, stream: EpochStream, epoch: int) -> EpochSpan | None:
-        """Return the part of an epoch that the trainer reads, in its steps; `stream` is in data steps."""
+        """Return the part of an epoch that the trainer reads, in steps of the trainer. The steps of `stream` are data steps."""
         span = stream.span(epoch)
         if span is None:
             return None

@@ -1,4 +1,4 @@
-"""`SourceOrder`, the order of a source's rows; `EpochStream`, which steps read its epochs; `BatchSlots`, rows of batches."""
+"""Which rows of a source a run reads, in which order and at which steps: `SourceOrder`, `EpochStream` and `BatchSlots`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOrder:
-    """Rows of one source and their order, epoch after epoch without a gap.
+    """Order in which a run reads the rows of one source. The epochs follow each other without a gap.
 
     Args:
       num_instances: Number of rows.
       seed: Seed of the order, 0 or more.
-      order: Order, as in `IndexSampler`.
-      shuffle: Whether rows are read in that order; False reads them in ascending order.
+      order: Name of the order, such as "shuffle", as in `IndexSampler`.
+      shuffle: Whether to read the rows in `order`. False reads them in ascending order of their numbers.
       epochs: Number of epochs after which the source is exhausted; None means never.
       on_exhausted: What the source's mixture does after the last epoch: "stop", "renormalize" or "fail", as in `Mixture`. None
         means the mixture's own `on_exhausted`.
-      chunk_size: Number of consecutive rows that stay together, as `chunk_size` of OLMo-core's data loader. Divides
-        `num_instances`. With 4, the order is a permutation of the chunks 0 to 3, 4 to 7, and so on.
-      start: Epoch, and index in its order, of the first row to read; (0, 0) unless an earlier stage of the run read rows.
+      chunk_size: Number of consecutive rows that stay together, as `chunk_size` of OLMo-core's data loader. It divides
+        `num_instances`. With 4, the order permutes the chunks of rows 0 to 3, 4 to 7, and so on.
+      start: First row to read: its epoch, and its index in that epoch's order. It is (0, 0) unless an earlier stage of the run
+        read rows of the source.
 
     Raises:
       SamplerError: An argument out of bounds, or an order that does not exist.
@@ -63,7 +64,7 @@ class SourceOrder:
             raise SamplerError(f"{problem}. Give it epochs (max_epochs in a config).")
         if self.num_instances % self.chunk_size:
             problem = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
-            raise SamplerError(f"{problem}. Take another, or the rows of a layout with max_target_sequence_length.")
+            raise SamplerError(f"{problem}. Take another chunk_size, or a layout with max_target_sequence_length.")
         epoch, index = self.start
         if epoch < 0 or not 0 <= index < self.num_instances:
             expected = f"an epoch from 0 on, and an index from 0 to {self.num_instances - 1}"
@@ -71,7 +72,7 @@ class SourceOrder:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows from `start` to the end of the last epoch, 0 if `start` is after that; None if `epochs` is None."""
+        """Number of rows from `start` to the end of the last epoch: 0 if `start` is later, None if `epochs` is None."""
         return None if self.epochs is None else max(0, self.epochs * self.num_instances - self.rows_before)
 
     @property
@@ -86,14 +87,14 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows. If they do not depend on the seed, the order is 'sequential', without a seed."""
+        """Text of all that decides the rows. If the rows do not depend on the seed, it has 'sequential' for order and seed."""
         order = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         on_exhausted = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
         return f"SourceOrder({self.num_instances}, {order}, epochs={self.epochs}{on_exhausted}{self.options_text})"
 
     @property
     def options_text(self) -> str:
-        """Text of `chunk_size` and `start` for a `data_key`, without the one that has its default."""
+        """Text of `chunk_size` and `start` for a `data_key`. A value that is the default is left out."""
         chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
         start = f", start={self.start}" if self.start != (0, 0) else ""
         return chunks + start
@@ -102,8 +103,8 @@ class SourceOrder:
         """Return the function that maps (epoch, indices) to rows.
 
         Args:
-          cache_dir: Folder of exact orders, as in `IndexSampler`.
-          costs: Costs of the rows, for an order by cost; other orders ignore them.
+          cache_dir: Folder in which orders that replay another system are cached, as in `IndexSampler`.
+          costs: Costs of the rows. Only an order by cost, such as "balanced", needs them.
 
         Raises:
           SamplerError: The order is by cost, and `costs` is None.
@@ -131,13 +132,14 @@ class SourceOrder:
 class EpochSpan(NamedTuple):
     """Part of an epoch that a run reads.
 
-    If the run ends inside the epoch, so does the span. A run without end may leave an epoch unfinished, because the weight of
-    the source becomes 0. Then `last` is `sys.maxsize`: an amendment of the mixture may give the source a weight again.
+    If the run ends inside the epoch, the span ends there too. In a run without end, an epoch stays unfinished if the weight of
+    its source becomes 0 for good. Then `last` is `sys.maxsize`, because an amendment may give the source a weight again.
 
     Attributes:
       first, last: First and last step that read rows of the epoch.
       rows: Number of rows read.
-      start: Index in the epoch of the first row read, or index in each block if the stream has `num_blocks` above 1.
+      start: Index of the first row read in the epoch's order. If `EpochStream.num_blocks` is above 1, each host reads a block
+        of the epoch, and `start` is an index in each block.
     """
 
     first: int
@@ -155,12 +157,12 @@ class EpochStream:
       source: The source's number of rows, their order, its seed and its epochs.
       first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
       begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch in
-        earlier steps.
+        that earlier steps read.
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
-      num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
+      num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
       batching: Text of the rule that cuts epochs into batches, such as "global_batch_size=8, curriculum='natural'". A later
-        stage with another rule has to start at the beginning of an epoch. "" means that it may start at any row.
+        stage with another rule has to start at the beginning of an epoch. "" means that a later stage may start at any row.
     """
 
     name: str
@@ -173,7 +175,7 @@ class EpochStream:
     batching: str = ""
 
     def first_rows(self, epoch: int, count: int) -> Ints:
-        """Return the first rows, at most `count`, that the run reads in an epoch, or in the first block of one: int64 [n]."""
+        """Return the first rows that the run reads in an epoch (or in its first block), at most `count`: int64 [n]."""
         span = self.span(epoch) or EpochSpan(0, 0, 0)
         return self.rows_at(epoch, span.start + np.arange(min(count, span.rows // self.num_blocks)))
 
@@ -187,9 +189,10 @@ class BatchSlots:
       slot: Index into the global batch. A host that reads its own block (order "maxtext") has consecutive slots.
       host: Host that reads the slot.
       source: Index of the row's stream in `sampler.streams`.
-      epoch: Epoch of the row in its stream, from 0; -1 in a filled batch of a mixture.
+      epoch: Epoch of the row in its stream, from 0.
       index: Index of the row in the order of that epoch.
-      row: Number of the row in the layout; `FILL_ROW` for a slot that a filled batch leaves empty.
+      row: Number of the row in the layout. It is `FILL_ROW` for a slot that `last_batch="fill"` fills with padding. In a
+        mixture, `source`, `epoch` and `index` of such a slot are -1.
     """
 
     step: Int64[np.ndarray, " slots"]
@@ -202,7 +205,7 @@ class BatchSlots:
 
     @classmethod
     def joined(cls, parts: Iterable[BatchSlots]) -> BatchSlots:
-        """Return the slots of all `parts`, in their order."""
+        """Return the slots of all `parts`, in the order of `parts`."""
         return cls(*np.concatenate([np.zeros((7, 0), np.int64), *(part.columns() for part in parts)], axis=1))
 
     def columns(self) -> tuple[Ints, ...]:

@@ -1,4 +1,4 @@
-"""Program that runs some steps of one host of a run, and prints the time, requests and memory that they took as JSON."""
+"""Program that runs some steps as one host of a run, and prints the time, requests and memory that these took, as JSON."""
 
 import contextlib
 import glob
@@ -15,11 +15,11 @@ from grain_sft.sampling import Host
 from grain_sft.storage import activity
 
 _COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
-_DRAINS_IN = 600.0  # seconds, after which the program stops waiting for the batches that are read ahead
+_DRAINS_IN = 600.0  # most seconds that the program waits for the batches that are read ahead
 
 
 class _BatchTimes(Observer):
-    """Observer that records the seconds that each batch took to make, by step; `done` is set after `count` batches."""
+    """Observer that records, by step, the seconds that each batch took to make. It sets `done` after `count` batches."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -33,12 +33,12 @@ class _BatchTimes(Observer):
 
 
 def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
-    """Run `steps` of one host as fast as possible, and wait for the batches that its threads read ahead.
+    """Run `steps` as one host, as fast as possible, and wait for the batches that the threads read ahead.
 
-    The config's observers and its audit log are left out.
+    The run has no audit log, and none of the config's observers.
 
     Args:
-      config: Path of a config, or a dict.
+      config: Path of a config, or its content as a dict.
       host: Host of this process.
       steps: Steps of the run.
       threads, prefetch: As in `Pipeline.iter`, but at least 1.
@@ -48,20 +48,21 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
       Figures by name.
         host: Index of the host.
         made: [first, stop] of the steps whose batches were made: [0, 12] for the steps 0 to 11.
-        import_s, open_s, first_batch_s: Seconds of the parts of start-up.
+        import_s, open_s, first_batch_s: Seconds of start-up, in three parts: until the imports are done, until the pipeline is
+          open, and until the first batch is made.
         delayed_s: Seconds of start-up that the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds of each batch.
-        open_cpu_s, cpu_s: Processor time until the pipeline was opened, and after that.
-        opening, reading: Requests, received bytes and local bytes until the pipeline was opened, and after that.
-        batch_bytes: Bytes of the arrays that only one batch has. All batches share the others.
-        opened_mb, peak_mb: Peak memory until the pipeline was opened, and until the end.
+        open_cpu_s, cpu_s: Seconds of processor time until the pipeline was open, and after that.
+        opening, reading: Requests, received bytes and local bytes until the pipeline was open, and after that.
+        batch_bytes: Bytes of a batch, without the arrays that all batches share.
+        opened_mb, peak_mb: Peak memory in MB until the pipeline was open, and until the end.
     """
     imported = time.time()
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
-    # Only the batches of `steps` are taken. The threads read ahead of them: they make every batch before `end`, maybe more.
+    # The loop below takes the batches of `steps`. The threads read ahead: they make every batch before `end`, and maybe more.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
@@ -95,7 +96,7 @@ def _join_readers() -> None:
     """Wait for the threads that read ahead."""
     for thread in threading.enumerate():
         if thread.name.startswith("grain_sft-read"):
-            with contextlib.suppress(RuntimeError):  # a thread that is only being started
+            with contextlib.suppress(RuntimeError):  # the thread has not started yet
                 thread.join(_DRAINS_IN)
 
 

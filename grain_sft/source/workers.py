@@ -1,4 +1,4 @@
-"""Starting Grain's worker processes from anywhere: a plain script, a notebook, a test, or under absl.app."""
+"""Start and stop of Grain's worker processes, which works in any program: a script, a notebook, a test, or under absl.app."""
 
 import _thread
 import atexit
@@ -19,8 +19,8 @@ from grain_sft.storage import ForkSafeLock, without_interrupts
 
 _lock = ForkSafeLock()
 
-_CLOSES_IN = 10.0  # seconds
-_WAITS_FOR_PARENT = "grain_sft-parent"  # name of a thread
+_CLOSES_IN = 10.0  # most seconds that `stop` waits
+_WAITS_FOR_PARENT = "grain_sft-parent"  # name of the thread of `end_with_parent`
 _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 
 
@@ -30,7 +30,7 @@ def start(iterator: Any) -> Any:
     Without this function, Grain starts each process at the first read from it. The processes do not get Ctrl-C: the process
     that reads from them handles it, and may continue.
     """
-    resource_tracker.ensure_running()  # before SIGINT is blocked: the start of the tracker unblocks it in this thread
+    resource_tracker.ensure_running()  # before SIGINT is blocked, because the tracker's start unblocks it
     with _startable(), without_interrupts():
         iterator.get_state()  # makes Grain create the iterators that own the processes
         inner = getattr(iterator, "_iterator", iterator)
@@ -40,13 +40,14 @@ def start(iterator: Any) -> Any:
 
 
 class InOrder:
-    """Elements of a dataset that ends in `mp_prefetch` from step `start` on, taken by one thread.
+    """Reader of a dataset that ends in `mp_prefetch`: it returns the elements in order, from step `start` on.
 
-    That thread also starts the workers. Ctrl-C raises an exception in the main thread only, so it cannot interrupt the start.
+    One thread, not the main thread, calls `next`, and its first call starts the workers. Ctrl-C raises an exception in the main
+    thread only, so it cannot interrupt the start.
 
     Attributes:
-      iterator: Grain's iterator, None before the workers are started.
-      started: Lock that is free once the workers are started, or could not be.
+      iterator: Grain's iterator; None before the workers are started.
+      started: Lock that is held until the workers have started, or have failed to start.
     """
 
     def __init__(self, dataset: Any, start: int) -> None:
@@ -58,7 +59,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the element of `step`. Each call must ask for the step after that of the call before."""
+        """Return the element of `step`. Each call must ask for the step after the step of the last call."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
@@ -66,7 +67,7 @@ class InOrder:
                 try:
                     start(iterator)
                 finally:
-                    self.iterator = iterator  # also if a worker could not be started: `close` ends the others
+                    self.iterator = iterator  # also if a worker fails to start: `close` ends the others
             finally:
                 self.started.release()
             if self._closed:  # `close` was called during the start
@@ -74,7 +75,7 @@ class InOrder:
         return next(self.iterator)
 
     def close(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the workers, once."""
+        """End the workers, once. Do nothing while the interpreter ends: the exit function of `stop_with` has ended them."""
         self._closed = True
         if self.iterator is not None and self._stop is not None and not ends():
             self._stop()
@@ -84,8 +85,8 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
     # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. So the
-    # iterator is stopped before. The exit function that is registered last runs first: `finalize` alone would not be enough,
-    # since it may have registered its exit function before `multiprocessing` did.
+    # iterator is stopped before that. The exit function that is registered last runs first. `finalize` alone would not be
+    # enough, because it may have registered its exit function before `multiprocessing` did.
     atexit.register(once)
     return once
 
@@ -149,7 +150,7 @@ def in_worker() -> bool:
 
 
 def processes(iterator: Any) -> list[Any]:
-    """Return the worker processes of a Grain iterator, in the order they deliver."""
+    """Return the worker processes of a Grain iterator, in the order in which they deliver elements."""
     found = (getattr(each, "_prefetch_process", None) for each in _tree(iterator))
     return [process for process in found if process is not None]
 
@@ -160,7 +161,7 @@ def was_ended(error: BaseException) -> bool:
 
 
 def _tree(iterator: Any) -> Iterator[Any]:
-    """Yield the iterators that a Grain iterator reads from, then itself: processes before the threads that wait for them."""
+    """Yield the iterators that a Grain iterator reads from, then the iterator: processes come before threads that read them."""
     for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
         if parent is not None:
             yield from _tree(parent)

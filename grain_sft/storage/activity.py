@@ -24,7 +24,7 @@ REQUESTING = "asking for {} parts of remote files"
 DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}"
 AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
 
-_NAMED_REQUESTS = 4
+_NAMED_REQUESTS = 4  # most requests that `describe_makers` describes
 
 doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""
@@ -36,7 +36,7 @@ recent: collections.deque[float] = collections.deque(maxlen=256)
 """Seconds that it took to make each of this process's last batches."""
 
 counts = collections.Counter[str]()
-"""Counters of this process, as `grain_sft.observers.metrics` describes them. A forked process begins with its parent's."""
+"""Counters of this process; `grain_sft.observers.metrics` describes them. A forked process begins with its parent's counts."""
 
 _lock = ForkSafeLock()
 
@@ -62,7 +62,7 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each thread that makes a batch, oldest batch first, and then lines for the open requests.
 
-    With `pipeline`, threads that make batches of other pipelines are left out; requests never are.
+    With `pipeline`, threads that make batches of other pipelines are left out. The requests are those of all pipelines.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
@@ -108,7 +108,7 @@ def open_request(what: str) -> Iterator[None]:
 
 
 def request_failed(reason: str) -> None:
-    """Record that the last try of this task's request failed, and that another follows."""
+    """Record that the last try of this task's request failed, and that it is tried again."""
     count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason

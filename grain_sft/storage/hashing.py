@@ -43,7 +43,7 @@ def of_file(file: FileStamp) -> str:
     """Return the hash of the bytes of a local or remote file from `data_offset` on.
 
     Raises:
-      CorpusFileError: The file can't be read, or has another size.
+      CorpusFileError: The file can't be read, or its size is not `file.size`.
     """
     if files.is_remote(file.path):
         starts = range(file.data_offset, file.size, BLOCK)
@@ -70,7 +70,7 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
 
     Raises:
       OSError: A file can't be read.
-      EOFError: A file ends before its range.
+      EOFError: A file ends before the end of its range.
     """
     blocks = [
         (fd, offset, min(BLOCK, stop - offset)) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)

@@ -1,4 +1,4 @@
-"""Transforms: Grain `Map`s that turn the source's dict into a trainer's batch. Each accepts rows [L] and batches [rows, L]."""
+"""Transforms: Grain `Map`s that turn a source's arrays into a trainer's batch. All of them accept [L] and [rows, L]."""
 
 import grain
 
@@ -27,8 +27,8 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
     },
     base=grain.transforms.Map,
 )
-"""Transforms by their name in a config. The arguments of the constructor are the options. See `trait` and
-`column_reach` for the attributes that a transform may have besides `map`."""
+"""Transforms by their name in a config. The arguments of the constructor are the options. `trait` and `column_reach`
+describe the attributes that a transform may have besides `map`."""
 
 __all__ = [
     "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",

@@ -1,4 +1,4 @@
-"""TrimToMultiple: batches without the columns that are padding in all rows."""
+"""TrimToMultiple, which cuts off the columns of a batch that are padding in all rows."""
 
 import grain
 import numpy as np
@@ -11,19 +11,20 @@ from grain_sft.transforms.element import first_columns, require_keys
 
 
 class TrimToMultiple(grain.transforms.Map):
-    """Transform that cuts off the last columns of a batch, which are padding in all rows.
+    """Transform that cuts off the last columns of a batch if they are padding in all rows.
 
     A multiple of `multiple` columns is left: with 64, a batch whose longest row has 100 tokens keeps 128 columns. A batch that
     has fewer columns than that keeps all, and a batch without a token keeps `multiple`. OpenChat pads its batches in this way.
-    The transform takes and returns the source's dict, or ShiftTargets' batch. It comes after transforms of whole rows, such as
+    The transform maps the source's dict or a batch of ShiftTargets. It comes after transforms of whole rows, such as
     NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: batches have several shapes, and a TPU
-    compiles the training step for each: `shapes` lists them, to compile beforehand. The transform is for one host, because two
-    hosts would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
+    compiles the training step for each shape. `shapes` lists the shapes, so that you can compile beforehand. The transform is
+    for one host, because two hosts would cut their rows to different lengths. For several hosts, use packed rows, which have
+    hardly any padding.
 
     Args:
-      multiple: Number of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.
+      multiple: Divisor of the number of columns that is left. OpenChat takes 64; a TPU's attention kernels want 128 or 512.
     """
 
     trims_columns = True

@@ -15,7 +15,7 @@ from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
 
-_NEARLY_ALL = 0.95  # if this share of documents ends with one token, that is the template's own end token
+_NEARLY_ALL = 0.95  # if this share of documents ends with the same token, this token is the template's own end token
 _ENDS_CHECKED = 1000  # documents whose first and last tokens a fast check reads
 
 
@@ -23,7 +23,7 @@ class VocabularyCheck:
     """Search for tokens whose ids are too high for the vocabulary, block by block.
 
     Args:
-      size: Number of ids of the vocabulary, or None if it is unknown. Without it, only the highest id is reported.
+      size: Number of ids of the vocabulary. None if it is unknown; then only the highest id is reported.
     """
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
@@ -41,7 +41,7 @@ class VocabularyCheck:
         offsets = np.flatnonzero(tokens >= self._size)
         shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            # `offsets[first]` is the first such token of this shard in the block. One of an earlier block is kept instead.
+            # `offsets[first]` is the first such token of this shard in the block. A token of an earlier block is kept instead.
             first_in_block = int(begin + offsets[first]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
@@ -61,7 +61,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 
     Args:
       where: Path at which the corpus was opened; "" for a corpus of a config.
-      vocab_size: Size of the vocabulary that the caller states. None means that of prepare.json or of the tokenizer.
+      vocab_size: Size of the vocabulary. None means the size that prepare.json or the tokenizer states.
     """
     report.figures |= {"shards": len(corpus.shards), "tokens": corpus.num_tokens}
     report.figures["fingerprint"] = corpus.ends_fingerprint
@@ -174,7 +174,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     report.figures["documents_without_loss"] = len(without_loss)
     # Notes, not wrong findings: both may be intended.
     if duplicates.first is not None:
-        sentence = f"{duplicates.documents:,} documents ({duplicates.tokens:,} tokens) have the tokens of another"
+        sentence = f"{duplicates.documents:,} documents ({duplicates.tokens:,} tokens) have the same tokens as another document"
         pair = "documents {} and {}".format(*duplicates.first)
         report.note("duplicates", path, f"{sentence}, in {duplicates.groups:,} groups; the first are {pair}.")
     if len(without_loss):
@@ -205,7 +205,8 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that documents end with EOS.
 
-    Documents that were cut do not, so up to half of the documents may lack EOS. If more lack it, the first of these applies:
+    Documents that were cut lack EOS, so a lack in up to half of the documents is a note. If more lack EOS, the first of these
+    rules applies:
 
     1. More than half of the documents begin with EOS and lack it at the end. Their boundaries are shifted by a token: an error.
     2. Boundary files exist, and nearly all documents end with one token: a note about a template with its own end token.
@@ -239,7 +240,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Check that one of the splits in prepare.json has the corpus's counts of documents, tokens and `trainable` tokens."""
+    """Check that prepare.json has a split with as many documents, tokens and `trainable` tokens as the corpus."""
     if manifest is None:
         return
     counts: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}

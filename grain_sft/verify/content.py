@@ -76,7 +76,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 
 
 class Duplicates(NamedTuple):
-    """Counts of the groups of documents with the same tokens.
+    """Counts of duplicate documents. A group is all documents that have the same tokens.
 
     Attributes:
       documents: Number of documents that could be left out: all but one of each group.
@@ -109,7 +109,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Check that each loss file has only values of its kind, such as 0 and 1. Report the first wrong value of each file."""
-    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # the last border is the end
+    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # and the end of the corpus
         if shard.loss is None:
             continue
         path, kind = shard.loss.path, shard.loss.values
@@ -127,7 +127,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
 
 
 def check_written_rows(report: Report, corpus: Corpus) -> None:
-    """Check the positions, segments and targets that are stored for each row against the documents and loss of the row."""
+    """Check that the positions, segments and targets that are stored for each row follow from its documents and its loss."""
     with report.errors("rows", corpus.shards[0].path):
         layout, by_documents = MaterializedLayout(corpus), MaterializedLayout(corpus)
         by_documents.row_format = None  # makes its source compute the arrays from the boundary files and the loss files
@@ -146,7 +146,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
                 if len(wrong):
                     row = begin + int(wrong[0])
                     path = corpus.shards[int(corpus.shard_borders.searchsorted(row * length, side="right")) - 1].path
-                    sentence = "rows from here on are not those of their documents and their loss."
+                    sentence = "rows from here on differ from those that the documents and their loss make."
                     report.wrong("rows", path, f"{name} of {len(wrong):,} {sentence}", f"row {row}")
                     return
         report.figures["rows"] = len(layout)

@@ -1,4 +1,4 @@
-"""Rows of a step, and of the steps before and after it, as one page that needs no network."""
+"""HTML page that shows the rows of a step, and of the steps before and after it. The page needs no network."""
 
 import base64
 import dataclasses
@@ -25,8 +25,8 @@ def inspect_page(
     """Return the page of a step: its rows, and the same rows of the steps before and after it.
 
     Args:
-      pipeline: Pipeline.
-      step: Step.
+      pipeline: Pipeline whose rows are shown.
+      step: Step that is shown first.
       texts: Texts of the tokens.
       rows: Indices of rows of this host's batch, at least one. None means all of them, up to `MOST_TOKENS`.
       title: Title of the page.
@@ -44,7 +44,7 @@ def inspect_page(
     for number in numbers:  # `step` first, so that errors are about it
         count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
         chosen = range(min(count, most_rows)) if rows is None else rows
-        if number != step:  # neighbours may lack a row; for `step`, `view_rows` raises
+        if number != step:  # other steps may lack a row; if `step` does, `view_rows` raises
             chosen = [row for row in chosen if row < count]
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
@@ -81,7 +81,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     for _, first, stop in runs:
         for begin, end, whole in split_characters([texts.text(token) for token in view.tokens[first:stop].tolist()]):
             split.append([first + begin, first + end, visible(whole)])
-    # index 0, and those of tokens whose position is not the previous token's + 1
+    # index 0, and the indices of tokens whose position is not the previous token's position + 1
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:

@@ -11,7 +11,7 @@ from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.text import TokenTexts, visible
 
 _MOST_EXAMPLES = 5
-_EXAMPLE_TOKENS = 48  # most tokens that an example shows; one whole period is always shown
+_EXAMPLE_TOKENS = 48  # most tokens that an example shows, but at least one whole period
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
       used: Whether the pipeline has the filter.
       rows, rejected: Numbers of rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: Rows that would fail without their padding too, as in `_example`, with `step` and `instance`.
+      examples: Up to 5 rows that would fail without their padding too: the figures of `_example`, `step` and `instance`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
     ngram_filter = own_filters[0] if own_filters else NgramFilter()
@@ -49,11 +49,11 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 
 
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
-    """Return the longest repetition that fails a row: from token `at` on, the same `period` tokens, `times` times. `text` shows
-    them.
+    """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
-    The search covers the periods that the filter checks, and prefers its `max_count` repeats. A filter from another package
-    without these attributes has the defaults of `NgramFilter`.
+    From token `at` on, the same `period` tokens stand `times` times in a row; `text` shows them. The search covers the periods
+    that the filter checks, and prefers a repetition that the filter rejects: `max_count` times or more. A filter from another
+    package that lacks these attributes has the defaults of `NgramFilter`.
     """
     names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
     min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)

@@ -1,7 +1,7 @@
-"""Format pairs: preference pairs. Each is a document of a prompt, a chosen response and a rejected response, in this order.
+"""Format pairs, for preference pairs: each document is a prompt, a chosen response and a rejected response, in this order.
 
 The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. An entry is the pair's
-first token in `tokens.bin`, then the numbers of tokens of its prompt, chosen and rejected response. Responses take loss.
+first token in `tokens.bin`, then the numbers of tokens of its prompt, chosen and rejected response. The responses take loss.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Pairs(Episodes):
     """Format of a split of preference pairs. Its shards are sorted by name."""
 
     expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/ itself"
-    rank = 0  # before "episodes", whose token and mask files have the same names
+    rank = 0  # tried before "episodes", whose token and mask files have the same names
     index = "pairs.idx"
     kind = "preference"
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to; None unless `path` is a pairs.idx or has one next to it."""
+        """Return the token file that `path` belongs to. None if `path` is neither a pairs.idx nor a file next to one."""
         token_file = super().owner(path, listing)
         if token_file is None or files.name_of(path) == self.index:
             return token_file

@@ -1,4 +1,4 @@
-"""Packing algorithms: from lengths of documents to rows."""
+"""Packing algorithms, which choose from the lengths of documents which of them share a row."""
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing.algorithm import (

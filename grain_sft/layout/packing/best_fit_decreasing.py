@@ -41,10 +41,10 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
     """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
-    # For each space, the rows that have it. The first is the one that reached it first.
+    # For each space, the rows that have it, in the order in which they reached it.
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
-    documents = [0] * len(open_spaces)  # number in each row
+    documents = [0] * len(open_spaces)  # number of documents in each row
     rows, counts = [], []
     for length, count in equal_lengths(lengths):
         while count:

@@ -1,4 +1,4 @@
-"""Concatenate, then split: documents one after the other, cut where a row is full. It is a baseline for comparisons."""
+"""Packing that joins all documents and cuts them where a row is full. It is a baseline to compare other algorithms with."""
 
 import numpy as np
 

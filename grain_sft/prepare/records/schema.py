@@ -1,4 +1,4 @@
-"""Schemas: the common forms of records (OpenAI, ShareGPT, Alpaca, …), and the parsing of each into conversations."""
+"""Schemas, the common forms of records (OpenAI, ShareGPT, Alpaca, …): functions from such records to conversations."""
 
 import contextlib
 import dataclasses
@@ -22,13 +22,13 @@ _CHAT_ROLES = (*_OPENAI_ROLES, "assistant_context", "assistant_toolcall", "toolr
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """A form of records.
+    """Form of records, such as Alpaca's, and the function that parses a record of this form.
 
     Attributes:
       parse: Function from a record to its conversation.
-      keys: Keys of a record, which `--schema` can map.
-      turn_keys: Keys of its messages that `--schema` can map.
-      signs: If a record has all of these keys, "auto" infers this schema. Empty for schemas that no keys alone can show.
+      keys: Keys of a record. `--schema` can map them to other keys of the file.
+      turn_keys: Keys of a message in a record that `--schema` can map.
+      signs: Keys from which "auto" infers this schema: a record has all of them. Empty if "auto" infers it from no keys.
     """
 
     parse: Callable[[Record], Conversation]
@@ -42,12 +42,12 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
 
     Args:
       record: Parsed JSON object, or row of Parquet.
-      schema: Name in SCHEMAS, perhaps with the record's own keys, as `prompt_completion:prompt=question,completion=answer`;
-        or "auto", which infers the schema of each record from its keys.
-      messages: Schema of records with the key 'messages' if `schema` is "auto".
+      schema: Name in SCHEMAS, or "auto", which infers the schema of each record from its keys. A name may be followed by the
+        record's own keys: `prompt_completion:prompt=question,completion=answer`.
+      messages: Schema that "auto" infers for a record with the key 'messages', such as "chat" or "tools".
 
     Raises:
-      RecordError: The record is not of that schema.
+      RecordError: The record does not have the form of its schema.
       PrepareError: The schema does not exist.
     """
     if not isinstance(record, dict):
@@ -62,19 +62,19 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         for key in ("chat_template_kwargs", "loss_mask"):
             if name != "text" and mapped.get(key):
                 raise RecordError(f"{key}: not read. Remove the key, or write its effect into the messages.")
-        found = SCHEMAS[name].parse(mapped)
+        conversation = SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
             raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
-    has_prompt = not found.rejected or found.messages[0].role not in (DOCUMENT, "assistant")
+    has_prompt = not conversation.rejected or conversation.messages[0].role not in (DOCUMENT, "assistant")
     if schema == "auto" and not has_prompt and (hint := command_for(record)):
-        raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else --schema preference.")
-    return found
+        raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else add --schema preference.")
+    return conversation
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of a record from `inputs.read_records`. It is JSON in bytes, a row, or a RecordError to raise."""
+    """Return the conversation of `raw`, a record of `inputs.read_records`: JSON, a Parquet row, or a RecordError to raise."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -109,7 +109,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
 
 
 def _parse_messages(record: Record) -> Conversation:
-    """{"messages": [{"role", "content"}, ...]}, without other keys in a message."""
+    """Parse {"messages": [{"role", "content"}, ...], "system"}. A message with any other key is refused."""
     if record.get("tools"):
         raise RecordError(
             "key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat and a template for tools."
@@ -119,7 +119,7 @@ def _parse_messages(record: Record) -> Conversation:
 
 
 def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
-    """{"messages", "system", "tools"}. A message may have further keys, which chat templates read."""
+    """Parse {"messages", "system", "tools"}. A message may have further keys, which chat templates read."""
     messages = tuple(read_messages(record, "messages", roles))
     return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
 
@@ -138,21 +138,21 @@ def _tools(record: Record) -> tuple[object, ...] | None:
 
 
 def _parse_openchat(record: Record) -> Conversation:
-    """{"items": [{"role", "content", "weight"}], "condition", "system"}."""
+    """Parse {"items": [{"role", "content", "weight"}], "condition", "system"}."""
     messages = tuple(read_messages(record, "items", ("user", "assistant")))
     system, condition = optional_text(record, "system"), optional_text(record, "condition") or ""
     return Conversation(messages, system=system, condition=condition)
 
 
 def _parse_sharegpt(record: Record) -> Conversation:
-    """{"conversations": [{"from", "value", "weight"}], "system", "tools"}. Instead, all turns may be {"role", "content"}."""
+    """Parse {"conversations": [{"from", "value", "weight"}], "system", "tools"}. All turns may be {"role", "content"}."""
     messages = tuple(read_turns(record, "conversations", _CHAT_ROLES))
     return Conversation(messages, system=optional_text(record, "system") or None, tools=_tools(record))
 
 
 def _parse_alpaca(record: Record) -> Conversation:
-    """{"instruction", "input", "output", "system", "history"}. As in LLaMA-Factory, the input follows the instruction on a new
-    line, and `history` is a list of earlier [question, answer] pairs."""
+    """Parse {"instruction", "input", "output", "system", "history"}. As in LLaMA-Factory, the input follows the instruction on
+    a new line, and `history` is a list of earlier [question, answer] pairs."""
     messages: list[Message] = []
     history = record.get("history")
     if history is not None and not isinstance(history, list):
@@ -170,12 +170,12 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 
 def _parse_prompt_completion(record: Record) -> Conversation:
-    """{"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0.
+    """Parse {"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0.
 
-    The label false of TRL's unpaired preferences marks a completion that a model must not learn, and is refused.
+    A record with `"label": false` is refused: in TRL's unpaired preferences, it marks a completion that a model must not learn.
     """
     if record.get("label") is False:
-        raise RecordError("label: false; the completion is a rejected one. Remove the record, or the key.")
+        raise RecordError("label: false marks a completion that a model must not learn. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
     return Conversation(
         (*_untrained(prompt), *completion), system=optional_text(record, "system"), tools=_tools(record)
@@ -183,10 +183,11 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 
 
 def _parse_preference(record: Record) -> Conversation:
-    """{"prompt", "chosen", "rejected"}, each a text or a list of messages. The responses are `chosen` and `rejected`.
+    """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
-    Both may repeat the prompt. Further messages that both begin with are moved to the prompt. The assistant's messages in the
-    prompt get weight 0. Two texts may have Alpaca's "instruction", "input", "history" as their prompt, or are plain documents.
+    Both responses may begin with the prompt. Further messages with which both responses begin are moved to the prompt. The
+    assistant's messages in the prompt get weight 0. If the responses are texts without "prompt", their prompt is Alpaca's
+    "instruction", "input" and "history". Without an instruction, such texts are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)
@@ -203,7 +204,7 @@ def _parse_preference(record: Record) -> Conversation:
             problem = f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'"
             raise RecordError(f"{problem}. Expected a response, or the same prompt before both responses.")
     chosen, rejected = responses
-    shared = 0  # number of messages that both responses begin with, without the last message of either
+    shared = 0  # number of messages with which both responses begin; each response keeps its last message
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     prompt = _untrained([*prompt, *chosen[:shared]])
@@ -257,9 +258,9 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 
 
 def _detect(record: Record) -> str:
-    """Return the schema of a record, inferred from its keys. A record with 'text' and no schema's signs is a plain document."""
+    """Return the schema of a record, inferred from its keys. A record with 'text' and no other signs is a plain document."""
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
-    # Parquet and some tools write null for absent keys: of two schemas, the one without nulls counts
+    # Parquet and some tools write null for absent keys, so a schema counts first if its signs are not null
     filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
     if len(filled) > 1:
         keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)

@@ -1,4 +1,4 @@
-"""The option `--schema NAME:KEY=NAME_IN_THE_FILE,...`: renaming a record's keys, and suggesting the option for a record."""
+"""Option `--schema NAME:KEY=KEY_IN_THE_FILE,...`: renaming of the keys of a record, and the value to suggest for a record."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -32,7 +32,7 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return `values` with keys renamed by `names`, {new: old}. If `values` already has a key `new`, its value is dropped.
+    """Return `values` with keys renamed by `names`, {new: old}. If `values` has both keys, the value of `new` is dropped.
 
     If `old` is "", the key `new` is left out.
     """
@@ -49,7 +49,7 @@ def command_for(record: Record) -> str:
 
 
 def _option_for_turns(record: Record) -> str:
-    """Return the value of `--schema` for a record with a list of messages under a key of another name, else ""."""
+    """Return the value of `--schema` for a record with a list of messages under an unknown key; "" for other records."""
     for key, value in record.items():
         if "rejected" in record or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
@@ -60,7 +60,7 @@ def _option_for_turns(record: Record) -> str:
             continue
         if not all(isinstance(turn, dict) and str(turn.get(role)) in _KNOWN_ROLES for turn in value):
             continue
-        # of the two schemas, only sharegpt has the roles "human" and "gpt"
+        # schema chat does not know the roles "human" and "gpt"; sharegpt does
         if (role, content) == ("role", "content") and not any(turn[role] in ("human", "gpt") for turn in value):
             return f"chat:messages={key}"
         return _option("sharegpt", (("conversations", key), ("from", role), ("value", content)))
@@ -68,7 +68,7 @@ def _option_for_turns(record: Record) -> str:
 
 
 def _option_for_texts(record: Record) -> str:
-    """Return the value of `--schema` for a record with a prompt and a completion, or a text, under other keys, else ""."""
+    """Return the value of `--schema` for a record with a prompt and an answer, or a text, under unknown keys; else ""."""
     text_keys = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:

@@ -32,7 +32,7 @@ _GUARD = "\0"  # see `renamed`. No text has this character, because records with
 class HuggingFaceTokenizer(Tokenizer):
     """Tokenizer that transformers loads from its files, without network and remote code.
 
-    Its special tokens are the added tokens that the files declare special, and those that look like `<|markers|>`. Other
+    Its special tokens are the added tokens that the files declare special, and added tokens that look like `<|markers|>`. Other
     added tokens, such as `<think>` and runs of spaces, are ordinary text, as in transformers.
 
     Raises:
@@ -67,7 +67,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def transformers_tokenizer(self) -> Any:
         """The tokenizer that transformers loads from the files."""
         reason = f"{self._where}: a tokenizer of Hugging Face"
-        # no advice to install PyTorch: tokenizers do not need it
+        # hides the advice to install PyTorch, which tokenizers do not need
         with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
             import_extra("jinja2", reason, "transformers", "hf")  # chat templates need it
             transformers = import_extra("transformers", reason, "transformers", "hf")
@@ -89,14 +89,14 @@ class HuggingFaceTokenizer(Tokenizer):
                 raise CorpusError(f"{self._where}: transformers can't load this tokenizer ({text}).") from error
         if not getattr(loaded, "is_fast", False):
             raise CorpusError(
-                f"{self._where}: is a tokenizer without tokenizer.json, which gives no offsets of tokens in the text. "
+                f"{self._where}: has no tokenizer.json, so the offsets of tokens in a text are unknown. "
                 "Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
             )
         return loaded
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses; None without templates. Raises a CorpusError if it can't choose one."""
+        """The template that transformers chooses; None without templates. A CorpusError means that it can't choose one."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -139,10 +139,10 @@ class HuggingFaceTokenizer(Tokenizer):
           RecordError: A text has a character without a token.
         """
         plain = self.plain
-        encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # fast: no offsets; since version 0.20
+        encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
 
         def encode(text: str) -> list[int]:
-            """Return the ids of one text; a long one is cut first."""
+            """Return the ids of one text. A long text is cut first."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
@@ -164,7 +164,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer.token_text`. Decodes the spellings of bytes ("Ġ", "<0x0A>"), and Metaspace's "▁" to a space."""
+        """See `Tokenizer.token_text`. It decodes spelled bytes ("Ġ", "<0x0A>"), and makes Metaspace's "▁" a space."""
         loaded = self.transformers_tokenizer
         text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
         if text is None or number in loaded.added_tokens_decoder:
@@ -185,8 +185,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
         """Return the id of EOS, padding or BOS: `number`, if transformers gives one.
 
-        A tokenizer.json alone does not state which token is EOS. For such a file, the id of the only special token in `names`
-        is returned; None if several special tokens are in `names`, or none.
+        A tokenizer.json alone does not state which token is EOS. For such a file, this returns the id of the special token in
+        `names`, if exactly one special token is in `names`. Otherwise it returns None.
         """
         if isinstance(number, int):
             return number

@@ -1,9 +1,10 @@
 """Writer of format openchat: the Parquet files of OpenChat's `generate_dataset`, `openchat.train.parquet` and
 `openchat.eval.parquet`.
 
-A row is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
-nz_shifted_loss_weights. Labels and weights are shifted one to the left, so they leave out the weight of the first token. If any
-first token has a weight, `openchat.train.first_weights.bin` (or `eval`) holds the first weight of every document (float32).
+Each row of a file is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids,
+nz_shifted_label_ids and nz_shifted_loss_weights. Labels and weights are shifted one place to the left, so the columns lack the
+weight of the document's first token. If any of these weights is not 0, `openchat.train.first_weights.bin` (or
+`openchat.eval.first_weights.bin`) has the first weight of every document as float32.
 """
 
 import json
@@ -21,19 +22,19 @@ from grain_sft.storage import files
 
 PREFIX = "openchat"
 NAMES = {"train": "train", "val": "eval"}
-PAD_TOKEN_ID = 0  # OpenChat's label where no loss is taken
+PAD_TOKEN_ID = 0  # OpenChat's label of a token without loss
 
 
 def check(plan: Plan) -> None:
-    """Refuse to write without pyarrow."""
+    """Raise a MissingExtraError if pyarrow, which writes Parquet, is not installed."""
     import_extra("pyarrow.parquet", "format openchat: writing Parquet", "pyarrow", "parquet")
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write a whole split. The Parquet file appears last."""
+    """Write a whole split. The Parquet file appears last, so its presence shows that the split is complete."""
     path = plan.path(f"{PREFIX}.{NAMES[task.split]}.parquet")
     if files.exists(path):
-        return  # a split that an earlier run has finished
+        return  # an earlier run has finished this split
     import pyarrow as arrow
     from pyarrow import parquet
 
@@ -58,7 +59,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def _first_weights(block: Block) -> npt.NDArray[np.float32]:
-    """Return the weight of each document's first token; 0 for an empty document."""
+    """Return the weight of each document's first token: float32 [documents], 0 for an empty document."""
     has_tokens = block.lengths > 0
     starts = (np.cumsum(block.lengths) - block.lengths)[has_tokens]
     weights = np.zeros(len(block.lengths), "<f4")
@@ -67,7 +68,7 @@ def _first_weights(block: Block) -> npt.NDArray[np.float32]:
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
-    """Return the row group of a block's documents, one document a row."""
+    """Return the Parquet rows of a block of documents, one row for each document."""
     lengths, tokens = block.lengths, block.tokens.astype(np.int32)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -94,7 +95,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
-    """Write the sources of each split: the input and line of every document."""
+    """Write a file for each split with the source of every document: its input file and its line."""
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
 
 
