@@ -120,7 +120,7 @@ def _config_type(hint: Any) -> Any:
     if origin is Annotated:
         return Annotated[(_config_type(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        # A config can't state an object of a class: of `str | Tokenizer`, it takes the text alone.
+        # A config can't state an object of a class: for `str | Tokenizer`, it can only state the text.
         members = [member for member in map(_config_type, arguments) if member is not Any]
         only_none = all(member is type(None) for member in members)
         return Any if only_none else Union[tuple(members)]  # noqa: UP007
@@ -132,8 +132,14 @@ def _config_type(hint: Any) -> Any:
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
-    """Raise a `ConfigError` if a section has an unknown key, or a value that its option does not take. With `require`, also
-    raise the error if the section lacks an option without a default. `where` names the section, such as "a.yaml: sampler"."""
+    """Raise a `ConfigError` if a section has an unknown key, or a value that its option does not take.
+
+    Args:
+      section: Section of a config.
+      options: Options of the section.
+      where: Name of the section for messages, such as "a.yaml: sampler".
+      require: Whether it is also an error if the section lacks an option without a default.
+    """
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")
     check_keys(section, options, where)
@@ -146,7 +152,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
 
 
 def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
-    """Raise a `ConfigError` that names the nearest known key, where a key is not among `known`."""
+    """Raise a `ConfigError` if a key of `section` is not among `known`. The message names the nearest known key."""
     names = list(known)
     for key in section:
         if key not in names:
@@ -154,7 +160,7 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
 
 
 def _nearest(word: object, known: list[str]) -> str:
-    """Return the end of a message that names the known word nearest to `word`; "" if none is known."""
+    """Return the end of a message, which names the word of `known` that is nearest to `word`; "" if `known` is empty."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.0)
     return f" The nearest known: {near[0]!r}." if near else ""
 
@@ -224,8 +230,13 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 
 
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
-    """Add each option to a parser or a group of arguments, with its type, bounds, default and help text, as `--name` or under
-    its flags in `spelled`."""
+    """Add each option to a parser or a group of arguments, with its type, bounds, default and help text.
+
+    Args:
+      parser: Parser or group of arguments.
+      options: Options to add.
+      spelled: Flags of options by name. An option without an entry gets the flag `--name`.
+    """
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
         kind = kinds_of(option.type)[0]
@@ -248,7 +259,7 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
 
 
 def _in_lower_case(sentence: str) -> str:
-    """Return a help text that begins in lower case, as the others of the command line; "EOS token" stays."""
+    """Return a help text with its first letter in lower case, as argparse writes its own. "EOS token" stays: an acronym."""
     begins_with_acronym = sentence[1:2].isupper()
     return sentence if begins_with_acronym else sentence[:1].lower() + sentence[1:]
 

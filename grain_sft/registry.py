@@ -20,11 +20,11 @@ class Registry(Generic[Entry]):
 
     Args:
       noun: Singular noun for messages, such as "order".
-      error: Class of the errors.
+      error: Class of the errors that the table raises.
       entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
       kinds: Types that a registered or imported object may have.
-      base: Class from which an entry that is a class, and the object that `make` returns, have to inherit.
+      base: Base class of the entries that are classes, and of the objects that `make` returns. Others are refused.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Registry(Generic[Entry]):
         self._entries: dict[str, Entry | str] = dict(entries)
 
     def register(self, name: str, entry: Entry) -> Entry:
-        """Add an entry under a name that is not taken and has no colon, and return it.
+        """Add an entry under a name that is not taken and has no colon. Return the entry.
 
         Every process of a run has to register the entry, worker processes included. A config that names the entry as
         `package.module:Name` needs no registration.
@@ -99,7 +99,7 @@ class Registry(Generic[Entry]):
         return instance
 
     def _check_base(self, name: str, kind: type) -> None:
-        """Raise the table's error unless a class inherits from the base class."""
+        """Raise the table's error unless the class `kind` inherits from the base class."""
         if not issubclass(kind, self._base):
             expected = f"a subclass of {self._base.__module__.partition('.')[0]}'s {self._base.__name__}"
             found = f"{self._noun} {name!r} is of class {kind.__name__}"

@@ -1,7 +1,8 @@
-"""Benchmarks of loaders: windows and MaxText's loader, packed rows and Grain's packing, and batches with and without a
-withdrawal of documents.
+"""Benchmarks of the speed of loaders, which take turns in one process.
 
-The loaders take turns in one process. Each speed is compared with that of a plain copy of rows in memory, the limit.
+`windows` compares loaders of windows with MaxText's loader, and `packed` compares loaders of packed rows with Grain's packing.
+Both also compare each speed with the limit: the speed of a copy of rows in memory. `withdrawn` compares batches with and
+without a withdrawal of documents.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ _STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the speeds of loaders of windows, and one of how long a trainer waits for its batch."""
+    """Yield a table of the speeds of loaders of windows, and a table of the time that a trainer waits for its batch."""
     corpus = open_corpus(_make_tokens(folder, scale.files, scale.tokens), dtype="uint32")
     source = NpyDataSource(WindowLayout(corpus, scale.sequence_length))
     sampler = IndexSampler(len(source), global_batch_size=scale.batch_size, seed=SEED)
@@ -56,7 +57,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
     tokens = scale.sequence_length * scale.batch_size
     figures = {}
-    for name, median in medians.items():  # what makes tokens alone is compared with a copy of tokens alone
+    for name, median in medians.items():  # a loader that reads tokens only is compared with a copy of tokens only
         limit_name = LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT
         figures[name] = rate(tokens, median, medians[limit_name])
     with contextlib.closing(filtered.iter()) as batches:
@@ -67,7 +68,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
-    """Write raw uint32 files of random tokens, and return their paths. The page cache holds the files after that."""
+    """Write raw uint32 files of random tokens, and return their paths. The files are then in the page cache."""
     rng = np.random.default_rng(0)
     paths = []
     try:
@@ -107,7 +108,7 @@ GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
 
 class Profile(NamedTuple):
-    """Documents of log-normal lengths, and the rows that they go to."""
+    """Documents of log-normal lengths, and the rows that they are packed into."""
 
     name: str
     documents: int  # number of documents
@@ -123,7 +124,7 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speeds of loaders of packed rows for each of `PROFILES`."""
     for profile in PROFILES:
         loaders = _loaders(profile, folder)
-        # `TURNS` short turns instead of each long one: all loaders then see the same changes in the machine's other work.
+        # Each long turn is divided into `TURNS` short turns, so that all loaders meet the same changes in the machine's load.
         medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
         tokens = profile.sequence_length * profile.batch
         rows = {}
@@ -165,7 +166,7 @@ def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: np
         pieces = layout.pieces(sampler.rows(step))
         copies.append(np.stack([pieces.offsets(layout.sequence_length), pieces.start, pieces.length], axis=1))
     steps = itertools.cycle(copies)
-    # Memoryviews copy 200 tokens in 0.4 us, arrays in 0.6 us.
+    # memoryviews, because they copy 200 tokens in 0.4 us, and arrays take 0.6 us
     source, inputs = tokens.data, np.empty(batch["inputs"].size, tokens.dtype).data
     copy_others = limit({key: array for key, array in batch.items() if key != "inputs"})
 
@@ -187,18 +188,19 @@ def _grain(profile: Profile, documents: list[npt.NDArray[np.int32]]) -> Iterator
     return iter(packed.batch(profile.batch))
 
 
-SHARE = 100_000 / 2_270_000
+SHARE = 100_000 / 2_270_000  # share of the documents that `withdrawn` withdraws
 CASES = {
     136: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),  # chats
     5_400: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),  # long documents
 }
-"""Measured cases, by the median document's tokens: the kind of layout, rows in a batch, and tokens in a row."""
+"""Cases that `withdrawn` measures. A key is the number of tokens of the median document. Its value lists cases: the kind of
+layout, the number of rows in a batch, and the number of tokens in a row."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table: microseconds of a batch without and with the withdrawal, and their quotient, the share of speed left.
+    """Yield a table of the microseconds of a batch without and with a withdrawal of 4.4 % of the documents.
 
-    4.4 % of the documents (100,000 of 2,270,000) are withdrawn.
+    The third column divides the first by the second: it is the share of the speed that is left.
     """
     figures = {}
     for median, cases in CASES.items():
@@ -209,7 +211,7 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
         rng = np.random.default_rng(SEED)
         withdrawn_documents = rng.choice(scale.plan_documents, int(scale.plan_documents * SHARE), replace=False)
         for kind, rows, length in cases:
-            options = {"packed": {"cache_dir": here}}.get(kind, {})  # others write no plan
+            options = {"packed": {"cache_dir": here}}.get(kind, {})  # other layouts write no plan
             source = NpyDataSource(LAYOUTS[kind](corpus, length, **options))
             sampler = IndexSampler(len(source), global_batch_size=rows, seed=SEED)
             steps = rng.integers(0, sampler.steps_per_epoch, 1000).tolist()

@@ -1,4 +1,4 @@
-"""Benchmark of `prepare` on chats and on plain documents, compared with the batch calls of the tokenizers themselves."""
+"""Benchmark of `prepare` on chats and on plain documents, compared with the tokenizers' own batch calls."""
 
 import importlib.util
 import json
@@ -17,6 +17,7 @@ VOCAB_SIZE = 8000
 MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
+# Programs for a process of their own: `_COMMON` followed by `_MEMORY`, or by `_SPEED`.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
@@ -63,8 +64,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    The table compares the speed with that of the tokenizer's own batch call, in CPU time, for all documents. It has the memory
-    for a tenth of the documents and for all of them, to show that the memory does not grow.
+    The speed is measured in CPU time on all documents, and compared with the speed of the tokenizer's own batch call. The
+    memory is measured on a tenth of the documents and on all of them, to show that the memory does not grow.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())
@@ -79,7 +80,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
                 _write(path, text, count, chats=kind == "chats")
             files = (str(path), models[model])
             rows[title] = run_program(_COMMON + _MEMORY, *files, str(folder / title), template)
-        # the speed, in the row of all documents alone
+        # the speed is only in the row of all documents
         rows[title] |= run_program(_COMMON + _SPEED, *files, str(folder / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
@@ -87,7 +88,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _tokenizers(folder: Path, text: str) -> dict[str, str]:
-    """Train a tokenizer of each kind that is installed on the lines of `text`, and return their paths by name."""
+    """Train a tokenizer of each installed kind on the lines of `text`. Return the paths of the tokenizers by name."""
     lines = [line for line in text.splitlines() if line]
     paths = {BPE: str(folder / "bpe.model"), UNIGRAM: str(folder / "unigram.model")}
     for path in paths.values():

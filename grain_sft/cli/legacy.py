@@ -19,16 +19,17 @@ OF_CHATS = {
     "on_error": ("--on-error",),
     "special_text": ("--special-text",),
 }
-"""Options of `prepare-chat-sft` and `prepare-tool-sft`. A key is an argument of `Request`, a value its option's spellings."""
+"""Options of `prepare-chat-sft` and `prepare-tool-sft`. A key is an argument of `Request`; its value has the option's flags."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
 """Options of `build-sft-primer`, in the same form."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
-"""Defaults of the tools that differ from those of `Request`."""
+"""Defaults that differ in the commands of this file from those of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
-"""Sizes that are tried for a new tokenizer, in this order. A small text has too few pieces for the larger sizes."""
+"""Vocabulary sizes that are tried for a new tokenizer, in this order. A small text does not give enough pieces for the larger
+sizes."""
 
 
 def build_sft_primer(parser: Parser) -> None:
@@ -51,7 +52,7 @@ prepare_tool_sft = functools.partial(_declare_chats, template="episode_tool")
 
 
 def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, ...]]) -> None:
-    """Add the options that the three tools share, and the options `spelled`."""
+    """Add the options that the three commands share, and the options in `spelled`, which has the form of `OF_CHATS`."""
     parser.add_argument("--tokenizer", help="tokenizer of the model (default: the first that is found, or a new one)")
     for name in ("seed", *spelled):
         changed: dict[str, Any] = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
@@ -61,13 +62,13 @@ def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, 
 
 
 def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> int:
-    """Prepare the corpus. A dataset of chats goes to `output_dir`, and a primer's cache to the folder `primer` in `out_dir`."""
+    """Prepare the corpus: a dataset of chats in `output_dir`, or the cache of `build-sft-primer` in `out_dir`/primer."""
     if "output_dir" in options:
-        source, output = "", options.output_dir.rstrip("/") or options.output_dir  # "/" stays
+        source, output = "", options.output_dir.rstrip("/") or options.output_dir  # the root folder stays "/"
     else:
         # the template "primer" gives its name to the folder and to the source
         source, output = template, files.join(files.normalize(options.out_dir), template)
-    Target(output).check_writable()  # before `_tokenizer` trains one
+    Target(output).check_writable()  # before `_tokenizer`, which may train a tokenizer
     request = Request(
         datasets=(Dataset((options.input,)),),
         template=template,
@@ -104,5 +105,5 @@ def _tokenizer(options: argparse.Namespace, trained: str) -> str:
                 raise
     how = f"trained on {options.input}, with {vocab_size:,} pieces, because no tokenizer was found"
     print(f"tokenizer {trained}: {how}.")
-    print(f"          If your model has one, give its path with --tokenizer or ${TOKENIZER_VARIABLE}.")
+    print(f"          If your model has a tokenizer, give its path with --tokenizer or ${TOKENIZER_VARIABLE}.")
     return trained

@@ -1,4 +1,4 @@
-"""Replaced sources: a config with `replace` amendments becomes a config with a new stage where each of them begins.
+"""Replaced sources: a config with `replace` amendments becomes a config with a new stage where each replacement begins.
 
 A data step counts only the steps whose batches are read. If an amendment skips steps 10 to 14, step 20 is data step 15.
 """
@@ -25,7 +25,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     stage.
 
     Raises:
-      ConfigError: A replacement changes nothing, or none of the stages from its step on has the source.
+      ConfigError: A replacement changes nothing, or its source is in no stage from its step on.
     """
     amendments: Sequence[Mapping[str, Section]] = config.get("amendments", ())
     sections = sorted((entry["replace"] for entry in amendments if "replace" in entry), key=lambda each: each["from"])
@@ -47,8 +47,8 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # Each stage has its part of the schedule. A config with stages can't have a schedule of its own, so the final values of the
-    # schedule take its place.
+    # Each stage has its part of the schedule. A config with stages can't have a schedule outside of the stages, so the final
+    # values of the schedule replace it.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -115,7 +115,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture with the weights that `schedule` gives at step `steps`; each mixture in it follows its own schedule."""
+    """Return a mixture with the weights that `schedule` gives at step `steps`. An inner mixture follows its own schedule."""
     weights: dict[str, Any] = {}
     for entry in schedule:
         weights |= (entry.get("weights") or {}) if entry["step"] <= steps else {}
@@ -130,7 +130,7 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return `{"schedule": ...}` with the entries after step `steps`, counted from that step; {} without such entries."""
+    """Return `{"schedule": ...}` with the entries after step `steps`; {} if there are none. Their steps count from `steps`."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
@@ -161,7 +161,7 @@ def _weights_to_restate(
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < first < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # both by source: step of the latest amendment up to `first`; step and weight of the latest entry of the schedule
+        # By source: the step of its latest amendment up to `first`; the step and weight of its latest entry of the schedule.
         amended_at = {name: step for step, weights in amended if step <= first for name in weights}
         scheduled = {
             name: (begin + entry["step"], weight)
@@ -186,7 +186,7 @@ def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
 
 
 def _check(section: Section, stages: Sequence[Section], where: str) -> None:
-    """Refuse a replacement that changes nothing, or whose source none of `stages` has."""
+    """Refuse a replacement that changes nothing, or whose source is in none of `stages`."""
     where = f"{where}: replace from step {section['from']}"
     if not keys_of_stage(section) and not weights_of(section):
         raise ConfigError(f"{where}: changes nothing. Give path, weight, max_epochs or on_exhausted.")

@@ -1,4 +1,7 @@
-"""The documents that the boundary files of a corpus state, joined where a document continues in the next shard."""
+"""Documents of a corpus that has boundary files. The boundary file of a shard lists the documents in that shard.
+
+A document that continues in the next shard has an entry in both files. These entries are joined.
+"""
 
 import concurrent.futures
 import itertools
@@ -27,7 +30,7 @@ def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
 
 
 def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
-    """Return the entries of all boundary files. A document in two shards stays two entries.
+    """Return the entries of all boundary files, not joined: a document in two shards stays two entries.
 
     With `by_sequence`, an entry is a sequence if the files group sequences into documents, as Megatron's do. A shard without a
     boundary file is a CorpusError.
@@ -42,7 +45,8 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
         data = read_whole(file)
         return file.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
 
-    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:  # 1.5 times as fast with two processors
+    # On two processors, the threads are 1.5 times as fast as one thread.
+    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
         results = list(pool.map(read, corpus.shards, boundary_files(corpus)))
     first_token = 0
     for shard, ((start, _), _) in zip(corpus.shards, results, strict=True):
@@ -56,7 +60,7 @@ def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
     boundaries = []
     for shard in corpus.shards:
         if shard.boundaries is None:
-            raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
+            raise CorpusError(f"{shard.path}: has no document boundaries, but other shards have.")
         boundaries.append(shard.boundaries)
     return boundaries
 
@@ -85,12 +89,12 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
     A document can only continue if the format cuts documents at the ends of shards, and if no token lies between the last piece
-    of one shard and the first piece of the next. `BoundaryFile.continues` states whether it does. Where that is None, the
-    document continues unless the last token of the shard before is an EOS.
+    of one shard and the first piece of the next shard. `BoundaryFile.continues` states whether the document continues. If it
+    is None, the document continues unless the last token of the shard before is an EOS.
 
-    If `continues` leaves a shard open and `corpus.sources_file` exists, three answers are tried: the rule above, every document
-    that can continue does, and no document does. The first that leaves as many documents as `sources_file` lists is taken.
-    For example, 3 of 10 pieces can continue: 7 documents are left if all of these do, and 10 if none does.
+    If `continues` is None for a shard and `corpus.sources_file` exists, three answers are tried in this order: the rule above;
+    all documents that can continue do so; no document continues. The result is the first answer that leaves as many documents
+    as `sources_file` lists. If 3 of 10 pieces can continue a document, the second answer leaves 7 documents, the third 10.
     """
     files = boundary_files(corpus)
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
@@ -115,7 +119,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
                 by_eos.append((number, before))
     if corpus.sources_file is None:
         if by_eos is None:
-            fault = "can't tell whether its first document began in the part before"
+            fault = "can't tell whether its first document began in the shard before"
             fix = "Give eos_token_id, the token that ends documents"
             raise CorpusError(f"{corpus.shards[undecided[0]].path}: {fault}. {fix}.")
         return by_eos
@@ -126,8 +130,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         if continued is not None and num_pieces - len(continued) == num_documents:
             return continued
     raise CorpusError(
-        f"{corpus.sources_file.path}: lists {num_documents} documents, but boundary files hold {num_pieces} pieces; "
-        f"{len(touching)} may continue those before. They don't fit together, or eos_token_id ({corpus.eos_token_id}) is wrong."
+        f"{corpus.sources_file.path}: lists {num_documents} documents, but boundary files hold {num_pieces} pieces, of which "
+        f"{len(touching)} may continue a document. The files don't match, or eos_token_id ({corpus.eos_token_id}) is wrong."
     )
 
 

@@ -35,12 +35,12 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """First token and length of every document, in order; unpacks as `start, length = documents`.
+    """First token and length of every document, in the order of document numbers. `start, length = documents` unpacks both.
 
     Attributes:
       start: int64 [documents], token offset of each document, counted through all shards.
       length: int64 [documents], number of tokens of each document.
-      highest_token: Highest token id of the corpus; None for documents of boundary files.
+      highest_token: Highest token id of the corpus if EOS tokens end the documents; None if boundary files list the documents.
       content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token.
       shard_ends: int64 [shards]. Entry i is the number of documents that begin in shards 0 to i. None if EOS tokens end the
         documents.
@@ -65,7 +65,7 @@ class Documents:
 
 
 def read_sources(file: FileStamp, num_documents: int) -> Ints:
-    """Return the values of `Corpus.sources` from its file, int64 [documents, 2]."""
+    """Return `Corpus.sources`, int64 [documents, 2], read from `file`."""
     data = read_whole(file)
     expected = SOURCE_BYTES * num_documents
     if len(data) != expected:

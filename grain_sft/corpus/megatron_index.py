@@ -50,7 +50,7 @@ class IndexHeader(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Unsigned dtype of the same width, which tokens are read as."""
+        """Unsigned dtype of the same width as `stored`. Tokens are read with this dtype."""
         return np.dtype(f"u{self.stored.itemsize}")
 
     @property
@@ -131,11 +131,11 @@ def parse(
       path: Path of the index, for messages.
       data: All bytes of the index.
       num_tokens: Number of tokens that the range must have.
-      sequences: First sequence of the range and the one after its last; None for all.
+      sequences: First sequence of the range, and the sequence after its last; None for all sequences.
       by_sequence: Whether sequences are returned instead of documents.
 
     Raises:
-      CorpusError: The index is damaged, or is of other tokens.
+      CorpusError: The index is damaged, or belongs to other tokens.
     """
     header = parse_header(path, data[:HEADER_BYTES], len(data))
     count, itemsize = header.sequences, header.dtype.itemsize
@@ -149,8 +149,8 @@ def parse(
     first, stop = sequences or (0, count)
     if not 0 <= first <= stop <= count or token_bounds[stop] - token_bounds[first] != num_tokens:
         held = token_bounds[min(stop, count)] - token_bounds[min(first, count)]
-        problem = f"{path}: sequences {first} to {stop} hold {held} tokens, of {count} sequences; expected {num_tokens}"
-        raise CorpusError(f"{problem}. The file is of other tokens, or was replaced. {_WRITE_AGAIN}")
+        problem = f"{path}: sequences {first} to {stop} of {count} hold {held} tokens; expected {num_tokens}"
+        raise CorpusError(f"{problem}. The file belongs to other tokens, or was replaced. {_WRITE_AGAIN}")
     if by_sequence:
         start, end = token_bounds[first:stop], token_bounds[first + 1 : stop + 1]
     else:
@@ -185,7 +185,7 @@ def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: In
         i = int(np.flatnonzero(pointers != expected)[0])
         raise CorpusError(
             f"{path}: byte {header.pointers_at + 8 * i}: sequence {i} begins at byte {pointers[i]} of the .bin; expected "
-            f"{expected[i]}, after the tokens of those before it. {_DAMAGED}"
+            f"{expected[i]}, after the tokens of the earlier sequences. {_DAMAGED}"
         )
 
 

@@ -16,7 +16,9 @@ _STEP, _PARTS = "next_step", "parts"
 
 
 def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:
-    """Return the state of a run's data, the same on all hosts, JSON-ready: `{"next_step": k, "receipt": …, "parts": {…}}`.
+    """Return the state of a run's data for a checkpoint: `{"next_step": k, "receipt": …, "parts": {…}}`.
+
+    The state has only values of JSON, and is the same on all hosts.
 
     Raises:
       RowIndexError: `next_step` is negative, or not an integer.
@@ -33,7 +35,7 @@ def resume_step(
       state: Saved state.
       pipeline: Pipeline of the run that resumes.
       allow_other_data: Whether to accept a state of other data.
-      holder: Name of what the state was read from, for messages.
+      holder: Where the state was read from, for messages, such as the path of a file.
 
     Raises:
       PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
@@ -71,7 +73,7 @@ class Stateful(StepIterator[Any]):
 
 
 class CheckedIterator(Stateful, PipelineIterator):
-    """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
+    """Iterator like that of `pipeline.iter(...)`, with a receipt in its state: `set_state` refuses a state of other data.
 
     Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take this iterator, too. But they write
     one file for each process, so a run must restore with the number of processes that it saved with.
@@ -114,10 +116,10 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       manager: `orbax.checkpoint.CheckpointManager`.
       batches: `CheckedIterator` or `jax_arrays.GlobalBatches`.
       step: Step of the checkpoint. None means the latest.
-      item: Name of the item of `save_args`.
+      item: Name of the checkpoint's item that was saved with `save_args`.
 
     Returns:
-      Step of the next batch. None if the manager has no checkpoint; then `batches` stay where they are.
+      Step of the next batch. None if the manager has no checkpoint. `batches` then stay at their step.
 
     Raises:
       PipelineError: The checkpoint does not exist, lacks the item, or belongs to other data.
@@ -151,9 +153,10 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
 
     Args:
       path: Path of the record, local or in a bucket.
-      pipeline, step: Pipeline and next step of the run.
-      allow_other_data: Whether to skip the check and record the other data from `step` on.
-      write: Whether to write; only one process writes, and the others check.
+      pipeline: Pipeline of the run.
+      step: Next step of the run.
+      allow_other_data: Whether to skip the check and record the data of `pipeline` from `step` on.
+      write: Whether this process writes the record. One process of a run writes the record; the other processes only check.
 
     Raises:
       PipelineError: The step before `step` used other data, or the file is not such a record.
@@ -164,7 +167,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     runs = [run for run in recorded if run[_STEP] < step]
     if runs:
         resume_step({**runs[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # data may differ, and need a new record, although the check passed: an amendment that begins at `step` or later is new
+    # The data may differ, and need a new record, although the check passed: an amendment from `step` or later may be new.
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(data_state(pipeline, step))
     if write and runs != recorded:
@@ -172,7 +175,11 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
 
 
 def read_record(path: str) -> list[dict[str, Any]]:
-    """Return the states in a record, by step; [] without a file. Raise a PipelineError if the file is not such a record."""
+    """Return the states in a record, in the order of their steps; [] if the file does not exist.
+
+    Raises:
+      PipelineError: The file is not such a record.
+    """
     if not files.exists(path):
         return []
     try:

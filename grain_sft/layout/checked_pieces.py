@@ -12,7 +12,7 @@ from grain_sft.types import Ints
 
 
 def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
-    """Return the pieces of `rows`, int64, made of the `columns` that `layout` returned.
+    """Return the `columns` that `layout` returned for `rows` as int64 `Pieces`, after checks.
 
     Raises:
       LayoutError: A reader could not fill the rows from these columns.
@@ -40,7 +40,7 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
 
 
 def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return for each fault a mask of the pieces that have it."""
+    """Return a mask of the faulty pieces for each kind of fault."""
     row, shard = pieces.row, pieces.shard
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document

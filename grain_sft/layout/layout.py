@@ -1,4 +1,4 @@
-"""Layout: the spans of documents that make each row, and what follows from them, such as hashes and figures."""
+"""Layout: the base class of layouts. A layout decides which spans of documents make each row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a 
 
 
 class FromPieces(Traits):
-    """Attributes and methods that follow from the pieces of a layout. A layout may override them by faster ones."""
+    """Attributes and methods that are computed from the pieces of a layout, such as counts and hashes of the rows.
+
+    A piece is consecutive tokens of a shard in a row. A layout may override an attribute or method by a faster one.
+    """
 
     row_format: RowFormat | None = None
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
@@ -93,11 +96,11 @@ class FromPieces(Traits):
         return costs
 
     def left_out(self) -> list[LeftOut]:
-        """Return the documents and tokens that no row holds, and the padding of the rows; by default, only the padding."""
+        """Return counts of the documents and tokens that no row holds, and of the padding; by default, only of the padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
-        """Return the ascending numbers of the rows with a token of `documents`, which are document numbers.
+        """Return the numbers of the rows that have a token of the documents with the numbers `documents`, ascending.
 
         Raises:
           RowIndexError: A number is not in [0, num_documents).
@@ -117,7 +120,7 @@ class FromPieces(Traits):
 
     @functools.cached_property
     def _rows_receipt(self) -> str:
-        """Text that changes if the rows change: here, a hash of all pieces. Some layouts return their options instead."""
+        """Text that changes if the rows change. By default, it has a hash of all pieces; some layouts state their options."""
         columns = (
             [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segment_columns]
             for first, pieces in self._blocks()
@@ -161,8 +164,8 @@ class Layout(FromPieces):
       `__init__(corpus, sequence_length, **options)`, which sets `corpus` and `sequence_length`;
       `__len__()`, the number of rows;
       `pieces(rows)`, the tokens of each row.
-    Everything else has a default. A layout sets the attributes of `Traits` that differ, and may override those of `FromPieces`,
-    which follow from its pieces, by faster ones.
+    Everything else has a default. A layout sets the attributes of `Traits` whose default is wrong for it. It may override the
+    attributes of `FromPieces`, which are computed from its pieces, by faster ones.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -176,7 +179,7 @@ class Layout(FromPieces):
         if "pieces" not in vars(cls):
             return
         for name, default in vars(FromPieces).items():
-            # such as `__doc__`, but not `__repr__`, which states the rows
+            # such as `__doc__`; `__repr__` is an attribute of `FromPieces`, too, because it states the rows
             is_of_python = name.startswith("__") and name != "__repr__"
             if not is_of_python and name not in vars(cls):
                 setattr(cls, name, default)
@@ -201,11 +204,14 @@ class Layout(FromPieces):
 
     @property
     def parts(self) -> Mapping[str, Layout]:
-        """Layouts of a mixture, by source name; any other layout is its own only part, named ""."""
+        """Layouts of the sources of a mixture, by source name. Any other layout is its own only part, under the name ""."""
         return {"": self}
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
-        """Yield for each part with some of `rows` (int64 [n]): its name, indices into `rows`, and row numbers in the part."""
+        """Yield (name, indices, row numbers) for each of `parts` that has some of `rows`.
+
+        The indices are those of the part's rows in `rows`. The row numbers are those in the part. All arrays are int64 [n].
+        """
         yield "", np.arange(len(rows)), rows
 
     def first_document(self, part: str) -> int:
@@ -231,7 +237,7 @@ class Layout(FromPieces):
 def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDArray[np.bool_]]:
     """Return a function that returns whether each piece has a token of `documents` of the corpus.
 
-    The piece [10, 20) has one if some document starts before 20 and ends after 10.
+    The piece [10, 20) has such a token if some document starts before 20 and ends after 10.
     """
     start, length = corpus.documents.start[documents], corpus.documents.length[documents]
     start, length = start[length > 0], length[length > 0]

@@ -1,4 +1,4 @@
-"""Documents by name. A name is a number, a record of an input, an input, a source of a mixture, or a file of such names."""
+"""Search for documents by name: a number, a record of an input, an input, a source of a mixture, or a file of such names."""
 
 import functools
 import operator
@@ -21,7 +21,7 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file of names. It is not read if a source or an input has the name that the user wrote.
+    """Path of a file of names. The file is not read if a source or an input has the name that the user wrote.
 
     Attributes:
       name: What the user wrote, such as "chats.jsonl", before it became a path.
@@ -63,7 +63,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # `within` drops numbers that a layout lacks, so a number that no layout keeps is missing (a single layout keeps all)
+    # `within` drops numbers that a layout lacks, so a number that no layout keeps is missing. (For one layout, it keeps all.)
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -72,11 +72,11 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
 
 
 def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
-    """Return the numbers of documents, int64 [n], ascending. They count through all `corpora`, such as the splits of a corpus.
+    """Return the numbers of documents, int64 [n], ascending, counted through all `corpora`, such as the splits of a corpus.
 
     Args:
       corpora: Corpora whose documents are named.
-      named: As in `documents_named_in`, without sources of a mixture.
+      named: Names of documents, as in `documents_named_in`, without sources of a mixture.
 
     Raises:
       RowIndexError: As in `documents_named_in`, or a number is not below the number of documents.
@@ -114,8 +114,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
     """Map `documents`, numbers of the layout's corpus, to numbers in `layout.documents`, ascending.
 
-    Both numbers are equal unless the layout ends documents elsewhere, such as `PackedLayout(boundaries="eos")`. Then the result
-    has every document of the layout that shares a token with `documents`.
+    Both numbers are equal unless the layout ends documents elsewhere than the corpus, as `PackedLayout(boundaries="eos")` may.
+    Then the result has every document of the layout that shares a token with `documents`.
     """
     of_layout, of_corpus = layout.documents, layout.corpus.documents
     if of_layout is None or of_layout is of_corpus:
@@ -132,8 +132,8 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
     """Return the names that are numbers, and the documents that the other names find: int64 [n] each.
 
     Args:
-      named: As in `documents_named_in`.
-      find: Function that returns the documents of a name; None for a name that it does not find.
+      named: Names of documents, as in `documents_named_in`.
+      find: Function that returns the documents of a name, or None if it finds nothing of this name.
     """
     numbers: list[int] = []
     of_names = [np.zeros(0, np.int64)]
@@ -142,7 +142,8 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
         """Add the documents of `named`.
 
         Args:
-          files_read: Files that contain `named`, outermost first. A list that names one of these files is an error.
+          named: Names of documents.
+          files_read: Files that contain `named`, outermost first. It is an error if `named` has one of these files.
         """
         for item in named:
             if not isinstance(item, str) or _is_number(item):
@@ -178,7 +179,7 @@ def _is_number(text: str) -> bool:
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
-    """Return the arrays as one; None without arrays."""
+    """Return the arrays as one array; None if there are no arrays."""
     listed = list(arrays)
     return np.concatenate(listed) if listed else None
 
@@ -206,7 +207,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
 
 
 class _Inputs:
-    """Inputs that a corpus was prepared from. The first use reads the file of sources."""
+    """Inputs that a corpus was prepared from, read from the corpus's file of sources on first use."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -235,7 +236,7 @@ class _Inputs:
     def documents_of_record(self, record: str) -> Ints:
         """See the function `documents_of_record`."""
         if self._columns is None:
-            hint = "`grain-sft prepare` writes one. For this corpus, give --document or --find"
+            hint = "`grain-sft prepare` writes such a file. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
         name, _, line = record.rpartition(":")
         if not _is_number(line):

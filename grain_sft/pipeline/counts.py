@@ -1,4 +1,4 @@
-"""Counts of batches: the time that each took to make, and the time that the training loop waited for it.
+"""Counts of batches: how many there were, how long each batch took to make, and how long the training loop waited for it.
 
 `make_batch` makes a batch and records its time. A `StepIterator` appends each batch that it delivers to `arrivals`.
 `count_batches` adds both to the counts, many batches at once: to the `IteratorStats` of each iterator, and to the metrics.
@@ -19,14 +19,16 @@ from grain_sft.storage import ForkSafeLock, activity
 T = TypeVar("T")
 
 MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
-"""Number of batches that may wait to be counted: none if another process reads the metrics from a folder at any time."""
+"""Number of batches that may wait to be counted. It is 0 if the metrics are in a folder, where another process may read them
+at any time."""
 
 
 class IteratorStats:
     """Counts of the batches that an iterator delivered, and the wait for the next one.
 
     Attributes:
-      steps, tokens: Numbers of batches, and of their tokens, padding included.
+      steps: Number of batches.
+      tokens: Number of tokens of these batches, padding included.
       waited: Seconds inside `next`.
       elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
       longest: Longest wait, in seconds. Code that reads it may set it to 0.
@@ -60,7 +62,7 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. Counting each one at once would make a batch of windows 5 %
+"""Batches that iterators delivered and that are not counted yet. Counting each batch at once would make a batch of windows 5 %
 slower (`bench --only windows`), because counting reads and writes many objects that are not in the processor's cache."""
 
 _make_seconds: list[float] = []
@@ -70,8 +72,10 @@ _counting = ForkSafeLock()
 
 
 def count_batches() -> None:
-    """Count the batches that were made or delivered since the last call: in the stats of their iterators, in
-    `activity.recent`, and in the observers of this process."""
+    """Count the batches that were made or delivered since the last call.
+
+    The counts go to the `IteratorStats` of the iterators, to `activity.recent`, and to the observers of this process.
+    """
     with _counting.lock:
         make_seconds, delivered = _taken(_make_seconds), _taken(arrivals)
         delivered = [arrival for arrival in delivered if arrival[0].count(arrival)]
@@ -89,7 +93,7 @@ def _taken(values: list[T]) -> list[T]:
 
 
 def _forked() -> None:
-    """Drop, in a forked child, what is not counted yet: the parent counts it."""
+    """Drop the batches that are not counted yet in a forked child, because its parent counts them."""
     arrivals.clear()
     _make_seconds.clear()
 
@@ -98,7 +102,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:
-    """Return the batch of `step`, recorded as activity and observed."""
+    """Make and return the batch of `step`. Record it as this thread's activity, and call the observers."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = (activity.CHOOSING,)
     activity.making[thread] = step, since, pipeline  # as `activity.making_batch` does, which takes longer

@@ -1,4 +1,4 @@
-"""FirstSteps: a warning, with the reason, if no target in the first batches takes loss."""
+"""FirstSteps: a check that logs a warning, with the reason, if no target in a run's first batches takes loss."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grain_sft.pipeline.run import Run
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock
 
-NUM_CHECKED = 4  # an iterator warns after this number of batches without a target that takes loss
+NUM_CHECKED = 4  # the warning comes after this number of batches without a target that takes loss
 _MOST_ROWS = 64  # number of rows that are read again to find the reason
 
 
 class FirstSteps:
-    """Check of a pipeline's first batches that warns once if none takes loss."""
+    """Check of a pipeline's first batches. It warns once if no target in these batches takes loss."""
 
     def __init__(self) -> None:
-        self.left = NUM_CHECKED  # number of batches still to be checked; 0 as soon as one takes loss
+        self.left = NUM_CHECKED  # number of batches still to be checked; 0 as soon as a batch takes loss
         self._steps: list[int] = []  # steps whose batches take no loss
         self._lock = ForkSafeLock()
 
@@ -40,7 +40,7 @@ class FirstSteps:
             if not self.left or step in self._steps:  # an iterator that begins again delivers a step twice
                 return
             self._steps.append(step)
-            steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)  # a short run has fewer
+            steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)  # a run may be shorter
             self.left = steps_to_check - len(self._steps)
             if self.left:
                 return
@@ -69,13 +69,13 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
-    """Return the reason why no target of `steps` takes loss, as a sentence. This reads some of their rows again."""
+    """Return the reason why no target of `steps` takes loss, as a sentence. It reads some rows of these steps again."""
     try:
-        pipeline = pipeline.at(max(steps))  # one stage, so steps of earlier stages are left out
+        pipeline = pipeline.at(max(steps))  # the last stage of `steps`: steps of earlier stages are left out below
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
-            return "all their rows only fill the batch. Start at an earlier step."
+            return "all rows of these batches hold only padding. Start at an earlier step."
         element = pipeline.source_at(max(steps)).read(rows)
         layout = pipeline.source.layout
         reason = "" if layout.of_pairs else _reason_in_source(layout, rows, element)
@@ -124,4 +124,4 @@ def _reason_in_transforms(pipeline: Run, element: Element) -> str:
             own_reason = getattr(transform, "no_loss_reason", None)
             reason = ". Check this transform." if own_reason is None else f": {own_reason}"
             return f"{transform!r} took the loss off all {count} rows that were checked{reason}"
-    return "some take loss when they are read again. Does a transform give other values each time?"
+    return "some targets take loss when the rows are read again. Does a transform give other values each time?"

@@ -1,4 +1,4 @@
-"""Rules that divide documents into the splits train and val, and order them, as each format's own tool does."""
+"""Rules that divide documents into the splits train and val, and order each split. Each rule copies an older tool."""
 
 import array
 import random
@@ -19,10 +19,10 @@ Splits = dict[str, Ids]
 
 
 def select(ids: Ids, amount: str) -> Ids:
-    """Return the documents that `amount`, a factor or a count as text, selects from a dataset.
+    """Return the documents that `amount` selects from a dataset. The amount is a factor ("2.5") or a count ("5000"), as text.
 
-    Amount "2.5" selects the whole dataset twice, in order, then a random half of it. The choice is that of open-instruct's
-    `DatasetConfig.select_samples` (dataset_transformation.py).
+    Amount "2.5" selects the whole dataset twice, in order, and then a random half of the dataset. Open-instruct's
+    `DatasetConfig.select_samples` (dataset_transformation.py) selects the same documents.
     """
     value = parse_amount(amount)
     target = int(value * len(ids)) if isinstance(value, float) else value
@@ -36,36 +36,49 @@ def select(ids: Ids, amount: str) -> Ids:
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Order documents as open-instruct does: leave out those that are not kept, then order the others like
-    `datasets.Dataset.shuffle(seed)`, which is numpy's `default_rng(seed).permutation`. The first share of that order is "val".
-    open-instruct itself has no "val"."""
+    """Split in the order of open-instruct: leave out the documents that are not kept, then shuffle the others.
+
+    The shuffle is that of `datasets.Dataset.shuffle(seed)`: numpy's `default_rng(seed).permutation`. Its first share is "val".
+    Open-instruct itself has no "val".
+    """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
     # `ids[kept]` holds kept documents only; `kept[kept]` is as long, and all true
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as Primer and OpenChat do: shuffle all examples by `random.Random(seed).shuffle`, take the first share for "val",
-    and only then drop documents for their length."""
+    """Split as Primer and OpenChat do: shuffle all documents by `random.Random(seed).shuffle`. The first share is "val".
+
+    The documents that are not kept are left out after that.
+    """
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
     return _divide(ids, kept, np.frombuffer(order, np.int64), request, request.shuffle is not False)
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as the episode tools do: "val" is the first share of numpy's `RandomState(seed).permutation`. Both splits keep the
-    order of the input, unless the request asks for a shuffle."""
+    """Split as the episode tools do: "val" is the first share of numpy's `RandomState(seed).permutation`.
+
+    Both splits are in the order of the input. If the request asks for a shuffle, they are in the order of the permutation.
+    """
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _divide(ids, kept, order, request, request.shuffle is True)
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function that returns the splits. Its arguments: the numbers of all documents; whether each document is kept, bool
-[documents]; the request."""
+"""Function that returns the splits. It has three arguments: the numbers of all documents; whether each document is kept, bool
+[documents]; the request. A document that is too long, for example, is not kept."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
-    """Return the splits of all datasets together, by a format's rule. `lengths`: tokens of each document; 0: dropped."""
+    """Return the splits of all datasets together, by a format's rule.
+
+    Args:
+      datasets: Numbers of the documents of each dataset.
+      lengths: Number of tokens of each document; 0 for a document that is not kept.
+      request: Request, which has the amount of each dataset.
+      rule: Rule of the format.
+    """
     selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
     ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
     splits = rule(ids, lengths[ids] > 0, request)
@@ -79,22 +92,22 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
-    """Return the share `val_frac` of the documents as "val", and the others as "train".
+    """Return the share `val_frac` of the documents as "val", and the other documents as "train".
 
-    The share is counted first; documents that are not `kept` are then left out of both splits. If the share is less than one
-    document, as with `val_frac` 0.05 and 10 documents, the result has no "val".
+    The share is counted first. Then the documents that are not `kept` are left out of both splits. If the share is less than
+    one document, as with `val_frac` 0.05 and 10 documents, the result has no "val".
 
     Args:
       ids: Numbers of the documents.
       kept: Whether each document of `ids` is kept.
       order: Permutation of the indices of `ids`. Its first share is "val".
-      request: Request.
-      shuffled: Whether the documents of a split are in the order of `order`. Otherwise they are in the order of `ids`.
+      request: Request, which has `val_frac`.
+      shuffled: Whether each split is in the order of `order`. Otherwise each split is in the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
     splits: Splits = {}
     for name, part in parts.items():
         indices = part if shuffled else np.sort(part)
-        splits[name] = ids[indices[kept[indices]]]  # numbers of those documents of the part that are kept
+        splits[name] = ids[indices[kept[indices]]]
     return splits

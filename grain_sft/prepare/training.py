@@ -15,9 +15,9 @@ from grain_sft.prepare.records.strict_json import check_name
 
 _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
-MIN_VOCAB = 300  # pieces; 256 of them are bytes
-MAX_LINES = 2_000_000  # more lines hardly change a vocabulary
-MAX_LINE = 4000  # bytes; SentencePiece leaves out lines of more than 4192
+MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
+MAX_LINES = 2_000_000  # lines of a training; more lines hardly change a vocabulary
+MAX_LINE = 4000  # bytes of a line; SentencePiece leaves out lines of more than 4192 bytes
 _OPTIONS: Mapping[str, Any] = {
     "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
@@ -31,16 +31,16 @@ def train_tokenizer(
 ) -> bytes:
     """Return the bytes of a SentencePiece model. Decoding returns the encoded text, except that U+2581 becomes a space.
 
-    A newline is a piece of its own. A character that is not in `lines` is encoded as its bytes. The piece `</s>` ends a
-    document. The same lines give the same model, because training uses one thread and no sampling.
+    The newline and each of `special_tokens` are one piece. A character that is not in `lines` is encoded as its bytes. The
+    piece `</s>` ends a document. The same lines give the same model, because training uses one thread and no sampling.
 
     Raises:
-      PrepareError: Too little text for such a vocabulary, or a special token is not UTF-8.
+      PrepareError: The lines have too little text for `vocab_size` pieces, or a special token is not UTF-8.
     """
     for token in special_tokens:
         check_name("special token", token)
     model = io.BytesIO()
-    texts = list(lines)  # before the training, because SentencePiece would hide an exception of `lines`
+    texts = list(lines)  # before the training, because SentencePiece would hide an exception that `lines` raises
     pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -72,9 +72,10 @@ def _reason(internal: str, vocab_size: int) -> str:
 def conversation_lines(
     paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = (), *, on_error: str = "stop"
 ) -> Iterator[str]:
-    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`, without those that spell a special token.
+    """Yield the lines of all messages in files of conversations, until `MAX_LINES` lines are yielded.
 
-    A line of more than `MAX_LINE // 4` characters is yielded in pieces. With `on_error` "skip", bad records are left out.
+    A line that spells one of `special_tokens` is left out. A line of more than 1,000 characters (`MAX_LINE // 4`) is divided
+    into several lines. With `on_error` "skip", bad records are left out.
 
     Raises:
       RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.
@@ -83,9 +84,9 @@ def conversation_lines(
     texts = _texts(paths, schema, on_error)
     lines = (line for text in texts for line in text.splitlines() if not any(token in line for token in special_tokens))
     max_characters = MAX_LINE // 4  # no character takes more than four bytes
-    # a line of 2500 characters becomes pieces of 1000, 1000 and 500
-    pieces = (line[start : start + max_characters] for line in lines for start in range(0, len(line), max_characters))
-    return itertools.islice(pieces, MAX_LINES)
+    # a line of 2500 characters becomes lines of 1000, 1000 and 500
+    divided = (line[start : start + max_characters] for line in lines for start in range(0, len(line), max_characters))
+    return itertools.islice(divided, MAX_LINES)
 
 
 def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:

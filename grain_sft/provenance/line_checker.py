@@ -1,4 +1,4 @@
-"""LineChecker: checks the lines of an audit log, one after the other, against the pipeline of the run."""
+"""LineChecker: checks that each line of an audit log agrees with what the run's pipeline computes."""
 
 import copy
 import dataclasses
@@ -15,7 +15,7 @@ _NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}  # fields that do not fo
 
 
 class Finding(NamedTuple):
-    """Message about line `line` of a log, counted from 1."""
+    """Message about a line of a log. `line` is the number of that line, from 1."""
 
     line: int
     message: str
@@ -29,10 +29,12 @@ class Checked:
     """Result of a check.
 
     Attributes:
-      findings: Lines that contradict the pipeline.
-      notes: Observations that contradict nothing.
-      entries, loads, resumes: Number of all entries, of `dataset_load` entries and of `resume` entries.
-      epochs: Epochs that were completed.
+      findings: Messages about lines that contradict the pipeline.
+      notes: Messages about other lines, such as an unfinished line.
+      entries: Number of lines that are entries. A line that is unfinished or can't be read is not an entry.
+      loads: Number of entries with the action `dataset_load`.
+      resumes: Number of entries with the action `resume`.
+      epochs: Numbers of the epochs that the log states as complete.
       receipt: Code of the pipeline's receipt.
     """
 
@@ -51,7 +53,7 @@ class Checked:
 
 
 class LineChecker:
-    """Checks the lines of an audit log in their order.
+    """Checks the lines of an audit log, from the first to the last.
 
     The checker computes the next event of the run (the start or the end of an epoch), and compares it with the next line. If a
     line is missing or was changed, the checker continues with the step that the next intact line states. So one mistake in the
@@ -68,15 +70,15 @@ class LineChecker:
         self.checked = Checked(receipt=pipeline.receipt.code)
         self._pipeline = pipeline
         self._position = RunPosition(pipeline)
-        self._needed: str | None = LOAD  # action that has to come next: LOAD or RESUME; None for any
+        self._needed: str | None = LOAD  # action that the next entry must have: LOAD or RESUME; None allows any action
         self._line = 0  # number of the line that is checked, from 1
         # Accepted values of (field `entry` - `_line`). In a log that has lost its third line, line 3 has entry=4: a shift of 1.
         self._shifts = {0}
         self._changes = changes_of(pipeline)  # amendments and stages of the run at the last load
-        self._added: list[Change] = []  # amendments and stages of the last load that the load before it did not have
+        self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker whose next lines are entries of `pipeline`, a version of the run."""
+        """Return a copy of this checker that compares the next lines with `pipeline`, a version of the run."""
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline
@@ -88,7 +90,8 @@ class LineChecker:
         """Check the next line.
 
         Args:
-          fields: Fields of the line. An unfinished line has none. A line that is not an entry has the field `unreadable`.
+          fields: Fields of the line. They are {} for an unfinished line, and {"unreadable": reason} for a line that is not an
+            entry.
         """
         self._line += 1
         if not fields:
@@ -123,7 +126,7 @@ class LineChecker:
                 self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Report amendments and stages of `pipeline` that the last load lacked, if their first step was delivered."""
+        """Report each amendment or stage of `pipeline` that the last load lacked, although its first step was delivered."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._position.delivered:
                 without = f"without {change.kind} of the config: {change}"
@@ -188,8 +191,8 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # After a known step, this line or an earlier one is wrong, and the step becomes unknown. After an unknown step,
-            # this line states it.
+            # If the step was known, this line or an earlier line is wrong, and the step becomes unknown. If the step was
+            # unknown, this line states it.
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return
@@ -214,7 +217,7 @@ class LineChecker:
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None
             step = span.first if fields["action"] == START else span.last
-            # where an endless run may never complete the epoch, `last` is `end_step`, and has no event: see `EpochSpan`
+            # If an endless run may never complete the epoch, `last` is `end_step`, which has no event (see `EpochSpan`).
             return Event(step, fields["action"], epoch, number) if step < self._pipeline.end_step else None
         return None
 
@@ -226,7 +229,7 @@ class LineChecker:
         self._position.lose()
 
     def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
-        """Report the fields that differ from `expected`, except the names `unknown`. Return whether none differs."""
+        """Report each field that differs from `expected`, except the fields named in `unknown`. Return whether all agree."""
         before = len(self.checked.findings)
         for name in [name for name in expected if name not in _NOT_COMPUTED.union(unknown)]:
             stated, computed = fields.get(name), as_text(expected[name])

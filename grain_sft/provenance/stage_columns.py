@@ -1,4 +1,4 @@
-"""Columns of a trace, computed from the slots of one stage of a run."""
+"""Columns of a trace for one stage of a run. A trace is a table of the documents that are in each slot of each batch."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 
 
 class Names:
-    """Numbered names of all stages of a run, such as the paths of shards.
+    """Names of one kind, such as the paths of shards, numbered through all stages of a run.
 
     A name has the same number in all stages. A name that occurs twice in one stage has two numbers: two inputs without a name
     are both called "", but are different inputs. Example: the stages (a, "") and ("", "") together have the names (a, "", ""),
@@ -53,7 +53,7 @@ class RunNames:
       sources_of_stages: `Sources` of each stage's layout.
       sources: Names of the sources of all stages.
       shards: Paths of the shards of all stages.
-      documents: Numbers of the documents of all stages.
+      documents: Numbering of the documents of all stages.
       receipt: Code of the run's receipt.
       withdraws: Whether an amendment withdraws documents in any stage.
     """
@@ -69,7 +69,7 @@ class RunNames:
 
 
 class StageColumns:
-    """Columns of the trace of one stage, computed from slots of its batches.
+    """Columns of the trace of one stage, computed from the slots of the stage's batches.
 
     Args:
       stage: Pipeline of the stage.
@@ -90,7 +90,7 @@ class StageColumns:
     def of(self, slots: BatchSlots) -> dict[str, Ints | None]:
         """Return the columns of a `Trace` by name, int64 [lines] each, with the lines of `slots` in their order.
 
-        A slot has one line for each piece of its row. A slot without a row has one line too.
+        A slot has one line for each piece (consecutive tokens of one shard) of its row. A slot without a row has one line too.
         """
         with_row, without_row = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
         pieces = self._layout.pieces(slots.row[with_row])

@@ -1,4 +1,4 @@
-"""CurriculumSampler: batches of rows of one length each, in the order of a curriculum."""
+"""CurriculumSampler: the sampler of rows of several lengths. A curriculum, such as short rows first, orders the batches."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -23,29 +23,31 @@ from grain_sft.types import Ints
 
 
 class CurriculumSampler(EpochSampler):
-    """Batches of rows of one length each, in the order of a curriculum: OLMo-core's `NumpyVSLDataLoader`.
+    """Sampler of rows of several lengths, in the order of OLMo-core's `NumpyVSLDataLoader`.
 
-    All batches have the same number of tokens, so batches of shorter rows have more rows. Each epoch shuffles the rows of each
-    bucket, cuts them into batches, and reads the batches in the order of the curriculum. Rows that do not fill a batch or a
-    cycle of batches are dropped. With `shuffle`, each epoch drops different rows.
+    A bucket is all rows of one length. The rows of a batch are of one bucket. All batches have the same number of tokens, so
+    batches of shorter rows have more rows. Each epoch shuffles the rows of each bucket, cuts them into batches, and reads the
+    batches in the order of the curriculum. Rows that do not fill a batch are dropped. A growing curriculum also drops batches
+    until its cycles have equal numbers of batches of each bucket. With `shuffle`, each epoch drops different rows.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
     depend on the hosts.
 
     Args:
-      buckets: Pairs (length, number of rows) in ascending length; each length divides the longest. Rows are numbered in
-        this order.
+      buckets: Pairs (length, number of rows), in ascending order of the lengths. Each length divides the longest length. Rows
+        are numbered in this order.
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
-      curriculum: Order of the batches. `natural` draws buckets in proportion to their batches. The others go from short to long
-        rows in each cycle: a cycle has a part for each bucket, where the odds of the bucket are highest. The odds of the
-        parts are powers of two (`grow_p2`), or differ by one (`grow_linear`).
+      curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
+        goes from short rows to long rows. A cycle has a part for each length, with the largest share of the batches of that
+        length. With 4 lengths, the shares of the parts are 8/15, 4/15, 2/15 and 1/15 (`grow_p2`), or 4/10, 3/10, 2/10 and
+        1/10 (`grow_linear`).
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket, which drops more rows.
       host: This host, and the number of hosts.
       shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
         whatever the curriculum.
-      epochs: Epochs after which the pipeline ends. Without it, never.
+      epochs: Number of epochs after which the pipeline ends. None means that it never ends.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Attributes:
@@ -118,7 +120,7 @@ class CurriculumSampler(EpochSampler):
     def _rows(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of a step.
 
-        All rows of a step are of one bucket, so this takes 4 us. `_rows_of`, for indices of any steps, takes 20 us.
+        All rows of a step are of one bucket, so this takes 4 us. `_rows_of`, which takes indices of any steps, takes 20 us.
         """
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)

@@ -1,4 +1,7 @@
-"""Measurements of real host processes, run one after the other on this machine, and the fit of the model to them."""
+"""Measurements of real host processes, which run one after the other on this machine, and the fit of the simulation to them.
+
+The simulation's model (`DemandModel`) computes the requests, bytes and seconds of each batch.
+"""
 
 import dataclasses
 import json
@@ -28,14 +31,14 @@ Figures = Mapping[str, Any]
 
 
 class Fit(NamedTuple):
-    """Figures of real processes that the model uses.
+    """Figures that the simulation takes from measured processes.
 
     Attributes:
-      request_ms: Milliseconds that a request takes in addition to `latency_ms`.
+      request_ms: Milliseconds that a request takes in addition to `Conditions.latency_ms`.
       open_s: Seconds from the start of a process until its first batch, without the reads of that batch. Imports, the
         corpus, the plan and the order take this time.
       open_cpu_s: Processor seconds until the pipeline was opened.
-      opening: Requests, received bytes and local bytes until the pipeline was opened.
+      opening: Numbers of requests, received bytes and local bytes until the pipeline was opened.
       base_mb: Memory of a process without its batches and without the answers of the bucket.
       batch_bytes: Bytes of the arrays that each batch has for itself. Arrays that all batches share do not count.
     """
@@ -69,10 +72,10 @@ class Measured(NamedTuple):
 
     Attributes:
       conditions: The assumed conditions, with the `request_ms` of the fit.
-      fit: The median of the processes.
-      measured: Figures of `host_process.measure`, by process.
-      predicted: Predictions of the figures of each process by a model that is fitted to the other processes. Empty if
-        there is only one process.
+      fit: The median of the fits to the single processes.
+      measured: Figures that `host_process.measure` returned for each process.
+      predicted: Predicted figures of each process. The model is fitted to the other processes, so this is empty if there is
+        only one process.
     """
 
     conditions: Conditions
@@ -82,7 +85,7 @@ class Measured(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Largest relative error of each predicted figure. Figures that are 0 in both are left out."""
+        """Largest relative error of each predicted figure. A figure is left out if its measured and predicted values are 0."""
         largest: dict[str, float] = {}
         # `predicted` is empty if there is only one process
         for measured, predicted in zip(self.measured, self.predicted, strict=False):
@@ -98,7 +101,7 @@ class Measured(NamedTuple):
 def measure_processes(
     pipeline: Pipeline, config: str, hosts: int, steps: range, conditions: Conditions, count: int
 ) -> Measured:
-    """Measure `count` evenly spaced hosts over the first `MAX_STEPS` of `steps`, and fit the model to them.
+    """Measure `count` evenly spaced hosts in the first `MAX_STEPS` of `steps`, and fit the model to their figures.
 
     Each host runs in its own process with empty caches, as on a new machine.
 
@@ -107,8 +110,8 @@ def measure_processes(
       config: Path of the config.
       hosts: Number of hosts of the run.
       steps: Steps of the run.
-      conditions: Speeds of hosts and network.
-      count: Number of processes, 1 or more.
+      conditions: Assumed speeds of hosts and network.
+      count: Number of hosts to measure, 1 or more.
 
     Raises:
       SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
@@ -117,7 +120,7 @@ def measure_processes(
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    one_core = dataclasses.replace(conditions, cores=1.0)  # `start_up_s` is measured without the waits for a processor
+    one_core = dataclasses.replace(conditions, cores=1.0)  # because `start_up_s` has no waits for a processor
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
     for number, figures in enumerate(measured):
@@ -152,9 +155,9 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with the cache of derived files in `folder`, and the shard cache too, if the environment sets one.
+    """Return the environment with the caches of derived files and of shards moved to `folder`.
 
-    A cache of derived files in a bucket stays.
+    A cache of derived files in a bucket stays there. A shard cache is only moved if the environment sets one.
     """
     changed = dict(environment)
     if files.cache_url() is None:
@@ -169,7 +172,7 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
     folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
 
     def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys to change of a corpus or of a source of a mixture."""
+        """Return the keys that change in a corpus, or in a source of a mixture, with their new values."""
         changes: dict[str, Any] = {}
         if cache := (corpus.get("remote") or {}).get("cache"):
             new_folder = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))
@@ -205,7 +208,7 @@ def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditio
 
 
 def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
-    """Return the model's prediction of the figures that a process measured."""
+    """Return the model's predictions for the figures that were measured in a process."""
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
     demand = _modelled_demand(pipeline, hosts, measured, conditions)
     return {
@@ -220,12 +223,12 @@ def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditi
 def _batches_mb(conditions: Conditions, batch_bytes: int, received: float) -> float:
     """Return the MB of the batches in memory, and of the answers of the bucket while they become batches."""
     ready = max(conditions.prefetch, conditions.threads)
-    batches_in_memory = ready + conditions.threads + 1  # each thread makes one, and the trainer uses one
+    batches_in_memory = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
     return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6
 
 
 def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Demand:
-    """Return the demand of the steps that a process made, by the model."""
+    """Return the model's demand for the steps whose batches a process made."""
     model = DemandModel(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), conditions, [measured["host"]])
     (demand,) = model.demands(range(*measured["made"]))
     return demand

@@ -1,4 +1,4 @@
-"""Source: the arrays of row i, or of rows i, j, k."""
+"""Sources, which read the arrays of rows: tokens, loss mask, segment ids and positions of row i, or of rows i, j, k."""
 
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource

@@ -13,20 +13,20 @@ from grain_sft.types import Array, Ints
 
 
 def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
-    """Pad `tokens` and fill `positions` in place, and return the segment ids and the last token of each segment.
+    """Pad `tokens` and fill `positions` in place. Return the segment ids, and the last token of each segment.
 
-    Tokens are given by their flat index: in rows of 8 columns, column 3 of row 1 is token 11.
+    A token is given by its index in the flat array: in rows of 8 columns, column 3 of row 1 is token 11.
 
     Args:
       pieces: Pieces of rows with padding.
-      firsts: int64 [pieces], first token of each piece.
+      firsts: int64 [pieces], index of the first token of each piece.
       tokens: [rows, L], tokens of the pieces; any values at padding.
       positions: int32 [rows, L], uninitialised.
       pad: Padding token.
 
     Returns:
-      Segment ids, int32 [rows, L], and int64 [segments], last token of each segment. If the first row is only padding, the
-      second array begins with a -1.
+      Segment ids, int32 [rows, L], and the index of the last token of each segment, int64 [segments]. If the first row is only
+      padding, the second array begins with a -1.
     """
     if not tokens.size:
         return np.zeros(tokens.shape, np.int32), firsts
@@ -62,9 +62,9 @@ def _arange(size: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return segment ids, positions, segment ids of targets, and mask, of rows that are one full segment each.
+    """Return the arrays of rows that have one segment without padding: segment ids, positions, segment ids of targets, mask.
 
-    The positions of each row start at `first`. The arrays are cached, and therefore read-only.
+    The positions of each row start at `first`, and the mask is True everywhere. The arrays are cached, and therefore read-only.
     """
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))

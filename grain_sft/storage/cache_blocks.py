@@ -1,8 +1,9 @@
-"""Files of the shard cache. Each has one block: consecutive bytes of one remote file.
+"""Files of the shard cache, which keeps blocks of remote files on a local disk. A block is consecutive bytes of a remote file.
 
-A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB, and the block's bytes.
+Each file has one block. It has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the
+block, and the block's bytes.
 An unfinished file has the suffix .part, and the process that fetches the block locks it. Files are not synced to disk: after a
-power cut, the checksums reveal what was not written.
+power cut, the checksums reveal the bytes that were not written.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def file_size(size: int) -> int:
 
 
 def _num_checked(size: int) -> int:
-    """Return the number of checksums of `size` bytes, one for each `_CHECKED_BYTES` and one for the rest."""
+    """Return the number of checksums of `size` bytes: one for each 32 KiB (`_CHECKED_BYTES`), and one for the rest."""
     return -(-size // _CHECKED_BYTES)
 
 
@@ -101,7 +102,7 @@ class Block(NamedTuple):
         Args:
           fd: Descriptor of the block's file.
           offset: Offset of the part in the remote file; a multiple of 32 KiB after the start of the block.
-          data: The part. Unless it is the last one, its size is a multiple of 32 KiB too.
+          data: Bytes of the part. Their number is a multiple of 32 KiB, except in the last part of the block.
         """
         start = offset - self.start
         checksums = np.array(_checksums(memoryview(data)), "<u4").tobytes()
@@ -159,9 +160,9 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut it to 0 bytes and return False."""
+        """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut the file to 0 and return False."""
         with self._locked() as lock:
-            # a process that was killed while it fetched the block may have left bytes, which `_used` counts
+            # the file has bytes if a process was killed while it fetched the block, and `_used` counts these bytes
             used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:
@@ -207,7 +208,7 @@ class Space:
     def _make_room(self, size: int) -> int:
         """Remove files until `size` bytes, and at least a tenth of the cache, are free. Return the bytes still in use.
 
-        Unfinished files stay. If these alone leave no room, nothing is removed.
+        Unfinished files stay. If the unfinished files alone leave no room, no file is removed.
         """
         finished, unfinished_bytes, used = self._list()
         if unfinished_bytes + size > self._max:
@@ -222,7 +223,7 @@ class Space:
         return used
 
     def _list(self) -> tuple[list[tuple[int, int, str]], int, int]:
-        """Return (last use, size, path) of each finished file, the total size of unfinished files, and that of all files.
+        """Return (last use, size, path) of each finished file, the bytes of unfinished files, and the bytes of all files.
 
         Unfinished files of dead processes are removed.
         """

@@ -1,4 +1,7 @@
-"""Functions that work alike on local paths and URLs. Failed reads raise a CorpusFileError, failed writes a StorageError."""
+"""Functions that read, write and find files, for local paths and URLs alike.
+
+A failed read raises a CorpusFileError, and a failed write raises a StorageError.
+"""
 
 import contextlib
 import glob as local_glob
@@ -42,7 +45,7 @@ def absolute(path: str) -> str:
 def reading(path: str, part: str = "") -> Iterator[None]:
     """Turn any exception of the file system in this context into a CorpusFileError about `path`.
 
-    `part` is text such as "bytes 0 to 9 " if only a part of the file is read.
+    `part` names the bytes that are read, such as "bytes 0 to 9 ", for the message. It is "" for the whole file.
     """
     try:
         yield
@@ -94,13 +97,13 @@ def size(path: str) -> int:
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
-    """Return the size of a file in bytes, and its version; None for a local file or a store without versions."""
+    """Return the size of a file in bytes, and its version. The version is None for a local file or a store without versions."""
     with reading(path):
         return remote_files.size_and_version(path) if is_remote(path) else (os.stat(path).st_size, None)
 
 
 def exists(path: str) -> bool:
-    """Return whether a file or folder exists, local or remote. A local link that is broken exists."""
+    """Return whether a file or folder exists, local or remote. A broken local link counts as a file."""
     return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
 
 
@@ -127,8 +130,7 @@ def glob(pattern: str) -> list[str]:
     """Return the local or remote files and folders that match, sorted.
 
     Raises:
-      CorpusFileError: A local folder that the pattern names can't be listed. `**` finds files in the same local folder by two
-        paths, one of them through a link.
+      CorpusFileError: A local folder that the pattern names can't be listed, or `**` finds one local folder by two paths.
     """
     if is_remote(pattern):
         with remote(pattern) as client:
@@ -148,13 +150,13 @@ def glob(pattern: str) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """Raise a CorpusFileError for a folder that can't be listed, whose files would be left out; not for a disk's lost+found."""
+    """Raise a CorpusFileError for a folder that can't be listed, because its files would be left out. Ignore lost+found."""
     if os.path.basename(error.filename.rstrip("/")) != "lost+found":
         raise remote_files.failure(error.filename, error) from error
 
 
 def check_distinct(folders: Iterable[str]) -> None:
-    """Raise a CorpusFileError if two of these local paths are the same folder, because one has a link in it."""
+    """Raise a CorpusFileError if two of these local paths are the same folder, because one path goes through a link."""
     by_real_path: dict[str, str] = {}
     for folder in folders:
         same = by_real_path.setdefault(os.path.realpath(folder), folder)
@@ -180,7 +182,7 @@ def name_of(path: str) -> str:
 
 
 def sidecar(shard: str, name: str) -> str | None:
-    """Return the path of the file or folder `name` in the nearest of the three folders above a shard; None if it is in none.
+    """Return the path of the file or folder `name` in the nearest of the three folders above a shard, or None.
 
     For CORPUS/SPLIT/FOLDER/0.npy, the three folders are FOLDER, SPLIT and CORPUS.
     """
@@ -244,7 +246,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        # some credentials allow creating but not deleting
+        # some credentials allow creating but not deleting: the empty file then stays
         with contextlib.suppress(GrainSftError), remote(probe) as client:
             client.rm([probe])
         return

@@ -1,4 +1,4 @@
-"""Read access to local files. Within `inside`, files outside of a folder are refused.
+"""Read access to regular local files. In the context `inside`, it is limited to the files in one folder.
 
 Files that are not regular are always refused: opening a FIFO can block, and reading a device may never end.
 """
@@ -19,7 +19,7 @@ _KINDS = {
 
 
 class _Allowed(NamedTuple):
-    """Files that may be opened: those in one of `folders` (real paths that end with a slash), and the file `exception`."""
+    """Files that may be opened: the files in `folders` (real paths that end with a slash), and the file `exception`."""
 
     folders: tuple[str, ...]
     exception: str
@@ -43,7 +43,7 @@ def inside(root: str | None, but: str = "") -> contextlib.AbstractContextManager
 
     Args:
       root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
-      but: Path that the user gave, which may lie outside of `root`.
+      but: Path of a file that is allowed although it may lie outside of `root`, because the user gave the path.
     """
     return _allowing(_allowed.get() if root is None else _Allowed((root,), but))
 
@@ -96,14 +96,14 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes [start, stop) of the regular file `path`, or fewer at its end. None for `stop` reads to the end."""
+    """Return the bytes [start, stop) of the regular file `path`, fewer if the file ends before `stop`. None means its end."""
     with open(open_regular(path), "rb") as file:
         file.seek(start)
         return file.read(-1 if stop is None else max(0, stop - start))
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
-    """Return `count` bytes of an open file from `offset` on, fewer only at its end. `os.pread` may return fewer anywhere."""
+    """Return `count` bytes of an open file from `offset` on; fewer at its end. `os.pread` may return fewer at other places."""
     parts: list[bytes] = []
     while count and (data := os.pread(fd, count, offset)):
         parts.append(data)

@@ -1,7 +1,8 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
-`pwritev(2)` writes the pieces to an in-memory file, and they are copied from the file's map to the output. If the file of a
-piece was cut, a plain copy from its map would kill the process (SIGBUS); `pwritev` writes fewer bytes.
+`pwritev(2)` writes the pieces to an in-memory file, which has a memory map, too. From this map, the pieces are copied to the
+output. If a mapped file was cut, a direct copy from its map would kill the process (SIGBUS). `pwritev` writes fewer bytes
+instead.
 """
 
 import ctypes
@@ -22,9 +23,9 @@ _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 class _MemoryFile:
-    """An in-memory file of `size` bytes, and a map of it. Reading the file instead makes a batch of chats 3 to 5 % slower."""
+    """An in-memory file of `size` bytes, and a map of the file. Reads without the map make a batch of chats 3 to 5 % slower."""
 
-    fd = -1  # so that `__del__` works if no descriptor is left
+    fd = -1  # so that `__del__` works if `memfd_create` fails
 
     def __init__(self, size: int) -> None:
         self.process = os.getpid()
@@ -49,7 +50,7 @@ def _memory_file(size: int) -> _MemoryFile:
 
 
 def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Copy pieces of this process's memory to `out`. This is fastest if they fill `out` without gaps, in order.
+    """Copy pieces of this process's memory to `out`. The copy is fastest if the pieces fill `out` in order and without gaps.
 
     Args:
       addresses: int64 [n], address of each piece.
@@ -58,8 +59,8 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       out: Bytes that are filled.
 
     Returns:
-      Whether all pieces were copied. If not, `out` may have some of them. A copy fails if a mapped file was cut, or memory or
-      file descriptors run out.
+      Whether all pieces were copied. If not, `out` may have some of the pieces. A copy fails if a mapped file was cut, or if
+      memory or file descriptors run out.
     """
     try:
         parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))
@@ -69,7 +70,7 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
 
 
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Copy at most `_MOST_PER_CALL` pieces as `copy_pieces` does."""
+    """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces."""
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
     np.subtract(ends, places, out=vectors[:, 1])

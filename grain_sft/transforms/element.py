@@ -1,4 +1,4 @@
-"""Checks of transforms and of the dicts that they receive, and the attributes by which a transform describes itself."""
+"""Helpers of transforms: checks of transforms and of their input dicts, and the attributes that describe a transform."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,10 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
 
 
 def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Element:
-    """Return `element` with the first `count` columns as views of arrays whose shape begins with `shape`: [L] or [rows, L]."""
+    """Return `element` with its arrays cut to their first `count` columns, as views.
+
+    Only arrays whose shape begins with `shape`, which is [L] or [rows, L], are cut.
+    """
     cut = (*[slice(None)] * (len(shape) - 1), slice(count))
     return {name: array[cut] if np.shape(array)[: len(shape)] == shape else array for name, array in element.items()}
 
@@ -53,8 +56,8 @@ def check_maps(transforms: Sequence[object]) -> None:
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
-    """Return (before, after) for a chain of transforms: column c of its output depends on columns c - before to c + after of
-    its input. Return None if it may depend on any column.
+    """Return (before, after) for a chain of transforms: column c of the output depends on columns c - before to c + after of
+    the input. Return None if column c may depend on any column.
 
     A transform states its own two numbers as `column_reach`: (0, 1) for `ShiftTargets`, which reads the next token. A subclass
     that overrides `map` has to state them again.

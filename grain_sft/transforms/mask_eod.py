@@ -1,4 +1,4 @@
-"""MaskEod: no loss where a document ends, as in Megatron's `eod_mask_loss` and MaxText's `mmap`."""
+"""MaskEod: a transform that takes the loss off targets at the ends of documents, as Megatron and MaxText's `mmap` do."""
 
 import grain
 
@@ -9,16 +9,18 @@ from grain_sft.transforms.element import require_keys
 
 
 class MaskEod(grain.transforms.Map):
-    """Transform that takes the loss off each token after an EOD token. Takes and returns the source's dict.
+    """Transform that takes the loss off each token after an EOD (end of document) token. It maps the source's dict.
 
-    As with Megatron's `eod_mask_loss`, the first token of the next document is not predicted from the EOD before it.
+    So the model does not learn to predict the first token of a document from the EOD before it. Megatron's `eod_mask_loss`
+    does the same.
 
     Args:
       eod_token_id: Token that ends a document.
-      as_target: Whether to take the loss off predictions of the EOD instead, as MaxText's `grain_file_type=mmap` does.
+      as_target: Whether to take the loss off the EOD tokens instead of the tokens after them, as MaxText's
+        `grain_file_type=mmap` does.
     """
 
-    column_reach = (1, 0)  # a token's loss depends on the token before it, and on none after it
+    column_reach = (1, 0)  # a token's loss depends on the token before it, and on no token after it
 
     def __init__(self, eod_token_id: int, *, as_target: bool = False) -> None:
         self.eod_token_id = as_integer("MaskEod: eod_token_id", eod_token_id, 0, TransformError)
@@ -26,7 +28,7 @@ class MaskEod(grain.transforms.Map):
         self.as_target = as_target
 
     def map(self, element: Element) -> Element:
-        """Return `element` with a `loss_mask` that is also False after each EOD, or, with `as_target`, at each EOD."""
+        """Return `element` without loss on tokens after an EOD. With `as_target`, return it without loss on EODs instead."""
         require_keys(self, element, ("tokens", "loss_mask"))
         ends = element["tokens"] == self.eod_token_id
         loss_mask = element["loss_mask"].copy()

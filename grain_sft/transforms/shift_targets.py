@@ -14,9 +14,9 @@ from grain_sft.types import Ints
 
 
 class ShiftTargets(Map):
-    """Transform from the arrays of a source to the keys of MaxText's trainer, each [L] or [rows, L] and int32.
+    """Transform from the arrays of a source to the keys of MaxText's trainer.
 
-    The keys:
+    The values are [L] or [rows, L], and int32 except the weights. The keys:
       inputs: The tokens.
       targets: The token after each input, 0 at the end of a row. The length stays L, because TPU attention kernels want a
         multiple of 128 or 512.
@@ -24,7 +24,7 @@ class ShiftTargets(Map):
       inputs_segmentation: Segment ids of the tokens.
       targets_segmentation: Segment id if the target takes loss and is in the same segment. Otherwise 0: at padding, at masked
         targets, and at the last token of a segment or row.
-      targets_weights: Only if the source has `loss_weights`: weight of the target, float32; 0 if it takes no loss.
+      targets_weights: float32, weight of the target; 0 if the target takes no loss. Only if the source has `loss_weights`.
 
     `map` does not copy positions and segment ids.
     """
@@ -50,7 +50,8 @@ class ShiftTargets(Map):
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])
         segmentation = self._arrays.empty(segments.shape, np.int32)
-        segmentation[...] = takes_loss.reshape(segments.shape)  # a product with a bool array casts in small buffers
+        # The loss becomes int32 before the product: a product of int32 and bool arrays casts in small buffers, which is slower.
+        segmentation[...] = takes_loss.reshape(segments.shape)
         segmentation *= segments
         segmentation[..., -1] = 0  # the last token of a row has no target
         positions, weights = element["positions"], element.get("loss_weights")
@@ -81,7 +82,8 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
     """Return a function that reads rows of `source`, and the transforms that are still to be applied to these rows.
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
-    left. If `source` has no `read_rows`, or another transform or a subclass comes before ShiftTargets, all transforms are left.
+    left. All transforms are left if `source` has no `read_rows`, if no transform is exactly a ShiftTargets, or if a transform
+    before the ShiftTargets is not exactly an NgramFilter.
     """
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:

@@ -2,7 +2,7 @@
 
 The files of part NNNN are:
   - `token_ids_part_NNNN.npy`: tokens, raw uint8 to uint64;
-  - `labels_mask_part_NNNN.npy`: label mask, raw bool. A corpus of plain documents has none, and its metadata says so;
+  - `labels_mask_part_NNNN.npy`: label mask, raw bool. A corpus of plain documents has no masks, and its metadata state this;
   - `token_ids_part_NNNN.csv.gz`: document boundaries.
 """
 
@@ -91,7 +91,7 @@ class Olmo(Format):
         return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts that all lack a label mask, if their folder holds masks or its metadata state that they have masks."""
+        """Refuse parts without any label mask if a folder of parts holds masks, or its metadata state that parts have masks."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for part in parts:
@@ -120,10 +120,10 @@ class Olmo(Format):
 
 
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
-    """Return (value, path): whether the metadata of a folder state that its parts have label masks, and their path.
+    """Return (value, path): whether the parts of a folder have label masks, and the metadata file that states it.
 
-    Metadata of this format without the key `LABEL_MASKS` count as True: their writers always write masks.
-    A folder without metadata returns (None, "").
+    Metadata of this format without the key `LABEL_MASKS` count as True, because tools that omit this key always write masks.
+    The result for a folder without such metadata is (None, "").
     """
     implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):
@@ -139,7 +139,7 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 
 
 def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
-    """Return the metadata in dataset_statistics.json. Values of other types, as other tools write, are left out."""
+    """Return the metadata in dataset_statistics.json. Leave out values of the wrong type, which other tools write."""
     metadata: dict[str, Any] = {}
     for key, kind in {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}.items():
         value = configuration.get(key)

@@ -5,13 +5,13 @@ of its earlier samples. If several data sets are equal, the first is chosen. In 
 no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
 over the samples of one block. The module runs thousands of chains at once:
 
-1. When a chain starts, the values of `taken` are unknown. It guesses them in proportion to the weights.
+1. When a chain starts, the values of `taken` are unknown. The chain guesses them in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
    too high by 1, the data set is chosen once less, and `taken` is right again.
 3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. A chain for which they differ
    runs again from the values of chain i - 1, until all agree. So the result is the loop's result, whatever the guesses were.
 
-`bench --only megatron` measures this against the compiled loop.
+`bench --only megatron` compares the speed of this module with that of megatron-core's compiled loop.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
     groups = -(-blocks // _CHAINS)
     group_size = -(-blocks // groups)  # 3 groups of 5,462 chains for 16,385 blocks
     early = min(STEPS * datasets, BLOCK // 2)  # steps that a chain runs before its first sample
-    for first in range(0, blocks, group_size):  # a second thread doubles the processor time and saves nothing
+    for first in range(0, blocks, group_size):  # a second thread would double the processor time and save no time
         group = slice(first, first + group_size)
         taken = _guess(weights, step[group] - early)
         _run(weights, step[group] - early, taken, early)

@@ -41,9 +41,10 @@ class Conversation(msgspec.Struct, frozen=True):
     Attributes:
       messages: Turns, in order; at least one.
       system: System text outside the messages; None if the record has none.
-      condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
+      condition: Words before OpenChat's role prefixes, such as "GPT4 Correct"; "" if the record has none.
       tools: The record's `tools`, for chat templates that render them.
-      rejected: Conversation with the rejected response, if the record is a preference pair; `messages` then has the chosen one.
+      rejected: Conversation with the rejected response of a preference pair; None for other records. In a pair, `messages` has
+        the chosen response.
     """
 
     messages: tuple[Message, ...]

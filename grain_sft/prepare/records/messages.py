@@ -1,4 +1,4 @@
-"""Parsing of messages.
+"""Parsing of the messages of a record, in the form {"role", "content"} or in ShareGPT's form {"from", "value"}.
 
 Errors name the key that is wrong, such as `messages[2].role`.
 """
@@ -18,9 +18,10 @@ _FLAGS = frozenset(("train", "training", "trainable", "loss", "mask", "masked"))
 """Keys of masks in data for other trainers, such as Axolotl and torchtune, if their value is true, false, 1 or 0."""
 
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
-"""Keys of masks in such data, whatever their value."""
+"""Keys of masks in data for other trainers, whatever their value."""
 
-_NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")  # masks that do not count the loss of a message
+# Keys of masks that can't become weights: a `masked` message takes no loss, and `train_detail` is about parts of a message.
+_NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
 _SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
 _SHAREGPT_TURN = frozenset(("from", "value", "weight"))
@@ -28,7 +29,7 @@ _MAX_WEIGHT = 1e30  # well below the largest float32
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
-    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse any other key with a value."""
+    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys unless they are null."""
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
@@ -42,7 +43,7 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
 
 
 def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
-    """Return the messages {"from", "value", "weight"} under a key. Instead, all may be {"role", "content"} of these `roles`."""
+    """Return the messages {"from", "value", "weight"} under a key. They may also be {"role", "content"} with these `roles`."""
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         where = f"{key}[{index}]"
@@ -77,15 +78,17 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
             raise RecordError(f"{where}.{key}: {kind(value)}; expected a string.")
         is_list = isinstance(value, list) and (key != "tool_calls" or all(isinstance(call, dict) for call in value))
         if key in _LIST_KEYS and not (is_list or (key in _LIST_OR_STRING_KEYS and isinstance(value, str))):
-            raise RecordError(f"{where}.{key}: {kind(value)}; expected a list, in tool_calls of objects.")
+            raise RecordError(f"{where}.{key}: {kind(value)}; expected a list; in tool_calls, a list of objects.")
     text = _content(entry, role, where, extra)
     return Message(role, text, _weight_of(entry, where), extra or None)
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message; "" if a call or a result has none. Null or JSON as its content goes to `extra`.
+    """Return the text of a message. Return "" for a tool call without text, and for a tool result that is JSON.
 
-    A list of one text, OpenAI's [{"type": "text", "text": "Hi"}], is its text. Templates join several texts differently.
+    The JSON of a tool result goes to `extra`, and so does the null of a message of role "assistant" that calls tools. A list of
+    one text, OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. A list of several texts is refused, because
+    templates join them differently.
     """
     content = entry.get("content")
     if role == "assistant_toolcall":
@@ -176,7 +179,7 @@ def _weight_of(entry: Record, where: str) -> float | None:
 
 
 def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
-    """Refuse an unknown key that looks like a misspelled known one. Accept other unknown keys: they may be metadata."""
+    """Refuse an unknown key that looks like a misspelled known key. Accept other unknown keys: they may be metadata."""
     if entry.keys() <= known:
         return
     absent = tuple(sorted(known - entry.keys()))

@@ -1,4 +1,4 @@
-"""Strict JSON: repeated keys, NaN, NUL and halves of surrogate pairs are errors; texts that describe its values."""
+"""Strict JSON: a parser that refuses repeated keys, NaN, NUL and halves of surrogate pairs, and texts for its messages."""
 
 import collections
 import difflib
@@ -12,13 +12,13 @@ from typing import Any
 from grain_sft.errors import PrepareError, RecordError
 
 _MAX_DEPTH = 64
-"""Maximum depth of objects and lists. Chats need about 10, and recursion to 64 levels stays below Python's limit."""
+"""Maximum depth of objects and lists. Chats need about 10 levels. Recursion to 64 levels stays below Python's limit."""
 
 _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair. Python also puts one in a path for each byte that is not UTF-8."""
+"""Half of a surrogate pair. Python also writes such a half in a path for each byte that is not UTF-8."""
 
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
 _BOM = "\ufeff"
@@ -51,7 +51,7 @@ def parse_json(line: bytes) -> object:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits
         raise RecordError(f"a number can't be read: {error}.") from error
-    # a line with 64 brackets or fewer can't be too deep
+    # the count comes first, because it is fast: a line with 64 brackets or fewer can't be too deep
     if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
         raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):

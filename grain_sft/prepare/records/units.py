@@ -1,6 +1,7 @@
-"""Input files, their parts, and `Scanner`, which cuts a file into parts.
+"""Division of the input files of `prepare` into pieces of work for its workers.
 
-A `Part` is a range of an input's records, and a `Unit` is such a range as a piece of work for a worker.
+A `Part` is a range of whole records that is read at once. A `Unit` is a piece of work: one part of a file, or the lines in a
+range of bytes. `Scanner` reads a file and cuts it into parts.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ ReadReport = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Whole records in the bytes `start` to `stop` of a file, counted after decompression.
+    """Whole records of a file: those in the bytes `start` to `stop` of the decompressed file.
 
     Attributes:
       records: Number of records; 0 until they are counted.
@@ -41,9 +42,9 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts, each read whole; None for plain lines, which can be cut anywhere.
+      parts: Parts of the file. None for a file of plain lines, which can be cut at any byte.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
-      digest: SHA-256 of the digests of the file's units; "" until it is scanned.
+      digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
       note: Encoding of an ArrayRecord's records, or version of a Parquet file; "" for other kinds.
     """
 
@@ -60,10 +61,12 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Unit(Part):
-    """Piece of work: one part of an input, or the lines that begin in bytes `start` to `stop` of a file of plain lines.
+    """Piece of work for a worker: one part of a file.
+
+    In a file of plain lines, a unit is the lines that begin in the bytes `start` to `stop`.
 
     Attributes:
-      number: Number among the units of all inputs.
+      number: Number of this unit among the units of all inputs.
       input: Number of the unit's input.
       first: Number of the unit's first line, element or row in its input, from 1.
     """
@@ -74,17 +77,20 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes after decompression; for Parquet, an equal share of the file."""
+        """Number of bytes after decompression. For Parquet, it is the size of the file divided by the number of its parts."""
         return self.stop - self.start
 
 
 class Scanner:
-    """Forward reader of a file. It reads at least `BLOCK` bytes at once, cuts the file into parts, and hashes each part.
+    """Reader of a file from its first byte to its last. It cuts the file into parts and hashes each part.
+
+    It reads `BLOCK` bytes or more at once.
 
     Args:
       path: Path or URL.
       size: Bytes of the file.
-      least: A part ends when the `content` passed to `add` sums to this many bytes. The last part may have fewer.
+      least: Minimum content of a part in bytes. A part ends when the `content` that `add` counts reaches this minimum. The last
+        part may have less.
       read: Function that is called with `position` before each read.
 
     Attributes:
@@ -101,7 +107,7 @@ class Scanner:
         self._begin_part()
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes, and advance. Raise a CorpusFileError if the file has fewer."""
+        """Return the next `count` bytes, and advance `position`. Raise a CorpusFileError if the file has fewer bytes."""
         stop = self.position + count
         if stop > self.size:
             raise CorpusFileError(f"{self.path}: ends in a record at byte {self.size}. Is it cut short? Copy it again.")
@@ -117,14 +123,14 @@ class Scanner:
         return taken
 
     def add(self, records: int, content: int) -> None:
-        """Count records before `position`, and the bytes of their content. End the part if it has enough."""
+        """Count `records` records that end at `position` and have `content` bytes. End the part if it has enough content."""
         self._records += records
         self._content += content
         if self._content >= self._least:
             self.end_part()
 
     def end_part(self) -> None:
-        """End the part at `position`. Leave it out if it has no records, such as the bytes after the last record."""
+        """End the part at `position`. Leave out a part without records, such as the bytes after the last record."""
         if self._records:
             self.parts.append(Part(self._begin, self.position, self._records, self._hash.hexdigest()))
         self._begin_part()

@@ -1,9 +1,9 @@
-"""Control tokens that a chat template writes itself, distinguished from those that the chat's texts spell.
+"""Control tokens that a chat template writes itself, distinguished from control tokens that the chat's texts spell.
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
-control tokens are searched for in the template's own texts only. If `RenderedChat.contents` is set, the template's own texts
-are those around the contents. Otherwise, the chat is rendered again with other characters in its texts (`Disguise`), and what
-is not replaced is the template's own.
+control tokens are searched for in the template's own texts only. If `RenderedChat.contents` states where the contents are, the
+template's own texts are around them. Otherwise, the chat is rendered again with other characters in its texts (`Disguise`).
+The rendered text that has none of these characters is the template's own.
 """
 
 import bisect
@@ -21,7 +21,7 @@ from grain_sft.prepare.templates.template import SpecialText
 
 
 class Control(NamedTuple):
-    """A control token in a text: its id, its first character and the one after its last."""
+    """A control token in a text: its id, the index of its first character, and the index after its last character."""
 
     id: int
     start: int
@@ -31,7 +31,7 @@ class Control(NamedTuple):
 Find = Callable[[str], list[Control]]
 """Function that returns the control tokens of a text."""
 
-_STAND_IN = "\U00020000"  # a letter that replaces a whole text
+_STAND_IN = "\U00020000"  # a letter that stands for a whole text of the chat
 _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
 """Pattern of the replaced texts in a disguised chat."""
 
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
 
     Attributes:
       controls: Control tokens in the order of the chat.
-      placed: Whether `start` and `stop` are right, not only `id`. They may be wrong if the template changes the chat's texts.
+      placed: Whether `start` and `stop` of the controls are right. They may be wrong if the template changes the chat's texts.
     """
 
     controls: list[Control]
@@ -78,9 +78,9 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
     if expected.placed:
         return expected
-    # A template that looks for "</think>" does not find it in disguised texts, and may render a turn without its thoughts. So
-    # the chat is rendered once more, with such words unchanged. If the control tokens have the same ids as before, their places
-    # are right.
+    # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
+    # thoughts. So the chat is rendered once more, with such words unchanged. If the control tokens have the same ids in both
+    # renderings, the places in the second rendering are right.
     second = disguise.expected_controls(find, keep_compared=True)
     return second if second is not None and second.placed and second.ids == expected.ids else expected
 
@@ -88,7 +88,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
     """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat.
 
-    `find` searches one text: the literals, joined by a letter in place of each text of the chat.
+    The literals are joined to one text, which `find` searches. `_STAND_IN` is between them, in place of the chat's texts.
     """
     starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]
     controls = []
@@ -106,10 +106,10 @@ def _find_once(find: Find, text: str) -> list[Control]:
 
 
 class Disguise:
-    """The characters that replace those of one chat's texts: "hi" may become U+20001 U+20002.
+    """Replacement of the characters in one chat's texts: "hi" may become U+20001 U+20002.
 
     These stay: spaces, characters that JSON escapes, roles, the key `content`, and the other keys that the template reads.
-    Of the latter, one that can overlap a control token, such as "end" with "<|im_end|>", is replaced.
+    But another key is replaced if it can overlap a control token, as "end" overlaps "<|im_end|>".
 
     Args:
       chat: Rendered chat.
@@ -133,11 +133,12 @@ class Disguise:
     def expected_controls(self, find: Find, *, keep_compared: bool = False) -> Expected | None:
         """Return the control tokens that the template writes in the disguised chat; None if the template refuses the chat.
 
-        They are placed if the rendered text, without its disguise, is the text of the chat. If not, the template changes texts.
+        The controls are placed if the rendered text, without its disguise, is the text of the chat. Otherwise, the template
+        changes texts.
 
         Args:
           find: Function that returns the control tokens of a text.
-          keep_compared: Whether words that the template looks for are not replaced. A template with
+          keep_compared: Whether to keep the words that the template looks for. A template with
             `{% if '</think>' in message.content %}` looks for "</think>".
         """
         replaced = self._replaced_except_compared if keep_compared else self._replaced
@@ -167,7 +168,7 @@ class Disguise:
         return text.translate(self._replace)
 
     def _replaced_except_compared(self, text: str) -> str:
-        """Replace a text, except the words that the template looks for.
+        """Replace the characters of a text, except those of words that the template looks for.
 
         If such a word overlaps the spelling of a control token in the text, the word is replaced, too.
         """

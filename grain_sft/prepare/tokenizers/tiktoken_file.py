@@ -22,12 +22,12 @@ _CHARACTERS = (
     " \t\r\n\x0b\x0c\u2028\u2029\x01\u00ad\ue000\u0378"
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
-# Every ordered pair of these characters, such as "aA" and "Aa". A pattern that loses nothing of this text is accepted. It may
-# still lose a character that is not in it: `a|[^b]` loses "b".
+# Every ordered pair of these characters, such as "aA" and "Aa". A pattern that loses nothing of this text is accepted. Such a
+# pattern may still lose a character that this text does not have: `a|[^b]` loses "b".
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
-# ids of these tokens in Llama 3's file, by which it is recognized
+# tokens with their ids in Llama 3's file: a file that has them is taken for Llama 3's
 _LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}
 _LLAMA3_NAMED = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
@@ -38,7 +38,7 @@ _LLAMA3_SPECIAL = (*_LLAMA3_NAMED, *(f"<|reserved_special_token_{2 + i}|>" for i
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the sidecar of a tiktoken file: its split pattern, and its special tokens with their ids."""
+    """Content of the sidecar of a tiktoken file: the tokenizer's split pattern, and its special tokens with their ids."""
 
     pattern: str
     special_tokens: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
@@ -57,7 +57,7 @@ _LLAMA3 = Settings(
 
 
 class TiktokenTokenizer(OneFileTokenizer):
-    """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar with its other settings.
+    """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar file, which has the other settings.
 
     The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens, under
     the keys of `Settings`. Llama 3's file needs no sidecar.
@@ -136,7 +136,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             )
 
     def _settings(self, sidecar: bytes | None) -> Settings:
-        """Return the settings in the sidecar; for Llama 3's file without a sidecar, those of Llama 3."""
+        """Return the settings in the sidecar. Without a sidecar, return Llama 3's settings for Llama 3's file."""
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():

@@ -1,4 +1,4 @@
-"""Orders: which row is at each index of an epoch."""
+"""The table of orders. An order decides which row is at each index of an epoch."""
 
 from collections.abc import Callable
 
