@@ -20,22 +20,22 @@ DERIVED = (
 )
 """Fields of `Request` that become options of the same name, type and default."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""Fields of `Request` that become options of other names: each field's spellings."""
+"""Fields of `Request` that become options of other names, and these names."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
 _FORMATS = f"{', '.join(FORMATS)}, or package.module:Name"
 _FOLDER = "a folder that is new or empty; local or gs://"
-_INPUTS = """JSONL, JSON arrays, Parquet, Arrow (a dataset's folder), ArrayRecord, or texts (.txt, .md), of these JSON and
-texts also .gz and .zst; files, globs or folders with all below them, local or gs://. An amount may follow each: a factor with a
-point (0.5, 3.0) or a number of records (5000)"""
+_INPUTS = """file, glob, or folder with all files below it, local or gs://. Files are JSONL, JSON arrays, Parquet, Arrow (a
+dataset's folder), ArrayRecord, or texts (.txt, .md). JSON and texts may be compressed (.gz, .zst). AMOUNT states how much to
+take of the input before it: a factor with a point (0.5, 3.0) or a number of records (5000)"""
 _WITHDRAWN = """note   This is another corpus: its documents have new numbers, so its rows, orders, plans and receipts differ.
        Begin a run on it at step 0. To continue a run that has begun, keep {0} and write the amendment `withdraw`
        in its config, which leaves all other rows as they are."""
-_RUNNER = """prepare by Apache Beam pipelines: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
-follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
+_RUNNER = """prepare with Apache Beam on this runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ... Give Beam's
+own options after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
 tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., --requirements_file=...). The corpus is the
-same. Needs the extra 'beam'"""
+same as without Beam. Needs the extra 'beam'"""
 
 
 def prepare(parser: Parser) -> None:
@@ -52,7 +52,7 @@ def prepare(parser: Parser) -> None:
     add("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
     parser.add_declared(Request, TEXT_OPTIONS, parser.add_argument_group("plain documents (--template text)"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
-    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only show the first N (default: 100)")
+    add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help="only render the first N (100) records")
     add_run_options(parser)
     parser.set_defaults(run=_prepare)
 
@@ -74,9 +74,9 @@ def _schema(text: str) -> str:
 
 
 def add_run_options(parser: Parser) -> None:
-    """Add the options of how a corpus is made. They do not change its bytes."""
+    """Add the options that decide how a corpus is made. They do not change its bytes."""
     add = parser.add_argument
-    add("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
+    add("--workers", type=at_least(1), help="number of processes (default: one for each core; fewer for small inputs)")
     add("--overwrite", action="store_true", help="replace an output of another request")
     add("--runner", metavar="NAME", help=_RUNNER)
 
@@ -127,7 +127,7 @@ def datasets_of(words: Sequence[str]) -> list[Dataset]:
         elif index and _AMOUNT.fullmatch(words[index - 1]) is None:
             datasets[-1] = Dataset(datasets[-1].paths, word)
         else:
-            raise PrepareError(f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name.")
+            raise PrepareError(f"{word!r}: one amount may follow each input. Write ./{word} for a file of that name.")
     return datasets
 
 
@@ -169,9 +169,10 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
         print(f"rejected {manifest['rejected']:,}: see {output.rstrip('/')}.rejected.jsonl")
     format = FORMATS[manifest["format"]]
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
-    for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
+    for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        # If at least half of the conversations are counted, the template does this, and a note would not help. Texts have none.
+        # If at least half of the conversations are counted, their template is the reason, and a note would not help. Texts have
+        # no template.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             reason = "In local files OLMo-core finds documents by it, unless use_array_if_local=False is set"
@@ -191,7 +192,7 @@ def convert(parser: Parser) -> None:
 
 def withdraw(parser: Parser) -> None:
     """Declare `grain-sft withdraw`."""
-    named = "documents to leave out: numbers, INPUT:LINE, inputs, or files of these, one a line"
+    named = "documents to leave out: a number, INPUT:LINE, an input, or a file with a list of these, one a line"
     parser.add_argument("corpus", help=_CORPUS)
     parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=named)
     _add_conversion(parser, "format of the output (default: as the corpus was prepared)", required=False)
@@ -203,7 +204,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     add = parser.add_argument
     add("-o", "--output", required=True, help=_FOLDER)
     add("--format", required=required, metavar="NAME", help=f"{format}: {_FORMATS}")
-    add("--tokenizer", help="tokenizer of a corpus that holds none")
+    add("--tokenizer", help="tokenizer of the corpus, if the corpus does not hold it")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--overwrite", action="store_true", help="replace an output of another corpus")
@@ -230,10 +231,10 @@ def train_tokenizer(parser: Parser) -> None:
     """Declare `grain-sft train-tokenizer`."""
     add = parser.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="files of conversations or texts, as for prepare")
-    add("-o", "--output", required=True, help="the model's file")
-    add("--vocab-size", type=at_least(MIN_VOCAB), default=16_000, help="pieces of the model")
+    add("-o", "--output", required=True, help="file to write the model to")
+    add("--vocab-size", type=at_least(MIN_VOCAB), default=16_000, help="number of tokens of the model")
     add("--model-type", choices=("bpe", "unigram"), default="bpe", help="algorithm of SentencePiece")
-    special = f"pieces that no text is split at (default: {' '.join(CHAT_TOKENS)})"
+    special = f"texts that are always one token (default: {' '.join(CHAT_TOKENS)})"
     add("--special-tokens", nargs="*", default=list(CHAT_TOKENS), help=special)
     _add_schema(parser)
     parser.set_defaults(run=_train_tokenizer)

@@ -1,4 +1,4 @@
-"""GPTConfig: the config of trainers with the episode-indexed loader, and its translation to the sections of a config."""
+"""GPTConfig: the config file of trainers with the episode-indexed loader, and its translation to our config's sections."""
 
 import difflib
 from collections.abc import Mapping
@@ -27,22 +27,23 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     A GPTConfig is a flat JSON object. It may also have our sections, which override its keys: `"sampler": {"epochs": 3}`.
 
-    A row holds the last `block_size + 1` tokens of an episode. All but its last token are inputs, and all but its first are
-    targets. A step is one call of the trainer's `get_batch`: if `grad_accum_steps` is 4, step 2 of the optimizer reads steps 8
-    to 11.
+    A row holds the last `block_size + 1` tokens of an episode. All tokens but the last are inputs, and all tokens but the first
+    are targets. A step is one call of the trainer's `get_batch`: if `grad_accum_steps` is 4, step 2 of the optimizer reads
+    steps 8 to 11.
 
     `epoch_drop_last: true` drops the incomplete last batch of an epoch. The published loader documents this, but ignores the
     key and fills the batch from the next epoch. To replay a run of that loader, give false.
 
     Args:
-      dataset_dir: `corpus.path`; the trainer takes it as an option.
+      dataset_dir: `corpus.path`; the trainer takes it as a command-line option.
       batch_size: `sampler.global_batch_size`.
-      block_size: `layout.sequence_length` less one.
+      block_size: `layout.sequence_length` minus one.
       use_loss_mask: `corpus.use_loss_mask`.
-      batch_sampling_mode: `sampler.order`: `episode` or `random`.
+      batch_sampling_mode: `sampler.order`: "epoch" means `episode`, and "random" means `random`.
       epoch_seed: `sampler.seed`.
       epoch_shuffle: `sampler.shuffle`.
-      epoch_drop_last: `sampler.last_batch`: `drop` or `run_on`. The sources of a mixture always run on.
+      epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. The sources of a mixture always run
+        on.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -103,7 +104,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # In such an order, and in a mixture, a batch may have rows of two epochs, even with the default `last_batch`, "drop".
+    # In an order with `runs_on`, and in a mixture, a batch may have rows of two epochs even if `last_batch` is "drop".
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
@@ -122,7 +123,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
 
 
 def _check_others(others: list[Any], where: str) -> None:
-    """Refuse keys that look like misspelt keys of ours. Log the others, which are the trainer's and are ignored."""
+    """Refuse keys that look like misspelt keys of ours. Log the other keys, which belong to the trainer and are ignored."""
     for key in others:
         near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:

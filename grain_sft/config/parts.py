@@ -20,7 +20,7 @@ from grain_sft.transforms import TRANSFORMS
 Sizes = list[tuple[int, int]]
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
-"""Keys of a mixture's source that are not keys of a section `corpus`, such as `weight` and `max_epochs`; and `mixture`."""
+"""Keys of a source of a mixture that do not describe its corpus, such as `weight`, `max_epochs` and `mixture`."""
 
 
 class PartsMaker:
@@ -46,7 +46,7 @@ class PartsMaker:
         sampler.pop("global_batch_tokens", None)
         schedule = sizes_of(sampler.get("schedule", ()), layout["sequence_length"])
         where = f"{self._where}: transforms"
-        # First the transforms, whose errors are found without opening the corpus.
+        # Make the transforms first: their errors are found without opening the corpus.
         transforms = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
         make = self._single if corpus.get("mixture") is None else self._mixture
         source, row_sampler = make(corpus, layout, sampler, schedule)
@@ -74,7 +74,7 @@ class PartsMaker:
         self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
     ) -> tuple[NpyDataSource, Sampler]:
         """Return the source and the sampler of one corpus."""
-        self._corpus(corpus)  # so that errors of the corpus come before errors of the packing options
+        self._corpus(corpus)  # opened first, so that errors of the corpus come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
         host = self._host or Host.from_jax()
@@ -109,12 +109,13 @@ class PartsMaker:
             changes = []
             for entry in section.get("schedule", []):
                 if entry.get("weights") is not None:
-                    weights = {**weights, **entry["weights"]}  # the other sources keep theirs
+                    weights = {**weights, **entry["weights"]}  # the other sources keep their weights
                     changes.append((entry["step"], weights))
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Open the source `name`, add it to `sources` and return its order. For a mixture, do this with its sources."""
+            """Open the source `name`, add it to `sources` and return its order. If it is a mixture, do so with its sources, and
+            return the mixture."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -170,7 +171,7 @@ def naming(where: str, section: str | None = None) -> Iterator[None]:
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
-    """Return the object that `item`, a `name` of `table` or `{name: {option: value}}`, describes."""
+    """Return the object that `item` describes: the name of an entry of `table`, or `{name: {option: value}}`."""
     name, options = item, None
     if isinstance(item, Mapping) and len(item) == 1:
         [(name, options)] = item.items()
@@ -184,7 +185,7 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
 
 
 def _check_defaults(layout: Layout, where: str) -> None:
-    """Refuse a mixture without the key `transforms` whose layouts have different default transforms."""
+    """Refuse a mixture whose layouts have different default transforms. Called if the config has no key `transforms`."""
     transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
     if len({repr(each) for each in transforms.values()}) > 1:
         listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
@@ -206,7 +207,10 @@ def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:
-    """Refuse an algorithm that makes whole batches. Refuse one that packs each epoch anew if the order is not sequential."""
+    """Refuse a packing algorithm that a source of a mixture can't have.
+
+    It makes whole batches, or it packs each epoch anew and the order of the source is not sequential.
+    """
     name = layout.get("algorithm")
     if name is None:
         return
@@ -227,7 +231,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
       `layout.seed`, and a sampler with order `sequential` and one epoch;
       the order whose batches the algorithm replays, such as `openchat` for `multipack`. Then the layout takes the sampler's
         `seed` and `epochs`, and the sampler becomes sequential with one epoch.
-    An algorithm that packs whole batches also takes their size from the sampler.
+    An algorithm that packs whole batches also takes the batch size from the sampler.
 
     Raises:
       ConfigError: The sampler has a key or value that does not fit the algorithm, or `layout.seed` and `sampler.seed` differ.

@@ -1,7 +1,7 @@
-"""Content hashes: of every byte of a file's data, and of a corpus. The hashes of files are cached because they take long.
+"""Content hashes: hashes of every byte of a file's data, and of a corpus. The hashes of files are cached.
 
-A core hashes about 1 GB/s. The cache holds the hash of each file under the file's identity: its inode, size and times, or the
-version of an object in a bucket.
+A core hashes about 1 GB/s, so 1 TB takes 17 minutes. The cache holds the hash of each file under the file's identity: its
+inode, size and times, or the version of an object in a bucket.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from grain_sft.corpus.data import CorpusData
 from grain_sft.storage import FileStamp, artifact, files, hashing, identify
 
 PREFIX = "content-sha256:"
-"""Prefix of every content hash that is shown, so that none is mistaken for a fingerprint of a file's ends."""
+"""Prefix of every content hash that is shown. A fingerprint, which hashes only the ends of files, has another prefix."""
 
 _VERSION = 1
 _SETTLED = 2.0  # seconds; two writes within this time may give a file the same times
-_CACHED_FROM = 1 << 20  # bytes of all files; to hash fewer takes no longer than to open the cache
+_CACHED_FROM = 1 << 20  # bytes of all files together; hashing fewer bytes takes no longer than opening the cache
 _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
 
 
 class _ChangedError(Exception):
-    """Files changed while they were hashed. The hashes are right for the bytes that were read."""
+    """Files changed while they were hashed. The hashes are right for the bytes that were read, but must not be cached."""
 
 
 def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
@@ -35,8 +35,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     Args:
       stored: Files to hash.
       read: Function that reads all files and returns their hashes; None for `hashing.of_file`.
-      of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text of `name_of_scan`. It is part of the
-        cache's key.
+      of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text that `name_of_scan` returns. It is part
+        of the cache's key.
     """
     read = read or (lambda: list(map(hashing.of_file, stored)))
     key = _cache_key(stored, of)
@@ -51,7 +51,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
         return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
     all_remote = all(files.is_remote(file.path) for file in stored)
-    # None is the cache that machines may share. The key of a local file holds its inode, which other machines can't use.
+    # None means the cache that machines may share. Hashes of local files are of no use there: their key holds the inode.
     folder = None if all_remote else files.cache_dir()
     try:
         arrays = artifact.load_or_make("content", key, make, folder)
@@ -66,8 +66,8 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
     A local file is identified by its device, inode, size, and times of the last change of bytes and of metadata. An object in
     a bucket is identified by its URL, size and version.
 
-    The result is None if hashes must not be cached: the files are small, an object has no version, or a file was written to in
-    the last two seconds, since a further write could leave its times as they are.
+    Return None if the hashes are not cached, because the files are small, an object has no version, or a file was written to in
+    the last two seconds. A further write within this time may not change the file's times.
     """
     if sum(file.size for file in stored) < _CACHED_FROM:
         return None
@@ -96,8 +96,8 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
-    Whether a document continues in the next shard may depend on the last token of a shard, which is part of the shard's digest,
-    and on the file of sources. The hash therefore covers the digests and the size of that file, too.
+    Whether a document continues in the next shard may depend on the last token of a shard, and on the file of sources. So the
+    hash also covers the digests of the shards, which include their last tokens, and the size of the file of sources.
     """
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
@@ -126,7 +126,7 @@ def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
 def content_of_corpus(corpus: CorpusData) -> str:
     """Return a hash that covers the data of all files of tokens, loss and boundaries."""
     hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
-    hashes = iter(hashes_of(hashed))  # the loop takes them in this order
+    hashes = iter(hashes_of(hashed))  # the loop below takes the hashes in the order of `hashed`
     facts: list[Any] = []
     for shard in corpus.shards:
         facts.append([shard.num_tokens, shard.row, next(hashes)])
@@ -140,10 +140,10 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the `of` of `hashes_of` for the hashes of all tokens: "bytes" if each shard is a whole file, else another text.
+    """Return the argument `of` of `hashes_of` for the hashes of all tokens: "bytes" if each shard is a whole file.
 
     A shard may be a part of its file: a range of Megatron's sequences, or the tokens of written rows without the other arrays.
-    The hash of such a part must not be cached as that of the file.
+    The hash of such a part must not be cached as the hash of the file, so the result is another text.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

@@ -30,11 +30,11 @@ class CorpusData:
       tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
-      sources_file: File that `Corpus.sources` reads; None for a corpus without one.
+      sources_file: File that `Corpus.sources` reads; None for a corpus without such a file.
       source_names: Names of the files or data sets that the documents were made from. `Corpus.sources` has indices into it.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
-      signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
+      signed: Whether the files store signed integers. They are read as unsigned integers, and a negative token is an error.
       remote: Options for reading remote files; None to take them from environment variables.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 
@@ -79,12 +79,12 @@ class CorpusData:
 
     @property
     def has_loss(self) -> bool:
-        """Whether loss files select the tokens that take loss. Without them, every token does."""
+        """Whether loss files select the tokens that take loss. Without loss files, every token takes loss."""
         return any(shard.loss is not None for shard in self.shards)
 
     @property
     def loss_files(self) -> list[LossFile | None]:
-        """Loss file of each shard, or None for a shard without one."""
+        """Loss file of each shard, or None for a shard without a loss file."""
         return [shard.loss for shard in self.shards]
 
     @property
@@ -99,7 +99,7 @@ class CorpusData:
 
     @property
     def has_boundary_files(self) -> bool:
-        """Whether boundary files state where documents begin and end. Without them, EOS tokens do."""
+        """Whether boundary files state where documents begin and end. Without boundary files, EOS tokens end documents."""
         return any(shard.boundaries is not None for shard in self.shards)
 
     def files(self) -> list[FileStamp]:
@@ -123,9 +123,9 @@ class CorpusData:
     def fingerprint(self) -> str:
         """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
 
-        It includes `signed`, `weights` and `rows` where they are set. Access reads no file. A copy in another folder or in a
-        bucket has the same fingerprint, because paths are not part of it. A change in the middle of a file does not change the
-        fingerprint; it changes `Corpus.content_hash`.
+        It includes `signed`, `weights` and `rows` if they are set. To compute it, no file is read. A copy in another folder or
+        in a bucket has the same fingerprint, because paths are not part of it. A change in the middle of a file does not change
+        the fingerprint, but it changes `Corpus.content_hash`.
         """
         head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
         digest = hashlib.sha256(head.encode())

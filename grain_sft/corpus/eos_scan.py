@@ -1,4 +1,4 @@
-"""Scan of all tokens of a corpus for EOS tokens. Each ends a document."""
+"""Scan of all tokens of a corpus for EOS tokens, which end documents."""
 
 import concurrent.futures
 
@@ -18,7 +18,7 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
     """Return the token offset and the length of each document, the highest token, and the hash of each shard's tokens.
 
     Token offsets and lengths are int64 [documents]; offsets count through all shards. With `bos_token_id`, an EOS ends a
-    document only if that token follows it, or if it is the last token of its shard.
+    document only if that token follows the EOS, or if the EOS is the last token of its shard.
     """
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
     shard_starts = corpus.shard_borders[:-1]
@@ -29,7 +29,7 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
         tokens_left = corpus.shards[shard].num_tokens - start
         buffer: Tokens = np.empty(min(per_chunk + 1, tokens_left), corpus.dtype)
         reader.gather([shard], [start], [0], [buffer.nbytes], memoryview(buffer.data).cast("B"))
-        chunk, next_tokens = buffer[:per_chunk], buffer[1:]  # one next token fewer at the end of a shard
+        chunk, next_tokens = buffer[:per_chunk], buffer[1:]  # the last token of a shard has no next token
         ends_document = chunk == corpus.eos_token_id
         if bos_token_id is not None:
             ends_document[: len(next_tokens)] &= next_tokens == bos_token_id

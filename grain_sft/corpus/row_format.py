@@ -11,7 +11,7 @@ from grain_sft.storage import Count
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 IndexDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
-LONG_SEGMENT = 1 << 10  # tokens
+LONG_SEGMENT = 1 << 10  # tokens; segments with at least this mean length are long
 
 _ROW_ALIGNMENT = 8  # bytes, so that int64 ends are aligned
 
@@ -21,13 +21,13 @@ class RowFormat:
     """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
 
     One read gets a whole row. Segments are stored in one of two ways. Rows of short segments have a position and a segment id
-    for each token. Rows of long segments have the index at which each segment ends, which is smaller.
+    for each token. Rows of long segments have the index at which each segment ends, which takes fewer bytes.
 
     Attributes:
       sequence_length: Number of tokens in every row. A shard holds whole rows.
-      positions_dtype: "uint8", "uint16" or "uint32"; "" where rows store the ends of segments.
-      segments_dtype: "uint8", "uint16" or "uint32", for `segment_ids` and `target_segment_ids`; "" where rows have neither.
-      most_segments: Highest number of segments in a row, where rows store the ends of segments; else 0.
+      positions_dtype: "uint8", "uint16" or "uint32"; "" if rows store the ends of segments.
+      segments_dtype: "uint8", "uint16" or "uint32", for `segment_ids` and `target_segment_ids`; "" if rows have neither array.
+      most_segments: Highest number of segments in a row if rows store the ends of segments, else 0.
       made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
     """
 
@@ -52,8 +52,8 @@ class RowFormat:
 
         Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
         [sequence_length]. Rows that store the ends of segments have `ends`, int64 [1 + most_segments], in place of `positions`
-        and `segment_ids`. `ends[0]` is the number of segments; the index after the last token of each follows. These rows have
-        no `target_segment_ids` where all tokens take loss.
+        and `segment_ids`. `ends[0]` is the number of segments. For each segment, the index after its last token follows. These
+        rows have no `target_segment_ids` if all tokens take loss.
         """
         length = self.sequence_length
         fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}

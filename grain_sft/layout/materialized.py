@@ -12,7 +12,8 @@ class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages:
-    the rows take space on disk (the tokens, and usually 4 more bytes for each), and another length or algorithm needs new rows.
+    the rows take space on disk: their tokens, and usually 4 more bytes for each token. Another row length or packing algorithm
+    needs new rows.
 
     Args:
       corpus: Corpus in the format `rows`.
@@ -29,7 +30,7 @@ class MaterializedLayout(Layout):
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
         if corpus.rows is None:
-            fix = "Write them with `grain-sft pack --materialize` and open what that wrote, or take PackedLayout"
+            fix = "Write rows with `grain-sft pack --materialize` and open their folder, or take PackedLayout"
             raise LayoutError(f"{corpus.shards[0].path}: a corpus without rows. {fix}.")
         self.corpus, self.row_format, self.sequence_length = corpus, corpus.rows, corpus.rows.sequence_length
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:

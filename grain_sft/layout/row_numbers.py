@@ -1,4 +1,4 @@
-"""Row numbers that callers ask a source for, and the number of a row of padding."""
+"""Checks of the row numbers that callers give to a source, and `FILL_ROW`, the number of a row of padding."""
 
 import operator
 from collections.abc import Sequence, Sized
@@ -16,7 +16,7 @@ FILL_ROW = -1
 
 
 class FillKey(int):
-    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`: -1 would become the last row, so here `%` keeps it."""
+    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which is the last row for -1. So here `%` returns -1."""
 
     def __mod__(self, other: int) -> int:
         return self
@@ -41,7 +41,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
 
 
 def checked_record(index: int, layout: Sized) -> int:
-    """Return `index`, which may be `FILL_ROW` only as a sampler's `FillKey`.
+    """Return `index`. It may be `FILL_ROW` only if it is a `FillKey`, which a sampler makes.
 
     Raises:
       RowIndexError: `index` is -1 and not a `FillKey`, so the caller may mean the last row.

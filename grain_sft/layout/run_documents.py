@@ -13,7 +13,10 @@ from grain_sft.types import Ints
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NumberedPart:
-    """Part of a layout whose documents no earlier layout has. `first` is the number of its first document in the run."""
+    """Part of a layout (one source of a mixture) whose documents no earlier layout has.
+
+    `first` is the number that its first document has in the run.
+    """
 
     layout: Layout
     name: str
@@ -27,11 +30,11 @@ class RunDocuments:
     If the first stage has 100 documents, they are documents 0 to 99, as in its layout. The second stage continues with number
     100 for the first document that is new. So a stage that is added at the end of a run changes no number.
 
-    A layout that does not follow documents takes as many numbers as its corpus has tokens, because a count of its documents
-    could read all tokens.
+    To count the documents of a layout that does not follow documents, all tokens may have to be read. So such a layout takes as
+    many numbers as its corpus has tokens.
 
     Args:
-      layouts: Layout of each stage, in order. Stages may share one.
+      layouts: Layout of each stage, in order. Stages may share a layout.
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
@@ -43,13 +46,14 @@ class RunDocuments:
                 self._numbered.append(self._number_parts(layout))
 
     def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
-        """Return the `_NumberedPart` of each part of `layout`. An earlier layout's is used again for the same documents."""
+        """Return the `_NumberedPart` of each part of `layout`. If an earlier layout has the same documents, use its entry."""
         earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
-                # A mixture that has one corpus twice has two entries: prefer this name's, then one that no other part takes.
+                # If a mixture has one corpus twice, two entries are the same. Prefer the entry of this name, then an entry that
+                # no other part of `layout` takes.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)
@@ -66,17 +70,17 @@ class RunDocuments:
             yield from ((entry.name, entry.part, layout) for entry in numbered if entry.layout is layout)
 
     def of(self, layout: Layout, documents: Ints) -> Ints:
-        """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]. -1, for no document, is mapped to -1."""
+        """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]. -1 (no document) stays -1."""
         if layout is self.layouts[0]:
             return documents
         numbers = np.full_like(documents, -1)
-        split = split_documents(layout, documents)  # not strict below: it may stop before the last part
+        split = split_documents(layout, documents)  # may stop before the last part, so `zip` is not strict
         for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
             numbers[mask] = own + self._first(entry)
         return numbers
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
-        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop numbers that it lacks."""
+        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents that it lacks."""
         if len(self.layouts) == 1:
             return documents
         if layout is self.layouts[0]:

@@ -1,6 +1,6 @@
 """Metrics of a run's reads and batches, for Prometheus.
 
-The metrics are in prometheus_client's default registry. Grain's own server and `start_server` in this module serve it.
+The metrics are in prometheus_client's default registry, which Grain's own server and `start_server` in this module serve.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ _HISTOGRAMS = {
 
 
 class BulkHistogram:
-    """Histogram that counts many values at once. That of prometheus_client takes 4 us a value, 5 % of a small batch's time."""
+    """Histogram that counts many values at once.
+
+    The histogram of prometheus_client takes 4 us for each value: 5 % of the time that a small batch takes.
+    """
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
-        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # by bucket; the last has values above all bounds
+        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # by bucket; the last is for values above all bounds
         self._sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
@@ -69,14 +72,14 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one. Batches are counted when the metrics are collected, many at once: a dozen calls of prometheus_client
-    would take longer than copying a small batch. With $PROMETHEUS_MULTIPROC_DIR, a folder that processes share, each batch is
-    counted at once. Without prometheus_client nothing is exported.
+    Each process has one `Metrics`. To count a batch takes a dozen calls of prometheus_client, which last longer than copying a
+    small batch. So many batches are counted at once, when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a
+    folder that processes share, each batch is counted immediately. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # no fork while a metric changes: the child would inherit the metric's own lock locked
+        # prevents a fork while a metric changes: the child would inherit the metric's own lock in the locked state
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
         self._exported = collections.Counter[str]()  # values of `activity.counts` that the counters include
@@ -86,7 +89,7 @@ class Metrics(Observer):
             return
         # `registry=None`, because `collect` of this object returns the values of all metrics
         histogram: Any = BulkHistogram
-        # MOST_UNCOUNTED is 0 with $PROMETHEUS_MULTIPROC_DIR: only prometheus_client's histogram can write to that folder
+        # With $PROMETHEUS_MULTIPROC_DIR, MOST_UNCOUNTED is 0. Only prometheus_client's histogram can write to that folder.
         if not MOST_UNCOUNTED:
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
@@ -100,7 +103,7 @@ class Metrics(Observer):
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """In a forked child, leave the parent's unexported counts to the parent."""
+        """In a forked child, treat all counts so far as exported: they are the parent's, and the parent exports them."""
         self._exported = activity.counts.copy()
         self._lock.release()
 
@@ -149,7 +152,7 @@ class Metrics(Observer):
 
 @functools.cache
 def of_process() -> Metrics:
-    """Return the object that observes all runs of this process."""
+    """Return the metrics of this process, which cover all its runs."""
     return Metrics()
 
 

@@ -1,6 +1,6 @@
-"""Watchdog: it logs what a run waits for if a batch takes long, and a summary of the run at an interval.
+"""Watchdog: an observer that logs what a run waits for when a batch takes long, and at intervals a summary of the run.
 
-One thread checks all open iterators of the process, about once a second. It exists while an iterator is open.
+One thread checks all open iterators of the process, about once a second. The thread ends when no iterator is open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-# Checks in a stall time: with 4 s, one each 0.5 s. The summary interval counts instead if it is shorter.
+# Number of checks in the time after which a wait is a stall: if that is 4 s, the thread checks every 0.5 s. If the interval of
+# summaries is shorter, this is the number of checks in that interval.
 _CHECKS = 8
 _LONGEST_PAUSE = 1.0  # seconds between two checks
 
@@ -52,7 +53,7 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """The current waits of an iterator or a worker process, and for each the seconds after which it is logged next.
+    """Base of the watches of an iterator or a worker process. It decides when a wait is logged.
 
     Args:
       stall: Seconds after which a wait is a stall; 0 means never.
@@ -61,7 +62,7 @@ class _Watch:
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall, summary
-        self._next_warning: dict[Wait, float] = {}
+        self._next_warning: dict[Wait, float] = {}  # for each wait, seconds from its begin to the next warning
 
     def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
         """Return the waits to log now. A wait is logged after `stall` seconds, and again whenever its time has doubled."""
@@ -109,7 +110,7 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        # `stats` is read before `recent`, because the property counts batches, which may add to `activity.recent`.
+        # Read `iterator.stats` first: this property counts finished batches, which may add to `activity.recent`.
         stats = iterator.stats
         recent = list(activity.recent)
         if recent:
@@ -124,7 +125,7 @@ class _IteratorWatch(_Watch):
         seconds = now - self._last_summary
         self._last_summary, self._stats_then = now, stats
         steps = stats.steps - before.steps
-        # absl hides INFO unless its verbosity is raised
+        # by default absl hides INFO, so the summary is a warning
         log = logging.info if logging.level_info() else logging.warning
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, iterator.next_step)
@@ -132,7 +133,7 @@ class _IteratorWatch(_Watch):
         self._stats.longest = 0.0
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
-        # before the first step of a run, the training loop took no time
+        # the training loop has no time before the first step of a run, so this step does not count for the average
         training = _short((stats.elsewhere - before.elsewhere) / (steps if before.steps else max(1, steps - 1)))
         rates = f"{tokens / seconds:.0f} tokens/s, {steps / seconds:.2f} steps/s"
         waits = f"waited {waited} a step, {_short(stats.longest)} at most; the training loop took {training} a step"
@@ -143,7 +144,7 @@ class _WorkerWatch(_Watch):
     """Watch of the batches that the threads of this worker process make."""
 
     def check(self, now: float) -> bool:
-        """Log the stalls that are due at `now`. Return True: the threads exist as long as the process."""
+        """Log the stalls that are due at `now`. Return True, because this watch lasts as long as the process."""
         late = self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now)
         if late:
             longest = now - min(since for _, since in late)
@@ -162,7 +163,7 @@ class Watchdog(Observer):
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Forget all iterators and the thread: in a forked child, neither exists."""
+        """Forget all watches and the thread. A forked child does not run the parent's iterators, and has no such thread."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
         # a queue, since an Event hangs if an exception such as KeyboardInterrupt arrives inside its methods
@@ -233,7 +234,7 @@ class Watchdog(Observer):
 
 @functools.cache
 def of_process() -> Watchdog:
-    """Return the object that observes all runs of this process."""
+    """Return the watchdog of this process, which observes all its runs."""
     return Watchdog()
 
 

@@ -25,8 +25,8 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 class PipelineIterator(StepIterator[Element]):
     """Iterator over the batches of a pipeline from `start_step` on, as `Pipeline.iter` returns it.
 
-    Its state is the next step, the pipeline's data key, and the amendments and later stages, if any. Any number of threads and
-    workers can continue from it.
+    Its state is the next step, the pipeline's data key, and the amendments and later stages, if any. An iterator with another
+    number of threads or workers can continue from this state.
     """
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
@@ -68,7 +68,8 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            with self._from_workers.started:  # wait: until the workers run, new processes lack the main script
+            # wait until the workers have started: during the start, the main script is hidden from other new processes
+            with self._from_workers.started:
                 pass
 
     def worker_pids(self) -> list[int] | None:
@@ -76,7 +77,7 @@ class PipelineIterator(StepIterator[Element]):
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
-        # the workers make the steps in turn: step source.start + 5 is made by worker 1 of 2
+        # the workers make the steps in turn: of workers 0 and 1, worker 1 makes step source.start + 5
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 
@@ -90,8 +91,8 @@ class PipelineIterator(StepIterator[Element]):
         """Continue at the step of `state`.
 
         Raises:
-          PipelineError: `state` is not a state, or is that of a pipeline with other data, or with other amendments or later
-            stages before the step.
+          PipelineError: `state` is not a state, or it is the state of a pipeline with other data, other amendments or other
+            later stages. Amendments and stages after the step are not compared.
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or _STEP not in state:

@@ -24,17 +24,18 @@ from grain_sft.source import MixtureSource, NpyDataSource
 class Receipt:
     """Everything that decides the global batches of a run.
 
-    Two runs with the same receipt have the same batches. Two runs on the same token files that have the same batches have the
-    same receipt.
+    Two runs with the same receipt have the same batches. Conversely, if two runs read the same token files and have the same
+    batches, they have the same receipt.
 
-    A receipt includes which tokens each row has, and the sizes and the ends of the token files, as in
+    A receipt includes which tokens each row has, and the sizes and the first and last bytes of the token files, as in
     `Corpus.ends_fingerprint`. If EOS tokens end the documents, it also includes the hash of every token. It leaves out how
     rows were packed, hosts (unless the order depends on them), paths, threads, caches, and a seed that is not used.
 
     Attributes:
-      parts: Description of each part by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
+      parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         amendments. A mixture has the first three for each source, such as "corpus of NAME".
-      data_step: Function from a step of the run to its data step. Parts of later stages state the data step where they begin.
+      data_step: Function that returns the data step of a step of the run: the step's number if skipped steps count, too. The
+        parts of a later stage state the data step where it begins.
     """
 
     parts: dict[str, str]
@@ -50,11 +51,11 @@ class Receipt:
         return {"receipt": self.code, "parts": dict(self.parts)}
 
     def differences(self, other: Mapping[str, str], before: int | None = None) -> list[str]:
-        """Return a sentence for each part that differs.
+        """Return a sentence for each part in which the two receipts differ.
 
         Args:
           other: Parts of another receipt. In the sentences, "there" means this other receipt, and "here" means `self`.
-          before: Amendments and stages that begin at this step or later are not compared. None compares all.
+          before: Step before which amendments and stages are compared. None compares all.
         """
         sentences = []
         data_before = before and self.data_step(before - 1) + 1
@@ -83,7 +84,7 @@ def parts_of(
 
 
 def amendment_parts(amendments: Iterable[Amendment]) -> dict[str, str]:
-    """Return the part of a receipt of each of `amendments`, by name."""
+    """Return the parts of a receipt that describe `amendments`, by name: "amendment 1", "amendment 2" and so on."""
     return {f"amendment {number}": str(amendment) for number, amendment in enumerate(amendments, 1)}
 
 
@@ -98,10 +99,10 @@ def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.tra
 
 
 def described(transform: grain.transforms.Map) -> str:
-    """Return the transform's own repr, or else its class and attributes, without what differs between processes: addresses, and
-    the order of sets.
+    """Return a text that describes a transform: its own repr, or its class and attributes if the class defines none.
 
-    If the repr abbreviates arrays, as numpy does, a hash of all their elements follows.
+    The text is the same in all processes: it has no memory addresses, and sets are sorted. If the repr abbreviates arrays, as
+    numpy does, a hash of all their elements follows.
     """
     kind: Any = type(transform)
     attributes = _attributes(transform)
@@ -124,19 +125,20 @@ def _attributes(value: object) -> dict[str, Any]:
 
 
 def _is_abbreviated(value: object) -> bool:
-    """Return whether the repr of a value has "...", or floats that numpy rounds to 8 digits."""
+    """Return whether the repr of a value contains "...", or floats that numpy rounds to 8 digits."""
     text = repr(value)
     with np.printoptions(floatmode="unique"):
         return "..." in text or repr(value) != text
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value. The elements of sets in it are sorted.
+    """Return the repr of a value, with the elements of its sets sorted.
 
-    The order of a set of strings differs between processes. A set of numbers has the same order in all of them.
+    Python orders a set of strings differently in each process. A set of numbers has the same order in all processes, and is
+    not sorted.
     """
     text = repr(value)
-    if "{" not in text or id(value) in parents:  # without sets, or an object that holds itself
+    if "{" not in text or id(value) in parents:  # no sets, or an object that holds itself
         return text
     parents = (*parents, id(value))
     is_set = isinstance(value, set | frozenset)
@@ -150,10 +152,10 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
 
 
 def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
-    """Return the arrays in `value` whose repr is abbreviated; None if there are none.
+    """Return the arrays in `value` whose repr is abbreviated, as JSON values; None without such arrays.
 
     A numpy array becomes [shape, hash of its bytes], and an array of another library becomes a list of its elements. A mapping
-    becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays. Another object with an
+    becomes a dict, and a list or tuple becomes a list. Items without such arrays are left out. Another object with an
     abbreviated repr becomes a dict of its attributes.
     """
     if id(value) in parents:  # an object that holds itself
@@ -170,5 +172,5 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
         return _arrays(_attributes(value), parents)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         return value.tolist()
-    # a hash, because 2 million integers as a list took 0.2 s and several times the memory, for each state
+    # A hash, because a list of 2 million integers took 0.2 s and several times the array's memory, for each saved state.
     return [value.shape, hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).hexdigest()]

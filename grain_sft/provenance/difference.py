@@ -12,7 +12,7 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
 from grain_sft.sampling import BatchSlots
 
-_BLOCK_ROWS = 1 << 16  # rows compared together
+_BLOCK_ROWS = 1 << 16  # rows whose numbers are computed at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +20,16 @@ class Difference:
     """How the batches of two pipelines differ.
 
     Attributes:
-      reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
-      compared: Steps that were searched. They end at the latest with the longer run.
+      reasons: A sentence for each part in which the receipts of the pipelines differ. In it, "here" means the first pipeline,
+        and "there" the second.
+      compared: Steps that were searched for a difference. No step is after the end of the longer run.
       first_step: First step with different batches. If the runs differ only in length, it is the first step that only one run
-        has. None if the batches of all steps `compared` are equal.
+        has. None if all batches of the steps `compared` are equal.
       counted: Steps whose rows and documents were counted, beginning with `first_step`.
-      total_rows: Number of rows in `counted`. If the batches of a step differ in size, the larger one counts.
-      differing_rows: Number of these rows that differ.
-      documents: Two counts: of the documents in `counted` that only the first pipeline reads, and of those that only the second
-        pipeline reads. None if a layout does not follow documents.
+      total_rows: Number of rows in the steps `counted`. If two batches of a step differ in size, the larger batch counts.
+      differing_rows: Number of rows in the steps `counted` that differ.
+      documents: Number of documents that only the first pipeline reads in the steps `counted`, and number of documents that
+        only the second pipeline reads. None if a layout does not know its documents (`Layout.follows_documents`).
     """
 
     reasons: list[str]
@@ -43,14 +44,14 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    If the receipts differ only in the sampler and in amendments, row numbers and withdrawn documents are compared, without
-    reading tokens. Otherwise the batches are compared.
+    If the receipts differ only in the sampler and in amendments, the function compares row numbers and withdrawn documents, and
+    reads no tokens. Otherwise it makes and compares the batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
       steps: Consecutive steps to search. None searches from step 0 to 10,000 steps after the last amendment or change of a
         schedule.
-      count: Number of steps whose rows and documents are counted, beginning with the first different one.
+      count: Number of steps whose rows and documents are counted, beginning with the first step that differs.
 
     Raises:
       RowIndexError: `steps` are not consecutive, or begin before step 0.
@@ -154,25 +155,26 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
     """Return how many documents only `one` reads in `steps`, and how many only `other` reads.
 
-    Documents with a record are the same if their source and record are: line 7 of `a.jsonl`. Documents without a record are the
-    same if their corpus and number are: document 7 of one corpus. If a layout does not follow documents, return None.
+    Two documents with the same source and record are the same, such as two that come from line 7 of `a.jsonl`. Two documents
+    without a record are the same if they have the same number in the same corpus. Return None if a layout does not know its
+    documents.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # A document has another number in each copy of a corpus, but the same record. Under other names of sources in a mixture,
-    # it has another record, but the same number.
+    # Two documents are the same if their numbers or their records are equal. In two copies of a corpus, only the records are
+    # equal. In two mixtures that name their sources differently, only the numbers are equal.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents that `steps` read, by their number in `run`. A document that is wholly withdrawn does not count.
+    """Return the documents that `steps` read: (source, record) by number in `run`, or ("", number) for one without a record.
 
-    A value is (source, record), or ("", number) for a document without a record.
+    A document whose tokens are all withdrawn does not count.
     """
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:

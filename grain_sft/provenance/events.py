@@ -1,4 +1,4 @@
-"""Entries of an audit log: a run is loaded or resumed, an epoch starts or is complete."""
+"""Entries of an audit log. They record that a run is loaded or resumed, and that an epoch starts or is complete."""
 
 import heapq
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class StreamOfStage(NamedTuple):
     """Rows of one corpus, or of one source of a mixture, in one stage of a run.
 
     Attributes:
-      number: Number of the stage, from 1; None in a run without stages.
+      number: Number of the stage, from 1; None if the run has only one stage.
       stage: Pipeline of the stage.
       stream: The rows, epoch after epoch.
     """
@@ -50,8 +50,8 @@ class Events:
     """Events of a pipeline's epochs, and the entries of an audit log.
 
     An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. If the
-    sampler drops an incomplete batch, the dropped rows do not count. A batch with rows of two epochs completes one and starts
-    the other. The last step of a run completes its last epoch.
+    sampler drops an incomplete batch, the dropped rows do not count. A batch with rows of two epochs completes the first epoch
+    and starts the second. The last step of a run also completes the run's last epoch.
 
     Attributes:
       streams: Streams of all stages, in order. Each stream counts its own epochs.
@@ -148,7 +148,7 @@ class Events:
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:
-    """Return what decides the order of a sampler's rows. In a mixture, each value is a list with an item for each source."""
+    """Return the fields that decide the order of a sampler's rows. In a mixture, a value is a list with an item per source."""
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {
         "epoch_seed": [source.seed for source in sources],

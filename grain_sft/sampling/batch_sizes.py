@@ -36,7 +36,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on; in a `ComputedSizes`, instead, every size that a step may have.
+      sizes: Size from each of `steps` on. In a `ComputedSizes`, the list has every size that a step may have instead.
       schedule: The pairs (step, size) of the argument.
 
     Raises:
@@ -86,7 +86,7 @@ class BatchSizes:
         return steps
 
     def check_from(self, step: int, hosts: int, end: int = sys.maxsize) -> None:
-        """Raise a `SamplerError` if the size at `step`, or after a change before `end`, is not a multiple of `hosts`."""
+        """Raise a `SamplerError` if the size of a step from `step` to `end - 1` is not a multiple of `hosts`."""
         for first in (step, *(change for change in self.steps if step < change < end)):
             check_divided(self.at(first), hosts, first if len(self.sizes) > 1 else None)
 
@@ -102,11 +102,11 @@ class ComputedSizes(BatchSizes):
 
 
 class _Part(NamedTuple):
-    """Consecutive steps of joined sizes.
+    """Consecutive steps of a run that take their sizes from one `BatchSizes`.
 
     Attributes:
-      first_step, first_row: First step, and number of rows before it.
-      sizes: Sizes of the steps.
+      first_step, first_row: First step of the part, and number of rows of the run before this step.
+      sizes: Batch sizes of the part.
       step_shift: Step k of the run is step k + step_shift of `sizes`.
       row_shift: Row r of the run is row r + row_shift of `sizes`.
     """
@@ -137,7 +137,7 @@ class JoinedSizes(ComputedSizes):
             self._parts.append(_Part(first_step, first_row, sizes, shift, row_shift))
         self._first_steps = [part.first_step for part in self._parts]
         self._first_rows = [part.first_row for part in self._parts]
-        changes: dict[int, int] = {}  # step of the run to size: for each part, its first step and its changes
+        changes: dict[int, int] = {}  # size by step of the run, at the first step and the changes of each part
         for part, end in zip(self._parts, [*self._first_steps[1:], sys.maxsize], strict=True):
             changes[part.first_step] = part.sizes.at(part.first_step + part.step_shift)
             for own_step, size in part.sizes.schedule:
@@ -181,14 +181,14 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Return the pairs (step, value) of a schedule, whose steps ascend from 1 on.
+    """Check that the steps of a schedule ascend, from 1 on. Return its pairs (step, value).
 
     Args:
       schedule: Pairs to check.
-      form: Text of such a pair for messages, such as "(step, global_batch_size)".
+      form: Form of a pair for messages, such as "(step, global_batch_size)".
 
     Raises:
-      SamplerError: An entry is not a pair, or its step is below 1 or not above the step before.
+      SamplerError: An entry is not a pair, its step is below 1, or its step is not above that of the preceding entry.
       WrongTypeError: `schedule` is not iterable.
     """
     check_type("schedule", schedule, Iterable, f"a list of pairs {form}")

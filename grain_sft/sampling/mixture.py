@@ -1,4 +1,4 @@
-"""Mixture: sources of rows, and the weight of each source."""
+"""Mixture: several sources of rows, and how often each source gives a row."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ Weight = int | float | str | Fraction
 @renamed_arguments(when_dry="on_exhausted")
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Sources and their weights. A weight states how often a source gives a row.
+    """Sources of rows and their weights. A weight states how often a source gives a row.
 
-    Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. After any
-    number of rows, each source is less than one row from its share. With five or more weights of many digits, it is less
-    than two rows; see `Proportions`. A source may be a mixture itself, whose sources divide its rows with the same bounds.
+    Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. Of the
+    first 100 rows, a source with the share 1/3 gives 33 or 34: the difference from its share is less than one row. With five
+    or more weights of many digits, the difference is less than two rows (see `Proportions`). A source may be a mixture itself.
+    Then its own sources divide its rows with the same bounds.
 
     Args:
-      sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.
-      on_exhausted: What happens after the last row of the last epoch of a source. "repeat": no source has `epochs`. "stop": the
-        mixture ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none
-        with a weight is left; a later weight in `schedule` does not count. "fail": as "stop", but the step with that row is a
-        SamplerError. The `on_exhausted` of a source takes precedence.
-      schedule: Pairs (step, weights by name), which hold from that step on. Rows before the step do not depend on them. Rows
-        after it make up for what each source was behind or ahead of its share. A mixture that ends and is a source of another
-        mixture cannot have a schedule.
+      sources: Pair (weight, rows) of each source, by name. Row numbers count through all sources in this order.
+      on_exhausted: What happens after the last row of the last epoch of a source. "repeat": sources never end, so none may have
+        `epochs`. "stop": the mixture ends before the first row that the source lacks. "fail": as "stop", but the step that
+        needs the missing row raises a SamplerError. "renormalize": the other sources divide its share. The mixture ends when
+        every source with a weight above 0 has ended, even if `schedule` gives another source a weight later. The
+        `on_exhausted` of a source takes precedence.
+      schedule: Pairs (step, weights by name). The weights hold from the step on, and do not change earlier rows. A source that
+        is behind its share at the step gets more rows after it, and a source that is ahead gets fewer. A mixture that ends
+        cannot have a schedule if it is a source of another mixture.
 
     Raises:
       SamplerError: Weights or a schedule that don't fit the sources.
@@ -62,7 +64,7 @@ class Mixture:
 
     @property
     def _planned(self) -> dict[int, Mapping[str, Weight]]:
-        """Weights by name from step 0 on, and from each step of the schedule on."""
+        """For step 0 and each step of the schedule, the weights by name that hold from that step on."""
         return {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
 
     def _shares(self, weights: Mapping[str, Weight]) -> tuple[Fraction, ...]:
@@ -86,7 +88,7 @@ class Mixture:
                 )
         if self.on_exhausted != "repeat" and not ending:
             problem = f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted"
-            raise SamplerError(f"{problem}. Give one epochs (max_epochs in a config).")
+            raise SamplerError(f"{problem}. Give a source `epochs` (`max_epochs` in a config).")
 
     def _ending(self) -> list[str]:
         """Return the names of the sources that end."""
@@ -99,7 +101,7 @@ class Mixture:
 
     @property
     def changes(self) -> list[int]:
-        """Steps at which weights change, those of the mixture or of a mixture among its sources."""
+        """Steps at which weights change, in this mixture or in a mixture among its sources."""
         inner = [step for _, _, mixture in self.parts() if mixture is not None for step in mixture.changes]
         return [step for step, _ in self.schedule] + inner
 
@@ -110,12 +112,13 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows of the mixture. None if it never ends, or has a schedule, since rows per step are unknown here."""
+        """Number of rows of the mixture; None if it never ends, or has a schedule. A schedule states steps, but the mixture
+        does not know the number of rows in a step."""
         return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
 
     @property
     def data_key(self) -> str:
-        """All that decides the rows, as text. It has `on_exhausted` under its earlier name, so that receipts stay the same."""
+        """Text with all that decides the rows. It keeps the earlier name of `on_exhausted`, `when_dry`: receipts hash it."""
         sources = ", ".join(
             f"{name!r}: ({share}, {rows.data_key})"
             for share, (name, (_, rows)) in zip(self._shares(self._planned[0]), self.sources.items(), strict=True)
@@ -124,11 +127,11 @@ class Mixture:
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
     def continued(self, starts: Mapping[str, tuple[int, int]], prefix: str = "") -> Mixture:
-        """Return a mixture like this one whose sources begin at `starts`.
+        """Return a copy of this mixture. Its sources begin at `starts`.
 
         Args:
-          starts: Epoch and index of the first row, by name of the source. If source "code" is a mixture, the name of its
-            source "python" is "code/python". Sources without a name here begin at (0, 0).
+          starts: Pair (epoch, index) of a source's first row, by name of the source. If source "code" is a mixture, the name of
+            its source "python" is "code/python". A source that is not in `starts` begins at (0, 0).
           prefix: Prefix of the names of this mixture's sources, such as "code/".
         """
         sources: dict[str, tuple[Weight, SourceOrder | Mixture]] = {}
@@ -140,18 +143,18 @@ class Mixture:
         return dataclasses.replace(self, sources=sources)
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Weight]]]) -> Mixture:
-        """Return a mixture like this one with other weights of some sources.
+        """Return a copy of this mixture, in which `changes` gives some sources other weights.
 
         Args:
-          changes: Pairs (step, weights by name), with ascending steps. A weight holds from its step on, until a later change
-            or the schedule changes the weight of that source.
+          changes: Pairs (step, weights by name), with ascending steps. A weight holds from its step to the next step at which
+            `changes` or the schedule gives the source another weight.
 
         Raises:
           SamplerError: `changes` has a name that is not a source of the mixture.
         """
         planned = self._planned
-        weights: dict[str, Weight] = {}  # after the changes so far
-        planned_weights: dict[str, Weight] = {}  # without the changes
+        weights: dict[str, Weight] = {}  # weights at `step`, with the changes
+        planned_weights: dict[str, Weight] = {}  # weights at `step` without the changes
         entries: dict[int, dict[str, Weight]] = {}
         for step in sorted({*planned, *(step for step, _ in changes)}):
             for name, weight in planned.get(step, {}).items():

@@ -1,4 +1,4 @@
-"""Arrays of batches, in memory that is reused, at addresses to which copies are fast."""
+"""Allocator of the arrays of batches. It reuses memory, and places arrays at addresses to which copies are fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Element = dict[str, npt.NDArray[Any]]
 Int32s = npt.NDArray[np.int32]
 
 _PAGE = 4096
-_KEPT = 1 << 28  # bytes that an `Arrays` keeps, at most
+_KEPT = 1 << 28  # most bytes that an `Arrays` keeps
 
 
 class ReadRows(NamedTuple):
@@ -30,13 +30,13 @@ class ReadRows(NamedTuple):
 
     Attributes:
       inputs: int32, tokens.
-      targets: int32, the token after each, 0 at the end of a row.
+      targets: int32, the token after each token of `inputs`; 0 at the end of a row.
       positions, segment_ids: int32, as in `NpyDataSource.read`.
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows. Tokens in the pieces are no padding, all others are. None if the reader did not compute
-        the pieces, or if documents in them were replaced by padding afterwards (`withdrawn.py`).
+      pieces: Pieces of the rows. Tokens outside of the pieces are padding. None if the reader did not compute the pieces, or
+        if documents in them were replaced by padding afterwards (`withdrawn.py`).
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -51,12 +51,13 @@ class ReadRows(NamedTuple):
 class Arrays:
     """Thread-safe allocator of arrays. It reuses the memory of an array that nobody refers to any more, not even by a view.
 
-    The first write to new memory of some hundred KB takes up to 10 times as long as a later one, since the system zeroes and
+    The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
     maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.
 
-    Every array begins at the first byte of a page of 4096 bytes, or in its middle. Processors tell loads from earlier stores by
-    the low 12 bits of addresses, which are the offset in a page. So a copy from byte 0 of one page to byte 8 of another takes
-    up to 8 times as long as other copies. Arrays from malloc may lie like this by chance.
+    Every array begins at the first byte of a page of 4096 bytes, or in the middle of a page. To find out whether a load depends
+    on an earlier store, a processor compares only the low 12 bits of their addresses: the offset in a page. So a copy from byte
+    0 of one page to byte 8 of another takes up to 8 times as long as other copies. Arrays from malloc may lie like this by
+    chance.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class Arrays:
         self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
-        """Return an uninitialised array that begins at a page's first byte or, if `half` is 1, in its middle."""
+        """Return an uninitialised array that begins at the first byte of a page or, if `half` is 1, in the middle of a page."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize
             buffer = self._free((shape, dtype, half), _Buffer, size, half)
@@ -87,13 +88,14 @@ class Arrays:
             return stack.views, [*map(stack.array, stack.numbers)]
 
     def _free(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
-        """Return a buffer that no array refers to: one kept under `key`, or a new `kind(*args)`."""
+        """Return a buffer that no array refers to: a buffer that is kept under `key`, or a new `kind(*args)`."""
         for buffer in self._buffers.get(key, ()):
-            # an array in the memory refers to it, and a view of the array refers to the array or the memory
+            # An array in the memory refers to the memory. A view of the array refers to the array or the memory.
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come in between
+        # counted before the buffer is kept: after it, Ctrl-C could leave a kept buffer without its count
+        buffer.references = sys.getrefcount(buffer.memory)
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
@@ -108,8 +110,10 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array, which begins at byte `begin`. `references` is the reference count of the memory when no array uses
-    it."""
+    """Memory of an array. The array begins at byte `begin` of the memory.
+
+    `references` is the reference count of the memory when no array uses it.
+    """
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
@@ -123,15 +127,15 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all arrays.
-      numbers, array: `range(count)`, and the function that returns array i of `arrays`. With iteration over `arrays`
-        instead of `map(array, numbers)`, a batch of windows takes 2 % longer.
+      numbers, array: `range(count)`, and the function that returns array i of `arrays`. `map(array, numbers)` yields all
+        arrays. If `stack` iterated over `arrays` instead, a batch of windows would take 2 % longer.
       first, rows: Bytes of the first array, and bytes of each row of the first array.
       views: The caller's views of this memory.
     """
 
     def __init__(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> None:
         rows, row_bytes = shape[0], shape[1] * 4
-        step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2  # whole pages and a half, from array to array
+        step = -(-rows * row_bytes // _PAGE) * _PAGE + _PAGE // 2  # bytes per array: whole pages and half a page
         super().__init__(count * step, 1)
         self.arrays = np.ndarray((count, *shape), np.int32, self.memory, self.begin, (step, row_bytes, 4))
         self.array, self.numbers = self.arrays.__getitem__, range(count)

@@ -1,4 +1,4 @@
-"""Tokens of shards in a bucket: all pieces of a batch are requested at once, so that a batch takes one round trip."""
+"""Reader of shards in a bucket. It requests all byte ranges of a batch at once, so that a batch takes one round trip."""
 
 import functools
 import hashlib
@@ -19,13 +19,15 @@ from grain_sft.types import Ints
 
 
 class RemoteShards:
-    """The remote files among `shards`. Before the first read of a file, its first and last bytes are compared with its stamp.
-    If the stamp has no version, the size is compared, too.
+    """Reader of the remote files among `shards`.
+
+    A `FileStamp` states the size of a file and a hash of its first and last bytes, as they were when the corpus was opened.
+    Before the first read of a file, the hash is checked. If the stamp has no version, the size is checked, too.
 
     Args:
-      shards: Local and remote files.
+      shards: Stamps of local and remote files.
       itemsize: Bytes of a value, such as a token.
-      options: Limits of the requests, and the shard cache. None means those of the environment.
+      options: Limits of the requests, and the shard cache. None means the options that the environment sets.
     """
 
     def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:
@@ -38,11 +40,12 @@ class RemoteShards:
         self._checked: dict[int, RemoteFile] = {}
 
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
-        """Fill `out` with the pieces of remote files; return the columns of the pieces of local files.
+        """Copy the pieces of remote files to `out`. Return the columns of the pieces of local files.
 
         Args:
-          columns: Shards, first values, offsets in the output and sizes in bytes of pieces, int64 [n] each.
-          out: Bytes that are filled.
+          columns: Four arrays int64 [n] that describe n pieces: number of the shard, first value in the shard, offset in `out`
+            in bytes, size in bytes.
+          out: Buffer that takes the pieces.
         """
         shards, _, _, sizes = columns
         is_remote = self._is_remote[shards]
@@ -74,7 +77,7 @@ class RemoteShards:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            # raise another error if a file's size or version is not the indexed one: that is why the read failed
+            # If the size or version of a file has changed, this is why the read failed: raise an error that says so.
             for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
                 _check_size(shard, info)
                 if shard.version not in (None, version_of(info)):
@@ -87,10 +90,10 @@ class RemoteShards:
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[RemoteFile]:
-    """Return each file in its indexed version. If the index has no version of a file, return it in its present version.
+    """Return the remote file of each stamp, in the version of the stamp. If the stamp has none, take the present version.
 
     Raises:
-      CorpusFileError: A file without an indexed version is missing, or its size has changed.
+      CorpusFileError: A file whose stamp has no version is missing, or its size has changed.
     """
     without_version = [shard.path for shard in shards if shard.version is None]
     present = dict(zip(without_version, infos(without_version, limits), strict=True)) if without_version else {}
@@ -101,14 +104,14 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
             _check_size(shard, present[shard.path])
             version = version_of(present[shard.path])
         fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
-        # names the file in the shard cache; it differs if any field does
+        # name of the file in the shard cache: two files with one different field have different names
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified
 
 
 def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
-    """Raise a CorpusFileError if the size in a file system's description is not the indexed size."""
+    """Raise a CorpusFileError if a file's size differs from its stamp. `info` is the file system's description of the file."""
     size = size_of(shard.path, info)
     if size != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None

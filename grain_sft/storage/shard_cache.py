@@ -1,7 +1,8 @@
-"""Shard cache: blocks of remote files on the local disk, for all processes of the machine.
+"""Shard cache: copies of blocks of remote files on the local disk, for all processes of the machine.
 
-The files are its only state. The process that gets the lock of a block's file fetches the block from the bucket. Other
-processes that need the block wait while the file grows.
+A block is a range of bytes of a remote file, or the whole file. For each block, the cache has one file. These files are the
+only state of the cache. The process that gets the lock of a block's file fetches the block from the bucket. Other processes
+that need the block wait while its file grows.
 """
 
 import contextlib
@@ -26,22 +27,22 @@ from grain_sft.storage.remote_options import CacheOptions
 
 BATCH_BYTES = 64 << 20  # most bytes that are fetched together: all of them are in memory at once
 _BATCH_BLOCKS = 64  # most blocks that are fetched together: the files of all of them are open at once
-_POLL = 0.01  # seconds between two looks for blocks that other processes fetch
+_POLL = 0.01  # seconds between two checks of blocks that other processes fetch
 
 T = TypeVar("T")
 PiecesOf = Mapping[Block, list[RemotePiece]]
-"""Blocks, each with the pieces of it that are read."""
+"""Pieces to read, by the block that holds them."""
 
 
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    Where the folder can't be written to, or has no room for a block, pieces of this block are read from the bucket.
+    If the folder can't be written to, or has no room for a block, pieces of this block are read from the bucket.
 
     Args:
       options: Folder, maximum size, and size of a block.
-      limits: Limits of the requests. If other processes fetch blocks, and no file of these blocks grows for `limits.seconds`,
-        their pieces are read from the bucket.
+      limits: Limits of the requests. The reader waits for blocks that other processes fetch. If none of their files grows for
+        `limits.seconds`, it reads the pieces from the bucket.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -77,7 +78,7 @@ class ShardCache:
             missing = awaited
 
     def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:
-        """Return the blocks of `pieces`. Pieces are cut where blocks end."""
+        """Return `pieces` by block. A piece that extends over several blocks is cut where they end."""
         pieces_of: dict[Block, list[RemotePiece]] = {}
         for file, offset, place, size in pieces:
             block_bytes = self._block_bytes or max(1, file.size)
@@ -90,7 +91,7 @@ class ShardCache:
         return pieces_of
 
     def _read_cached(self, block: Block, pieces: Sequence[RemotePiece], out: memoryview) -> bool:
-        """Copy pieces of a block from its file. Return False if the file is missing or damaged; a damaged one is removed."""
+        """Copy pieces of a block from its file. Return False if the file is missing or damaged. Remove a damaged file."""
         path = block.path(self._folder)
         try:
             fd = open_regular(path)
@@ -98,7 +99,7 @@ class ShardCache:
             return False
         try:
             block.read(fd, pieces, out)
-            with contextlib.suppress(OSError):  # of a read-only folder
+            with contextlib.suppress(OSError):  # the folder may be read-only
                 os.utime(path)
             return True
         except (DamagedBlockError, OSError) as error:
@@ -110,16 +111,16 @@ class ShardCache:
             os.close(fd)
 
     def _fetch(self, pieces_of: PiecesOf, out: memoryview) -> PiecesOf:
-        """Copy pieces of blocks to `out`. Blocks that the cache lacks are fetched, and kept if the cache has room.
+        """Copy pieces of blocks to `out`. Fetch blocks that the cache lacks, and keep them if the cache has room.
 
-        Return the blocks that other processes fetch now. Their pieces are not copied.
+        Return the blocks that other processes are fetching. The pieces of these blocks are not copied.
         """
         reserved: dict[Block, int] = {}  # blocks to keep, and the descriptors of their files
         awaited, uncached = {}, []
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():
                 path = block.path(self._folder)
-                if self._read_cached(block, pieces, out):  # another process has finished it meanwhile
+                if self._read_cached(block, pieces, out):  # another process has finished the block meanwhile
                     continue
                 try:
                     lock = claim(path)
@@ -127,7 +128,7 @@ class ShardCache:
                         awaited[block] = pieces
                         continue
                     claims.callback(self._release, path + PART, lock)
-                    if self._read_cached(block, pieces, out):  # another process finished it just before `claim`
+                    if self._read_cached(block, pieces, out):  # another process finished the block just before `claim`
                         continue
                     if self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd
@@ -144,12 +145,12 @@ class ShardCache:
         return awaited
 
     def _release(self, part: str, lock: HeldLock) -> None:
-        """Remove the file `part`, unless `publish` has renamed it, and free its lock."""
+        """Free the lock of the unfinished file `part`. Remove the file first, unless `publish` has renamed it."""
         with lock, contextlib.suppress(OSError):
             self._space.remove(part, lock.fd)
 
     def _download(self, reserved: Mapping[Block, int]) -> set[Block]:
-        """Fetch blocks into their open files. Return those whose files could not be written."""
+        """Fetch blocks into their open files. Return the blocks whose files could not be written."""
         parts = [
             (block, Range(block.file.path, start, min(block.stop, start + PART_BYTES), block.file.version))
             for block in reserved
@@ -184,7 +185,7 @@ class ShardCache:
         read_pieces([piece for pieces in groups for piece in pieces], out, self._limits)
 
     def _last_written(self, block: Block) -> float:
-        """Return the time on the monotonic clock of the last write to the block's unfinished file; 0 if there is none."""
+        """Return the time of the last write to the block's unfinished file, on the monotonic clock; 0 without such a file."""
         try:
             age = time.time() - os.stat(block.path(self._folder) + PART).st_mtime
         except OSError:
@@ -203,7 +204,7 @@ class ShardCache:
 
 
 class _LockHolder(NamedTuple):
-    """The process that holds the lock of a file. It is looked up only when it is printed."""
+    """Text that names the process with the lock of a file. The process is looked up only when the text is printed."""
 
     path: str
 
@@ -221,7 +222,7 @@ class _LockHolder(NamedTuple):
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield groups of at most `BATCH_BYTES` and `_BATCH_BLOCKS` items. A larger item is a group of its own.
+    """Yield groups of at most `_BATCH_BLOCKS` items and `BATCH_BYTES` bytes. An item with more bytes is a group alone.
 
     Args:
       items: Blocks or parts of blocks.

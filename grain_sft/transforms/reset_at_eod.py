@@ -11,22 +11,23 @@ from grain_sft.transforms.element import require_keys
 
 
 class ResetAtEod(grain.transforms.Map):
-    """Transform that divides the segments of a trainer's batch after each EOD token.
+    """Transform that divides the segments of a trainer's batch after each EOD (end-of-document) token.
 
-    It is Megatron's `reset_attention_mask` and `reset_position_ids`. It comes after ShiftTargets and DropLastPosition. The
-    same targets take loss as before, as in Megatron: an EOD token still predicts the first token of the next document. MaskEod
-    takes that loss off.
+    It does what Megatron's options `reset_attention_mask` and `reset_position_ids` do. Put it after ShiftTargets and
+    DropLastPosition. As in Megatron, it changes no loss: an EOD token still predicts the first token of the next document.
+    MaskEod removes the loss of that prediction.
 
     Args:
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: Number of tokens up to which a segment is joined with the next, as in MaxText. 0 and 1 join none.
+      min_segment_length: A segment of at most this many tokens is joined with the next segment, as in MaxText. 0 and 1 join no
+        segments.
 
     Attributes:
       divides_segments: Whether segments end at EOD tokens.
-      positions_apart: Whether positions are not counted from the beginning of each segment: only segments or only positions
-        begin anew.
+      positions_apart: Whether positions and segments begin at different tokens. They do if only one of `attention` and
+        `positions` is true.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ResetAtEod(grain.transforms.Map):
         begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
-        if self.min_segment_length > 1:  # 1 joins none, not even segments of one token: see Args
+        if self.min_segment_length > 1:  # 1 joins no segments, not even those of one token: see Args
             # to join a segment with the next one, remove the beginning of the next one
             for row in begins.reshape(-1, begins.shape[-1]):
                 last_begin = 0

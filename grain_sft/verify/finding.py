@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # wrong findings of one check that a report lists; it only counts further ones
+LISTED = 20  # most wrong findings of one check that a report lists; it only counts the rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Finding:
         "layout", "sampler", "batches" or "receipt".
       where: Path of the file or the config.
       message: Description, one sentence.
-      place: Place in the file, such as "token 17"; "" for all of it.
+      place: Place in the file, such as "token 17"; "" for the whole file.
       wrong: Whether it is an error; False for a fact that may be intended.
     """
 
@@ -41,7 +41,7 @@ class Report:
       what: Kind of what is verified: "corpus", "plan" or "config".
       where: Path of what is verified, or name of a part of it, such as "stage 2".
       full: Whether everything was read, not only sizes, headers, boundaries and the ends of files.
-      findings: Findings in the order of the checks, of each part (a stage, a source) at most `LISTED` wrong ones per check.
+      findings: Findings in the order of the checks. Each check lists at most `LISTED` wrong findings of each stage or source.
       figures: Facts by name: counts of shards, tokens, documents and rows, the fingerprint, the figures of each part.
       left_out: Number of wrong findings beyond `LISTED`, by check.
     """

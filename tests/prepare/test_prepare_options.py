@@ -103,7 +103,7 @@ def test_amounts_of_a_mixture_are_those_of_open_instruct(place: Place) -> None:
 @pytest.mark.parametrize("words", [["5", "a.jsonl"], ["a.jsonl", "1", "2"], ["0.5"]])
 def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None:
     command = ["prepare", *words, "--template", "primer", "--tokenizer", place.tokenizers["primer"]]
-    assert "an amount follows an input, once" in place.fails([*command, "-o", str(place.out)])
+    assert "one amount may follow each input" in place.fails([*command, "-o", str(place.out)])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Formats of corpora on disk: the table `FORMATS`, and `Format`, the base class of its entries.
 
-A format from outside is a subclass of `Format`. `open_corpus(format="package.module:Name")` names it, or it is registered in
-`FORMATS`.
+To add a format from outside, write a subclass of `Format`. Give it to `open_corpus` as `format="package.module:Name"`, or
+register it in `FORMATS`.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ class Format:
     A corpus is opened in one of two ways:
 
     - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
-      `split` for the list of token files, and `part` for the sidecar files of each. A subclass defines `detect`, and either
-      `split` and `part` or its own `read`, which usually calls `scan_corpus`.
+      `split` for the list of token files, and `part` for the sidecar files of each token file. A subclass defines `detect`, and
+      either `split` and `part` or its own `read`, which usually calls `scan_corpus`.
     - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, and `part` returns its sidecar
-      files. `home` returns a path that identifies its split, and `split` of that path returns the metadata of the split.
+      files. `home` returns a path that identifies the file's split, and `split` of that path returns the split's metadata.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
       rank: "auto" tries formats of lower rank first. Formats of equal rank are tried in the order of `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
-        paths, and to the path of the file itself only if that does not exist.
+        paths. It applies to the path of the file itself only if the file does not exist.
       takes_globs: Whether `read` takes glob patterns.
       takes_lists: Whether `read_list` opens token files that are named one by one, instead of `scan_corpus`. All of them must
         have this format.
@@ -62,7 +62,7 @@ class Format:
         split = self.whole_split(found, options, listing)
         if not split.files:
             name = type(self).__name__
-            raise CorpusError(f"{found}: {name}.split returned no files. Return some, or define {name}.read.")
+            raise CorpusError(f"{found}: {name}.split returned no files. Return token files, or define {name}.read.")
         parts = [self.part(path, listing) for path in split.files]
         self.check_parts(parts, options, listing)
         if split.continued is not None:
@@ -97,7 +97,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return `paths`, .npy files below a folder, except those that belong to a validation split of this format."""
+        """Return those of `paths`, .npy files below a folder, that do not belong to a validation split of this format."""
         return list(paths)
 
 

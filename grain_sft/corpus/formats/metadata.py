@@ -40,7 +40,7 @@ class CorpusMetadata:
       tokenizer: Path or name of the tokenizer, as it was given when the corpus was made.
       tokenizer_sha256: Hash of the tokenizer's files.
       source_names: Paths of the inputs that the corpus was made from.
-      path: Path of the corpus.json or prepare.json.
+      path: Path of the corpus.json or prepare.json that states these facts.
     """
 
     eos_token_id: Count | None = None
@@ -67,7 +67,7 @@ class CorpusMetadata:
 
 
 class DirectoryListing:
-    """Names in local or remote folders, each listed once. A path that can't be listed has no names."""
+    """Names of the files in local and remote folders. Each folder is listed once. One that can't be listed has no names."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
@@ -83,7 +83,7 @@ class DirectoryListing:
         return files.join(folder, name) if name in self.names(folder) else ""
 
     def read_json(self, folder: str, name: str) -> "Json":
-        """Return the JSON object in the file `name` in `folder`; an empty one, of path "", if the file does not exist."""
+        """Return the JSON object in the file `name` in `folder`. If there is no such file, return {} with the path ""."""
         path = self.find(folder, name)
         return Json.load(path) if path else Json("", {})
 
@@ -134,7 +134,7 @@ class Json:
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
-        """Return the object in the file `path`. If the file has none, raise a CorpusError whose message ends in `advice`."""
+        """Return the JSON object in the file `path`. If it has no object, raise a CorpusError that ends with `advice`."""
         text = files.read_text(path)
         try:
             data = json.loads(text)
@@ -160,7 +160,7 @@ class Json:
         return count
 
     def object(self, key: str) -> "Json":
-        """Return the object at `key`; an empty one if the key is missing."""
+        """Return the object at `key`; {} if the key is missing."""
         return Json(f"{self.path}: {key}", self.get(key, dict) or {})
 
     def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
@@ -188,8 +188,8 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    It is in the folder of the shard or in one above it, such as DIR/prepare.json for DIR/train/shard_00000/tokens.bin. The
-    search ends at a folder whose name is not that of a split or a shard: the folder above it is not part of the corpus.
+    For the shard DIR/train/shard_00000/tokens.bin, it may be in the folder of the shard, in DIR/train or in DIR. The search
+    ends at the first folder that is not named like a split or a shard, because folders above it are not part of the corpus.
     """
     folder = files.parent(shard)
     while True:
@@ -236,14 +236,18 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if both the EOS id and the tokenizer of a split are unknown. `eos_token_id` is the caller's, or None.
+    """Warn if both the EOS id and the tokenizer of a split are unknown, as in a copy of a corpus without its metadata files.
 
-    `lacks` names the metadata files that would state them. A copy of the corpus may lack these files.
+    Args:
+      folder: Folder of the split.
+      lacks: Names of the metadata files that would state them.
+      metadata: Metadata of the split.
+      eos_token_id: EOS id that the caller gave, or None.
     """
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are unknown; "
-            "rows are padded with token 0. Copy a file that states them from the corpus, or give eos_token_id.",
+            "rows are padded with token 0. Copy a file that states them from the original corpus, or give eos_token_id.",
             folder,
             f"ids in {metadata.path}" if metadata.path else lacks,
         )
@@ -252,7 +256,8 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
     """Return `metadata`, with unknown EOS and padding ids from the JSON files of `folder`/tokenizer. No tokenizer is loaded.
 
-    If one of the files can't be read, all are ignored. A timeout is raised, because hosts would have different ids.
+    If one of the files can't be read, all are ignored. A timeout is raised: if one host ignored it, hosts would have different
+    ids.
     """
     tokenizer_folder = listing.find(folder, "tokenizer")
     if not tokenizer_folder:

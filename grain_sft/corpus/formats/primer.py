@@ -2,7 +2,7 @@
 
 A folder DIR holds `meta.json`, and for each split, "train" or "val":
   - `train_input_ids.bin`: tokens, uint16;
-  - `train_labels.bin`: labels, int32, -100 where no loss is taken;
+  - `train_labels.bin`: label of each token, int32: the token itself, or -100 where no loss is taken;
   - `train_idx.npy`: first token of each document, int64;
   - a folder `train/` with links to these files: `shard_00000.bin`, `shard_00000_labels.bin` and `shard_00000_idx.npy`.
 """
@@ -23,7 +23,7 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """Format of one split. It is one shard.
+    """Format of one split of a cache, such as "train". The split is one shard.
 
     The `home` of a split is the common prefix of its files' paths: `DIR/train_`, or `DIR/train/shard_00000` for the links.
     """

@@ -1,4 +1,4 @@
-"""Format rows: rows of a packed layout, written out in order by `grain-sft pack --materialize`.
+"""Format rows: a folder with the rows of a packed layout, in order, as `grain-sft pack --materialize` writes it.
 
 A folder holds the manifest `rows.json`, and for each shard NNNN:
   - `rows_NNNN.bin`: rows as `RowFormat` lays them out;
@@ -50,7 +50,7 @@ class Rows(Format):
                 f"{NAME!r}, version {VERSION}. Write the rows again, or read them with the version that wrote them."
             )
         corpus = scan_rows(found, data, options, listing)
-        # the fingerprint includes the eos_token_id of the manifest, but the caller may give another one
+        # The fingerprint in the manifest includes the manifest's eos_token_id. The caller may give another id.
         written_eos = data.count("eos_token_id")
         actual = dataclasses.replace(corpus, eos_token_id=written_eos).fingerprint
         expected = data.get("fingerprint", str)
@@ -100,7 +100,7 @@ def scan_rows(
         ) from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
-        """Check the files of a shard, and return it."""
+        """Check the files of a shard, and return the shard."""
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
         _check_size(stamp, num_rows * row_bytes)

@@ -31,13 +31,13 @@ SUBSETS: tuple[str, ...] = get_args(Subset)
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """Those arguments of `open_corpus` that formats use, after `open_corpus` has checked them.
+    """Arguments of `open_corpus` that formats use. `open_corpus` has checked them.
 
     Attributes:
       dtype: Dtype of files without a .npy header; None if the metadata or the files decide.
       eos_token_id: Token that ends a document; None if the metadata decide.
       use_loss_mask: Whether loss files are used; None if they are used where they exist.
-      masks: Label masks, one for each token file in order; None for the sidecar files.
+      masks: Paths of label masks, one for each token file, in order. None means the sidecar files.
       split: Weights of Megatron's splits, such as "969,30,1"; None for all sequences.
       subset: Part of `split` to open: "train", "valid" or "test". Without a `split`, it has no effect.
       remap: Function that applies `path_remap` to a path that a mix or an index lists.
@@ -125,8 +125,8 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     with_loss = [part for part in parts if part.loss]
     if uses_loss and without_loss and with_loss:
         raise CorpusError(
-            f"{without_loss[0].tokens}: has no loss mask, but {with_loss[0].tokens} has {with_loss[0].loss}. Without one, all "
-            "of its tokens take loss. Give the missing mask, open two corpora, or ignore all masks with use_loss_mask=False."
+            f"{without_loss[0].tokens}: has no loss mask, but {with_loss[0].tokens} has {with_loss[0].loss}. Without a mask, "
+            "all tokens take loss. Give the missing mask, open two corpora, or ignore all masks with use_loss_mask=False."
         )
     dtype = options.dtype or (np.dtype(split.dtype) if split.dtype else None)
     reads_loss = uses_loss or dtype is None  # an unknown dtype is inferred from the sizes of loss files
@@ -212,7 +212,7 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     """Check that a loss file has a value for each token.
 
-    A label must be its token or IGNORED. Only the labels in the first and the last `DIGEST_BYTES` are checked.
+    A label must equal its token, or be IGNORED. Only the labels in the first and the last `DIGEST_BYTES` are checked.
     """
     if shard.num_tokens != loss.count:
         raise CorpusError(
@@ -229,8 +229,8 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
         if len(wrong):
             i = int(wrong[0])
             raise CorpusError(
-                f"{loss.path}: label {first + i} is {labels[i]}, but that token is {tokens[i]} in {shard.path}; expected "
-                f"{values.expected}."
+                f"{loss.path}: label {first + i} is {labels[i]}, but token {first + i} of {shard.path} is {tokens[i]}; "
+                f"expected {values.expected}."
             )
 
 

@@ -20,7 +20,7 @@ _BLOCK_ROWS = 1 << 16  # rows checked at a time
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
 _OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
-_MASKS = "grain_sft does not make its masks. Choose another."
+_MASKS = "grain_sft does not make the masks of this objective. Choose another objective."
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dataset_type": (lambda value: value != "olmo_grain", _OTHER),
     "enable_rampup_batch_size": (bool, _RAMPUP),
@@ -35,7 +35,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def check_trainer(config: Any) -> None:
     """Raise a ConfigError for an option of MaxText under which a step would not train on the pipeline's next batch."""
     for key, (refused, reason) in _REFUSED.items():
-        value = getattr(config, key, 0)  # versions of MaxText lack some of them
+        value = getattr(config, key, 0)  # a version of MaxText may lack the key
         if refused(value):
             raise ConfigError(f"MaxText's {key} is {value!r}: {reason}")
 
@@ -50,7 +50,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
     steps = pipeline.end_step // trainer.batches_per_step(config)
     if training and steps < config.steps:
         problem = f"the data end after {steps} steps, but MaxText's steps is {config.steps}"
-        reason = "where the data end first, it writes no final checkpoint"
+        reason = "if the data end first, MaxText writes no final checkpoint"
         raise ConfigError(f"{where}: {problem}; {reason}. Set steps={steps}, or a larger sampler.epochs.")
 
 
@@ -70,10 +70,10 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
             problem = "withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite"
             raise ConfigError(f"{where}: {problem}. Write the corpus without them, or give dpo.algo=dpo.")
     for name in ("eos_token_id", "pad_token_id"):
-        token = getattr(layout.corpus, name, None)  # a mixture's corpora may have several
+        token = getattr(layout.corpus, name, None)  # a mixture's corpora may have several ids
         if token is not None and token >= config.vocab_size:
             problem = f"{name} is {token}, but MaxText's vocab_size is {config.vocab_size}"
-            raise ConfigError(f"{where}: {problem}. Set vocab_size to at least that of the tokenizer.")
+            raise ConfigError(f"{where}: {problem}. Set vocab_size to at least the tokenizer's vocabulary size.")
     divided = any(trait(transform, "divides_segments") for transform in pipeline.transforms)
     one_segment = not divided and all(part.one_segment for part in layout.parts.values())
     if not (config.packing or trainer.of_pairs or one_segment):
@@ -96,11 +96,11 @@ def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer)
                 theirs += " and dpo.max_prompt_length"
                 ours += f" and layout.prompt_length: {config.dpo.max_prompt_length}"
             problem = f"{key} has {widths[key]} tokens a row, but {width} by MaxText's {theirs}"
-            raise ConfigError(f"{where}: {problem}. Set layout.{ours}, or change MaxText's.")
+            raise ConfigError(f"{where}: {problem}. Set layout.{ours}, or change MaxText's {theirs}.")
 
 
 def _check_responses(layout: Layout, where: str) -> None:
-    """Raise a ConfigError for a pair with an empty response: ORPO's loss of it is infinite, so all weights become NaN."""
+    """Raise a ConfigError for a pair with an empty response: its loss by ORPO is infinite, so all weights become NaN."""
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
@@ -132,13 +132,13 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the row length of each array of a batch, by key. Arrays of one value for each row have none."""
+    """Return the row length of each array of a batch, by key. Arrays with one value for each row are left out."""
     batch = pipeline.read(pipeline.first_step, np.zeros(0, np.int64))
     return {key: array.shape[1] for key, array in batch.items() if array.ndim > 1}
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Raise a ConfigError for token weights unless `ignore`: MaxText's loss counts each target once, whatever its weight."""
+    """Raise a ConfigError if the corpus has token weights, which MaxText's loss ignores. With `ignore`, only log a warning."""
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
@@ -149,7 +149,10 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 
 
 def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callable[[int, Block, Element], Element]:
-    """Return the `prepare` of `GlobalBatches` that checks the tokens against MaxText's vocabulary and keeps `keys`."""
+    """Return a function for the argument `prepare` of `GlobalBatches`.
+
+    The function checks the tokens of a batch against MaxText's vocabulary, and keeps only the arrays of `keys`.
+    """
     checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:

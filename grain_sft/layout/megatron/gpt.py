@@ -27,36 +27,38 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. The rows are numbered in Megatron's shuffled order, so a config reads them once, in order `sequential`, by default.
+    shards. The row numbers are in Megatron's shuffled order. So by default a config reads them once, in order `sequential`.
     Documents may be cut at the ends of rows. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
-    index, made once per machine, of 12 bytes for each document and epoch and 4 for each row. Another `num_samples` changes the
-    order of the rows.
+    index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another
+    `num_samples` changes the order of the rows.
 
     Args:
       corpus: Corpus whose sequences make the stream.
       sequence_length: Number of columns of the trainer's batch.
       variant: System whose rows these are: "megatron", or MaxText's "mmap_npy" or "mmap" (windows of all documents in
         order, without a shuffle).
-      num_samples: Number of rows that the run needs, `train_samples` of Megatron-LM. The layout has as many whole epochs as
-        hold these rows. None means one epoch.
+      num_samples: Number of rows that the run needs, `train_samples` of Megatron-LM. The layout has the fewest whole epochs
+        that together hold these rows. None means one epoch.
       seed: Seed of the shuffles, `--seed` of Megatron-LM.
-      add_extra_token_to_sequence: Whether a row also holds the first token of the next one, so that its last token has a
-        target. None means true, but false in variant "mmap".
-      drop_last_partial_sequence: Whether a last row of fewer tokens is left out. Otherwise it is padded.
+      add_extra_token_to_sequence: Whether a row also holds the first token of the next row, as the target of its last token.
+        None means false in variant "mmap", else true.
+      drop_last_partial_sequence: Whether a last row that is not full is left out. If false, that row is padded.
       eod_token_id: Token that ends a document; None for `corpus.eos_token_id`.
-      eod_mask_loss: Whether the prediction after an EOD takes no loss.
+      eod_mask_loss: Whether the token after an EOD takes no loss.
       reset_attention_mask: Whether a segment ends after each EOD. None means false in variant "megatron", else true.
       reset_position_ids: Whether positions restart after each EOD. None means the value of `reset_attention_mask` in MaxText's
         variants, else false.
       max_segments_per_row: MaxText's `packing_max_segments_per_sample`. A segment of at most `sequence_length` divided by
         this number is joined with the next segment. 0 joins none. None means 25 in MaxText's variants, else 0.
-      surplus: Share of additional rows that each data set of a blend has, `mid_level_dataset_surplus`.
-      document_split: Shares of the documents of each data set, such as "99,1": MaxText's `mmap_npy_split`. None means all.
-      document_subset: Part of `document_split` that is read: "train", "valid" or "test".
+      surplus: Share of additional rows that each data set of a blend has: 0.005 means 0.5 % more. Megatron-core calls it
+        `mid_level_dataset_surplus`.
+      document_split: Shares of the subsets "train", "valid" and "test" in the documents of each data set, such as "99,1". It is
+        MaxText's `mmap_npy_split`. None means all documents.
+      document_subset: Subset of `document_split` that is read: "train", "valid" or "test".
       index_dir: Local folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
-        blends. They are checked and read; indices that do not fit are an error. None makes the indices.
+        blends. The layout checks and uses these indices. Indices that do not fit are an error. None makes the indices.
       cache_dir: Folder, or URL in a bucket, of cached indices; None for the cache folder.
 
     Attributes:
@@ -134,7 +136,7 @@ class MegatronGptLayout(Layout):
             return transforms
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
             problem = "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none"
-            raise LayoutError(f"{problem}. Give it.")
+            raise LayoutError(f"{problem}. Give eod_token_id.")
         eod = as_integer("eod_token_id", eod, 0, LayoutError)
         if mask or traits.masks_targets:
             transforms.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})
@@ -144,7 +146,7 @@ class MegatronGptLayout(Layout):
         return transforms
 
     def _open(self) -> None:
-        """Open the indices, or make them."""
+        """Open the indices: those in the cache, or else new ones."""
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
@@ -170,14 +172,14 @@ class MegatronGptLayout(Layout):
             columns = join_parts(dataset, lambda part, index: self._segments(part, number[index]))
         row, column, start, length, document = columns
         pieces = pieces_of(self.corpus, row, column, start, length, np.ones(len(row), np.int64), document)
-        if self._cut.drop_last:  # no row has padding, so each is one whole segment
+        if self._cut.drop_last:  # no row has padding, so each row is one whole segment
             return pieces._replace(segment=None, position=None)
         return pieces._replace(position=pieces.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return the columns [row, column, start, length, document] of the parts of documents in `samples` of a data set.
+        """Return the parts of documents in `samples` of a data set, as columns [row, column, start, length, document].
 
-        The stream of a data set is a list of entries. Each is one unit (a document or a sequence, see `Recipe.make`).
+        The stream of a data set is a list of entries. An entry is one unit: a document or a sequence, see `Recipe.make`.
         """
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:

@@ -1,9 +1,10 @@
-"""ArrayRecord files, cut into parts of whole chunks. A record is a `tf.train.Example`, a JSON object, or a text.
+"""Reader of ArrayRecord files, whose records are `tf.train.Example`s, JSON objects or texts. Workers read parts of a file.
 
-An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with their offsets, and a postscript with the offset of
-the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks and
-checks their hashes. `describe` decodes only the headers, to find where the file can be cut. To read a part of a remote file,
-`rows` copies the part and the footer to a local file, because the library reads no remote files.
+An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with the offsets of the chunks, and a postscript with the
+offset of the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks
+and checks their hashes. A part is a range of whole chunks. `describe` decodes only the headers, to find where the file can be
+cut into parts. To read a part of a remote file, `rows` copies the part and the footer to a local file, because the library
+reads no remote files.
 
 Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
@@ -24,7 +25,7 @@ from grain_sft.prepare.records.strict_json import decoded, parse_json
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Unit, check_digest, damaged, read_exactly
 from grain_sft.storage import files
 
-SAMPLE = 100  # the encoding of a file is inferred from at most this many of its first records
+SAMPLE = 100  # number of first records from which the encoding of a file is inferred
 
 _MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _FILE = """
@@ -52,7 +53,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
       path: Path or URL.
       size: Bytes of the file.
       least: Least number of decompressed bytes in a part. The last part may have fewer.
-      read: Function that is called as the file is read.
+      read: Function that is called with the number of bytes that were read so far.
     """
     _footer.cache_clear()  # the file may replace another of the same size
     scanner = Scanner(path, size, least, read)
@@ -61,13 +62,13 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     for records, decompressed_bytes in _chunks(scanner, footer_offset):
         if chunks and chunks[-1] != chunks[0]:  # only the last chunk may differ
             raise CorpusFileError(
-                f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records among those of {chunks[0]}. "
+                f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records; the first group has {chunks[0]}. "
                 "Expected groups of one size. Write the file again."
             )
         chunks.append(records)
         scanner.add(records, decompressed_bytes)
     scanner.end_part()
-    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # between the records and the postscript is the footer
+    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # the only chunk after the records is the footer
         raise damaged(path, footer_offset, "a chunk of ArrayRecord")
     parts = tuple(scanner.parts)
     return parts, _encoding(path, size, parts[0]) if parts else "text"
@@ -76,7 +77,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
     """Yield the records of a unit, by the file's encoding: a dict of features, {"text": ...}, or bytes of JSON.
 
-    In a file of Examples, a record that is not one is yielded as a RecordError.
+    In a file of Examples, a record that is not an Example is yielded as a RecordError.
     """
     for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
@@ -158,7 +159,7 @@ def _footer_offset(path: str, size: int) -> int:
     # byte 0: no compression; byte 1: 3 sizes follow, because the chunk has 3 equal copies of the postscript
     if data[:2] == b"\0\3":
         with contextlib.suppress(message.DecodeError):
-            first_copy = data[5 : 5 + data[2]]  # has data[2] bytes
+            first_copy = data[5 : 5 + data[2]]  # byte 2 is the size of the first copy
             postscript = message_class(_FILE, "array_record.Postscript").FromString(first_copy)
             if postscript.magic == _POSTSCRIPT_MAGIC and postscript.footer_offset <= start:
                 return int(postscript.footer_offset)

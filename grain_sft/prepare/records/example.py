@@ -44,9 +44,9 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record is an Example without features, and gives {}. Any other record without features gives None, because many
-    short texts parse as one. A feature with one value becomes a scalar, and with several values a list. A feature without
-    values is omitted.
+    An empty record is an Example without features: return {}. For any other record without features, return None, because many
+    short texts can be parsed as such an Example. A feature with one value becomes a scalar, and a feature with several values
+    becomes a list. A feature without values is omitted.
     """
     if not record:
         return {}

@@ -1,6 +1,7 @@
-"""Parquet files of records, cut into parts: one for each row group, or several for a large one.
+"""Reader of Parquet files of records, in parts. A part has the rows of a row group, or some rows of a large row group.
 
-To reach the second part of a row group, the reader decodes the first. So each thread keeps its file open, and reads forward.
+To reach the second part of a row group, the reader has to decode the first part. So each thread keeps its file open, and the
+next part continues where the last one ended.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from grain_sft.prepare.records.arrow_file import errors_named, rows_of
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Unit
 from grain_sft.storage import files, open_remote
 
-PART_BYTES = 1 << 25  # decompressed bytes of a part; pandas writes a million rows in one row group
+PART_BYTES = 1 << 25  # most decompressed bytes of a part; a row group, such as a million rows of pandas, may have more
 _BATCH = 1024  # rows decoded at once
 _BUFFER = 1 << 22  # bytes of a column read at once
 
@@ -27,8 +28,8 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file.
 
-    The bytes that a part hashes are not those of its rows, which are in several ranges of bytes, one for each column. Part 2 of
-    5 hashes the second fifth of the file, so that the parts together hash the whole file.
+    The rows of a part are in several ranges of bytes, one for each column. So the bytes `start` to `stop` of a part, which are
+    hashed, are not those of its rows: part 2 of 5 has the second fifth of the file. Together, the parts hash the whole file.
     """
     version = _version(path)
     metadata = _open(path).metadata
@@ -68,7 +69,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file from index `first` on."""
     file = _open(path)
-    skip = first  # rows before the next one to yield
+    skip = first  # number of rows before the next row to yield
     for group in range(file.metadata.num_row_groups):
         num_rows = file.metadata.row_group(group).num_rows
         if skip >= num_rows:

@@ -14,9 +14,10 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Name of a template's variable: a pair of texts, which {% generation %} writes before and after the text that it marks.
+"""Name of a variable of templates. Its value is a pair of texts.
 
-Without the variable, the tag writes only the text that it marks."""
+The tag {% generation %} writes the first text before the text that it marks, and the second text after it. Without the
+variable, the tag writes only the text that it marks."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -36,7 +37,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, except that it refuses names with a leading underscore: with one, a template can leave the sandbox."""
+    """Jinja's namespace, but without names that begin with an underscore: by such a name, a template can leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`
@@ -63,7 +64,8 @@ def to_json(
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
-"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined; to call it is an error."""
+"""Undefined value of `strftime_now`, the function for today's date. A template can test whether the function is defined. A
+template that calls it fails, because its text would differ from day to day."""
 
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

@@ -34,19 +34,20 @@ _MISTAKES = (
 )
 """Files that users give by mistake: a pattern of their first bytes, and the end of the error message.
 
-The first pattern that matches counts. The last one matches every file.
+The first pattern that matches counts. The last pattern matches every file.
 """
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer at `path`, a local or remote file or directory.
 
-    A file may be a SentencePiece model, a `tokenizer.json` or a tiktoken file. Its content decides which, not its name. A
-    `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory holds
-    the files of Hugging Face, or one SentencePiece model or tiktoken file and optionally a `chat_template.jinja`.
+    A file may be a SentencePiece model, a `tokenizer.json` or a tiktoken file. Its content decides the kind, not its name. A
+    `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory holds the
+    files of a Hugging Face tokenizer, or else one SentencePiece model or tiktoken file. Beside such a model or file, the
+    directory may hold a `chat_template.jinja`.
 
     Raises:
-      CorpusFileError: The path does not exist or can't be read, or the directory has no tokenizer, or several.
+      CorpusFileError: The path does not exist or can't be read, or the directory has no tokenizer or several tokenizers.
       CorpusError: The file is not a tokenizer.
       MissingExtraError: The tokenizer needs the extra `hf` or `tiktoken`.
     """
@@ -79,7 +80,7 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
 
     Args:
       where: Path of the file.
-      templates: Chat template of its directory, by file name. Empty if there is none, or the user gave the file itself.
+      templates: Content of the directory's chat template, by file name. Empty without a template, or if the user gave the file.
     """
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))

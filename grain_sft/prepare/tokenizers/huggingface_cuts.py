@@ -1,14 +1,15 @@
-"""Where a long text may be cut before a `tokenizer.json` encodes it: the pieces have the same ids as the whole text.
+"""Places where a long text can be cut, so that a `tokenizer.json` gives its pieces the same ids as the whole text.
 
-The library keeps some 400 bytes for each token of a text until all of it is encoded: 1 GB for 10 MB. Texts are cut between a
-letter and the space after it, and between a Han character and a Chinese comma or full stop. The ids stay the same if:
+The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a
+long text is encoded in pieces. It is cut between a letter and the space after it, and between a Han character and the Chinese
+comma or full stop after it. The ids stay the same if:
 
-- No normalizer looks past one character and its combining marks, or strips or adds spaces at the ends.
+- The normalizers look at no more than one character and its combining marks. They strip and add no spaces at the ends.
 - The pre-tokenizer splits the uncut text at the same place. Its pattern consists of `_ALTERNATIVES`. No alternative matches
   the letter before a cut together with the space after it. No alternative has a lookbehind. Only alternatives for spaces have
   a lookahead.
-- The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text that begins without one. With it, texts
-  are cut only before spaces.
+- The pre-tokenizer adds nothing at the cut. Its option `add_prefix_space` adds a space to a text that begins without one. With
+  this option, texts are cut only before spaces.
 - No added token contains a letter and then a space. No added token that ends in a letter takes the spaces after it (`rstrip`).
 
 If all of this holds, the library encodes each word alone. So a word has the same ids in a piece and in the whole text.
@@ -19,14 +20,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-CUT_CHARACTERS = 1 << 18  # minimum length of a piece, except the last
+CUT_CHARACTERS = 1 << 18  # minimum number of characters of a piece; the last piece may be shorter
 
 _LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 """Latin, Cyrillic, kana, Han and Hangul: letters in every version of Unicode and after every normalization."""
 _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
 """Like `_BEFORE_SPACE`, and also between a Han character and a Chinese comma or full stop."""
-_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")
+_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # finds added tokens that a cut would divide
 
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ALTERNATIVES = (

@@ -1,4 +1,4 @@
-"""`Format`, an entry of the table of formats, and `Plan`, which states the documents that a format writes, in order."""
+"""`Format`, the functions that write a corpus in one format, and `Plan`, which states the documents to write, in order."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from grain_sft.storage import files
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A part of a split that is written by itself: documents [start, stop) of the split's order.
+    """A part of a split that is written by itself: documents [start, stop) in the split's order.
 
     A part may begin and end inside a document.
 
@@ -40,7 +40,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Counts of one split."""
+    """Counts of one split. `truncated` is the number of documents that were cut, and `cut_tokens` what they lost."""
 
     documents: int = 0
     tokens: int = 0
@@ -55,16 +55,16 @@ class Plan:
     """A corpus before it is written.
 
     Attributes:
-      folder: Folder that the files are written to, local or remote. A local one is renamed to the output at the end.
+      folder: Folder that the files are written to, local or remote. A local folder is renamed to the output at the end.
       request: Request of the corpus.
       tokenizer: Description of the tokenizer, as JSON.
       documents: Documents by number.
       splits: Numbers of the documents of each split, in order.
       statistics: Counts of each split.
-      binary: Whether every weight is 0 or 1.
+      binary: Whether every loss weight is 0 or 1.
       source_names: Paths of the inputs, by the input numbers in `documents.sources`.
       tool_calls: Whether the template is made for conversations that call tools.
-      masked: Whether some tokens may take no loss. If not, a format whose masks are optional writes none.
+      masked: Whether some tokens may take no loss. If false, a format whose masks are optional writes no masks.
     """
 
     folder: str
@@ -83,7 +83,7 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the documents of a task, several at a time. All are whole, even the first and the last."""
+        """Yield the documents of a task, several at a time. All documents are whole, even the first and the last."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
@@ -132,21 +132,21 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of corpora on disk.
+    """A format of corpora on disk, and the functions that write it.
 
     Attributes:
       rule: Function that divides documents into splits and orders them.
-      check: Function that raises PrepareError where the format can't hold the plan's documents.
+      check: Function that raises PrepareError if the format can't hold the plan's documents.
       tasks: Function that returns the parts of a split, in order.
-      write: Function that writes one part: files that appear whole.
+      write: Function that writes the files of one part. They appear only when they are complete.
       finish: Function that writes metadata, after all parts.
-      split_paths: Path of each split below the corpus, for `open_corpus`.
+      split_paths: Path of each split below the corpus's folder, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
       of_pairs: Whether documents are preference pairs. A token's loss then tells prompt and responses apart, see `pair_of`.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
       holds_empty: Whether the files can hold a document without tokens.
       holds_loss: Whether the files state which tokens take loss. If not, readers let all tokens take loss.
-      max_seed: Largest seed of the split; None for any.
+      max_seed: Largest seed with which `rule` can divide documents; None means any seed.
     """
 
     rule: Rule
@@ -177,7 +177,7 @@ class Format:
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
-    """Open new files for writing. They appear under their names when all are complete, the first one last."""
+    """Open new files for writing. They appear under their names when all are complete, the first file last."""
     with contextlib.ExitStack() as stack:  # closes the files in the opposite order; a file appears when it is closed
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 

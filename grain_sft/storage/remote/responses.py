@@ -1,4 +1,4 @@
-"""`Range`, a range of bytes of a remote file, and checks of the headers of a response to a request for a range."""
+"""Checks of a server's response to a request for a range of bytes: is its body that range? `Range` is such a range."""
 
 import contextvars
 import re
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
-NO_RANGES = "its server has no ranged reads. Copy the files to one that has"
+NO_RANGES = "its server can't send a range of bytes. Copy the files to a server with ranged reads"
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop` of a remote file, of the given `version` (see `requests.version_of`) unless that is None."""
+    """Bytes `start` to `stop - 1` of a remote file in `version` (see `requests.version_of`). None is the present version."""
 
     path: str
     start: int
@@ -19,14 +19,14 @@ class Range(NamedTuple):
 
 
 class BodyHeaders:
-    """Size and version of a file, from the headers of a response that has a part of it; None for what the headers lack."""
+    """Size and version of a file, as the headers of a response state them. A value is None if the headers lack it."""
 
     size: int | None = None
     version: str | None = None
 
 
 body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVar("grain_sft_headers", default=None)
-"""Headers of the response to the current task's request. `CheckedResponse` sets them; fsspec's clients return only the body."""
+"""Headers of the response to the current task's request. `CheckedResponse` sets them: fsspec's clients return only bodies."""
 
 
 def checked_sizes(
@@ -36,15 +36,15 @@ def checked_sizes(
 
     Args:
       wanted: The requested range: first byte, and last byte + 1.
-      content_range: Content-Range of a response with status 206; None for the whole file, status 200.
-      content_length: Content-Length, None if unknown.
+      content_range: Header Content-Range of a response with status 206 (a part of the file). None for status 200 (all of it).
+      content_length: Header Content-Length; None if the response lacks it.
 
     Returns:
       Size of the body, and size of the file. The size of the file is None if the headers lack it ("bytes 0-9/*").
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The server sent the whole file, and the range is less than that, or the file's size is unknown.
+      RefusedBodyError: The server sent the whole file instead of a part, or the whole file without its size.
     """
     start, stop = wanted
     if content_range is None:
@@ -57,7 +57,7 @@ def checked_sizes(
         size = None if match.group(3) == "*" else int(match.group(3))
         if size is not None and size <= start:  # the range begins after the end of the file
             return 0, size
-        # without the file's size, a shorter body may end where the file ends
+        # if the file's size is unknown, a shorter body is accepted: the file may end there
         is_full = sent_stop <= stop if size is None else sent_stop == min(stop, size)
         if sent_start == start and sent_start < sent_stop and is_full:
             return sent_stop - sent_start, size
@@ -65,10 +65,10 @@ def checked_sizes(
 
 
 def check_encoding(content_encoding: str | None, path: str = "") -> None:
-    """Raise RefusedBodyError for a body with a Content-Encoding, except gzip of a file whose name ends with .gz."""
+    """Raise RefusedBodyError if a body is compressed. Only a file whose name ends with .gz may have Content-Encoding gzip."""
     encodings = {encoding.strip() for encoding in (content_encoding or "").lower().split(",")}
     if encodings - {"", "identity", "aws-chunked"} - ({"gzip"} if path.endswith(".gz") else set()):
         raise RefusedBodyError(
             f"it is stored with Content-Encoding {content_encoding}, so its size and bytes are not those of its content. "
-            "Upload it again uncompressed (without -Z, -z and -J)"
+            "Upload it again uncompressed (with gsutil or gcloud: without -Z, -z and -J)"
         )

@@ -19,10 +19,11 @@ from grain_sft.storage import activity
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
 FIRST_CONTACT = 6.0
-"""Seconds for the attempts at a server that never answered this process: the likely cause is a wrong name, proxy or network."""
+"""Seconds for all attempts at a server that never answered this process. The time is short, because the likely cause is a wrong
+name, proxy or network, which waiting does not repair."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
-_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; doubled for each later one
+_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; each later attempt has twice the time of the one before
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for unknown statuses
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
@@ -42,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits of the time and the number of requests for remote files.
 
     Args:
-      seconds: Time for a request and its repetitions. A failure after it is an error.
+      seconds: Time in which a failed request is repeated. When it is up, the last failure is an error.
       requests: Maximum number of concurrent requests of one read.
 
     Raises:
@@ -92,16 +93,16 @@ class RequestFailedError(Exception):
 async def retried(
     attempt: Callable[[], Awaitable[T]], seconds: float, *, server: str, bounded: bool = True, reached: bool = False
 ) -> T:
-    """Return the result of `attempt`, called again after transient failures until `seconds` have passed.
+    """Return the result of `attempt`. After a transient failure, call it again, until `seconds` have passed.
 
-    Calls may be nested: an attempt may call `retried`. The inner call makes only one attempt, and the outer one repeats it.
+    An attempt may itself call `retried`. The inner call makes only one attempt, because the outer call repeats it.
 
     Args:
-      attempt: One request, or a few that belong together.
+      attempt: Function that makes one request, or a few that belong together.
       seconds: Time for all attempts. A server that never answered this process gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
       bounded: Whether a long attempt is cancelled and made again. The first attempt is cancelled after 10 s, or after a quarter
-        of `seconds` if that is less. Each later attempt has twice the time of the one before, but ends with `seconds`.
+        of `seconds` if that is less. Each later attempt has twice the time of the one before, but none goes on after `seconds`.
       reached: Whether the server is known to have answered another process. Then it gets all of `seconds`.
 
     Raises:
@@ -149,8 +150,8 @@ def _explain(attempts: int, seconds: float, limit: float, last: Exception, unrea
 
     Args:
       attempts: Number of attempts.
-      seconds: Time that they took.
-      limit: Most seconds that they may take.
+      seconds: Time that the attempts took.
+      limit: Most seconds that the attempts may take.
       last: Failure of the last attempt.
       unreached: The server if it never answered this process, else None.
     """
@@ -176,16 +177,16 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error):
         return True
     if status := status_of(error):
-        expired = status == 401 and "Invalid Credentials" in str(error)  # gcsfs gets new ones
+        expired = status == 401 and "Invalid Credentials" in str(error)  # gcsfs then gets new credentials
         return status in (408, 429) or status >= 500 or expired
     return (isinstance(error, OSError) and error.errno in _ANSWERED_ERRNOS) or _is_named(error, _TRANSIENT_NAMES)
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status of an exception that a client raised for an answer, 0 if it has none."""
+    """Return the HTTP status in a client's exception. Return 0 if the exception has no status, as after a lost connection."""
     response = getattr(error.__cause__, "response", None)
-    if isinstance(response, Mapping):  # botocore's
-        if response.get("Error", {}).get("Code") in ("RequestTimeout", "Throttling"):  # S3 sends them with 400
+    if isinstance(response, Mapping):  # a response of botocore
+        if response.get("Error", {}).get("Code") in ("RequestTimeout", "Throttling"):  # sent by S3 with status 400
             return 408
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     for attribute in ("status", "status_code", "code"):
