@@ -1,4 +1,4 @@
-"""`python -m grain_sft COMMAND ...`: the command line, where `grain-sft` is not on the path."""
+"""`python -m grain_sft COMMAND ...`: the same as `grain-sft COMMAND ...`, for shells that don't find `grain-sft`."""
 
 from grain_sft.cli import main
 

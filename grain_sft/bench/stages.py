@@ -24,7 +24,7 @@ _SAMPLE_BATCHES = 16  # most batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return the batches of the first steps: at least one, and at most `steps`, as time (`seconds`) and memory permit."""
+    """Return the batches of the first steps: at most `steps` batches, or fewer as time (`seconds`) and memory permit."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
@@ -38,8 +38,8 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
     Each call of a function runs its stage for the next step of `batches`. The inputs of all stages are computed beforehand.
 
-    A whole step may take less time than its stages together, because `ShiftTargets` as the first transform reads the rows
-    itself, in fewer passes.
+    A whole step may take less time than its stages together: if `ShiftTargets` is the first transform, the source makes the
+    targets while it reads the rows.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]

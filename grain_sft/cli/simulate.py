@@ -17,7 +17,7 @@ def simulate(parser: Parser) -> None:
     add = parser.add_argument
     add("--hosts", type=at_least(1), required=True, metavar="H", help="hosts of the run, each of them one process")
     add("--steps", required=True, metavar="A:B", help="steps A to B - 1, counted from 0; the hosts start at step A")
-    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts to measure as real processes; 0: none")
+    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts to measure as real processes, or 0")
     add("--as-bucket", action="store_true", help="count reads of local files as requests to a bucket")
     restart = "hosts of the simulated restart at step B (default: as --hosts)"
     add("--restart-hosts", type=at_least(1), metavar="H", help=restart)
@@ -47,7 +47,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
-    pipeline = pipeline.at(steps.start)  # of a run with stages, simulate the stage of the first step
+    pipeline = pipeline.at(steps.start)  # in a run with stages: the stage of the first step, which alone is simulated
     conditions = Conditions(**values_of(options, options_of(Conditions)))
     if options.processes:
         with elapsed("Measuring processes"):

@@ -1,4 +1,4 @@
-"""Reading of config files, with the configs that they inherit and the folders of their relative paths."""
+"""Reading of config files. A config is merged with the configs that it inherits, and its relative paths are located."""
 
 import contextlib
 import glob
@@ -19,7 +19,7 @@ from grain_sft.storage import files
 
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
-"""Key of a trainer's GPTConfig that has the value of `corpus.path`."""
+"""Key of a trainer's GPTConfig. Its value is that of `corpus.path` in a config."""
 
 _MOST_INHERITED = 100
 _FILES = ("path", "mixture")
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Return the tag of a scalar. 2:17 has that of text."""
+        """Return the tag of a scalar. The tag of 2:17 is that of text."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
@@ -71,7 +71,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
-    """Return the sections of a config file and of the configs that it inherits, not yet validated.
+    """Return the sections of a config file, merged with the sections that it inherits. They are not validated yet.
 
     Args:
       path: Path of the file.
@@ -90,7 +90,7 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:
         stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
-        json.dumps(stated, default=repr, skipkeys=True)  # a ValueError if a value contains itself, by a YAML alias
+        json.dumps(stated, default=repr, skipkeys=True)  # raises ValueError if a value contains itself, by a YAML alias
     except _RefusedError as error:
         raise ConfigError(f"{path}: line {error}") from None
     # PyYAML raises more than YAMLError: ValueError for 2024-13-01, LookupError and AttributeError for odd scalars.
@@ -104,10 +104,11 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of JSON. Refuse a repeated key: JSON is also YAML, so `_Loader` finds the key and its line."""
+    """Return the value of a JSON text. Refuse a repeated key: `_Loader` finds it and its line, because JSON is also YAML."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):  # JSON that PyYAML can't parse is not checked
-        yaml.compose(re.sub("[\t\x7f-\x9f]", " ", text), _Loader)  # PyYAML refuses these characters, or most of them
+        # JSON allows these characters; PyYAML refuses most of them
+        yaml.compose(re.sub("[\t\x7f-\x9f]", " ", text), _Loader)
     return value
 
 
@@ -167,8 +168,8 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
     Args:
       stated: Value of the config: the whole config, a section, or a value in a section.
-      paths: Part of the tree `_PATHS` that belongs to this value. For a section, a dict of the keys with paths. For a path, the
-        function that locates it. For a value without paths, None.
+      paths: Part of the tree `_PATHS` that belongs to this value. It is a dict for a section that has keys with paths, a
+        function for a path (it locates the path), and None for a value without paths.
       folder: Folder of the config.
     """
     if isinstance(stated, list):
@@ -183,8 +184,8 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 def _locate(path: object, folder: str) -> object:
     """Return a token path, joined to `folder` if it is relative and exists there.
 
-    If `folder` is in a bucket, a relative path is always joined: its existence is not checked.
-    Text such as "0.3 a 0.7 b", a blend of weights and prefixes, becomes a list of its words, with the prefixes located.
+    If `folder` is in a bucket, a relative path is always joined, and its existence is not checked. A blend of weights and
+    prefixes, such as "0.3 a 0.7 b", becomes a list of its words, and the prefixes are located as paths.
     """
     if not isinstance(path, str) or not path:
         return path  # `validate` refuses a wrong type
@@ -214,7 +215,7 @@ def _locate_list(name: object, folder: str) -> object:
 
 
 class TokenizerPath(str):
-    """Path of a tokenizer next to a config. `name` is what the config states."""
+    """Path of a tokenizer in the folder of a config. `name` is the path as the config states it."""
 
     name: str
 
@@ -231,7 +232,7 @@ def _locate_tokenizer(name: object, folder: str) -> object:
 
 
 def _joined(folder: str, path: str) -> str:
-    """Return `path` in `folder`. In a bucket, resolve a `path` that begins with a dot: "gs://a/b" and "../c" give "gs://a/c"."""
+    """Return `path` in `folder`. In a bucket, resolve a leading "." or "..": "gs://a/b" and "../c" give "gs://a/c"."""
     scheme, separator, name = os.path.join(folder, path).rpartition("://")
     if separator and path.startswith("."):
         name = os.path.normpath(name)

@@ -24,7 +24,8 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Keys of a config next to the sections `corpus`, `layout` and `sampler`.
 
     Args:
-      inherits: Path of another config whose keys this config inherits. Sections are merged key by key; lists are replaced.
+      inherits: Path of another config whose keys this config inherits. Sections are merged key by key; a list replaces
+        the inherited list.
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
         `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take the transforms that their
         options need.

@@ -1,4 +1,4 @@
-"""Table of observers, and the observers that are called for the batches of a run."""
+"""Table of observers by name, and functions that find the observers which are called for the batches of a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 
 @functools.cache
 def standing_observers() -> tuple[Observer, ...]:
-    """Return the observers of this process, which are called for all its pipelines."""
+    """Return the observers of this process: metrics and the watchdog. They are called for all its pipelines."""
     return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
 
 
 def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
-    """Check the type of a pipeline's observers, and return those that are not of the process."""
+    """Check the types of a pipeline's observers. Return these observers without the standing observers."""
     check_type("observers", observers, Sequence, "a list of observers")
     for observer in observers:
         check_type("observer", observer, Observer, "an object of a subclass of Observer")
@@ -37,5 +37,5 @@ def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
 
 
 def observers_of(pipeline: Run) -> tuple[Observer, ...]:
-    """Return the observers of this process and those of the pipeline."""
+    """Return the standing observers and the pipeline's own observers."""
     return (*standing_observers(), *pipeline.observers)

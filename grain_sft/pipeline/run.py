@@ -1,4 +1,4 @@
-"""Run: the members of a pipeline that iterators and observers use. Observer: base of the objects called for each batch."""
+"""`Run`: the members of a pipeline that iterators and observers use. `Observer`: base of the objects called for each batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Batches by step. `Pipeline` is the only class of runs, and documents these members.
+    """Members of a `Pipeline`, which documents them.
 
-    Iterators, loaders and observers take a `Run`. Their files can't import pipeline.py, which imports them.
+    Iterators, loaders and observers take a `Run` instead of a `Pipeline`, because pipeline.py imports their files: a cycle.
     """
 
     source: NpyDataSource | MixtureSource
@@ -54,7 +54,7 @@ class ObservedIterator(Protocol):
 
     Attributes:
       pipeline: Run of the batches.
-      stats: Its `IteratorStats`: counts of delivered batches, and the step that `next` waits for.
+      stats: `IteratorStats` of the iterator: counts of delivered batches, and the step that `next` waits for.
       next_step: Step whose batch `next` returns.
     """
 
@@ -65,12 +65,15 @@ class ObservedIterator(Protocol):
     @property
     def next_step(self) -> int: ...
     def worker_pids(self) -> list[int] | None:
-        """Return the ids of the worker processes, that of the next batch first; None without worker processes."""
+        """Return the process ids of the workers; None without worker processes. The worker of the next batch comes first."""
 
 
 Arrival = tuple[Any, int, int, int, float, float]
-"""A batch that an iterator delivered: the `IteratorStats` of the iterator, the step, the numbers of rows and of tokens, and the
-times of the request and of the arrival on `time.perf_counter`'s clock. A named tuple would take longer to make."""
+"""A batch that an iterator delivered: the `IteratorStats` of the iterator, the step, the number of rows, the number of tokens,
+the time of the request, and the time of the arrival. Times are those of `time.perf_counter`.
+
+This is a plain tuple, because a named tuple takes longer to make.
+"""
 
 
 class Delivery(NamedTuple):
@@ -78,7 +81,7 @@ class Delivery(NamedTuple):
 
     Attributes:
       pipeline, step: Pipeline and step of the batch.
-      writer: Whether this process has the first row of the global batch, so that it writes for all processes.
+      writer: Whether this process writes files for all processes. It is the process that has the first row of the global batch.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.
@@ -95,8 +98,8 @@ class Delivery(NamedTuple):
 class Observer:
     """Base class of observers. Every method does nothing; a subclass overrides those it needs.
 
-    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in one ends the run.
-    A pipeline is pickled with its observers for worker processes.
+    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in a method ends the
+    run. For worker processes, a pipeline is pickled together with its observers.
     """
 
     def iterator_opened(self, iterator: ObservedIterator) -> None:
@@ -109,8 +112,10 @@ class Observer:
         """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """The trainer gets a batch now. If an exception interrupts `next`, the following `next` calls this again with the same
-        `delivery`."""
+        """The trainer gets a batch now.
+
+        If an exception interrupts `next`, the following `next` calls this method again with the same `delivery`.
+        """
 
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         """A long wait of `next` for `step` ended after `seconds`: with the batch, or with `error`.

@@ -1,8 +1,10 @@
-"""`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render for it.
+"""`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render records for it.
 
-A worker reads lines from its standard input: first a job as JSON, then the number of each group of units to render. It exits
-when its input ends, as it does if the parent is killed. Workers are not processes of `multiprocessing`, because these would
-run the caller's main module again.
+A unit is a range of records of an input file. Units are rendered in groups: the documents of a group make one chunk file.
+
+A worker reads lines from its standard input: first a job as JSON, then the number of each group to render. It exits when its
+input ends, which also happens if the parent is killed. Workers are not processes of `multiprocessing`, because these would run
+the caller's main module again.
 """
 
 import concurrent.futures
@@ -25,7 +27,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
 
-_MIN_GROUPS_PER_WORKER = 4  # rendering fewer takes less time than starting a worker
+_MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups takes less time than starting a worker
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -47,8 +49,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner of a job's steps on this machine. It scans in threads, renders in processes, and writes in this process.
 
-    Each method yields its units, groups or tasks in order: a unit after it is scanned, a group after it is rendered, a task
-    after it is written. The method raises the error of a unit, group or task that fails.
+    `scan` yields each unit after it is scanned, `render` each group after it is rendered, and `write` each task after it is
+    written, in order. If scanning, rendering or writing fails, the method raises the error.
 
     Attributes:
       workers: Number of processes that render. None means one per core, or fewer for few groups.
@@ -78,7 +80,7 @@ class Runner:
 
 
 def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Render groups in worker processes. Each thread of a pool gets a process of its own, and sends it one group at a time."""
+    """Render groups in worker processes. Each thread of a pool has one process, to which it sends one group at a time."""
     thread = threading.local()
 
     def render(group: int) -> int:
@@ -99,7 +101,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
             raise failure.to_error()
         return group
 
-    # The processes are killed before the pool is closed. So at Ctrl-C no thread still waits for the reply of a process.
+    # The processes are killed before the pool is closed. Closing waits for threads, and a thread may wait for its process.
     with concurrent.futures.ThreadPoolExecutor(num_workers) as threads, contextlib.ExitStack() as processes:
         try:
             idle_processes = [processes.enter_context(_worker_process()) for _ in range(num_workers)]

@@ -17,7 +17,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges that one gather, a group of reads that a batch makes at the same time, requests together.
+    """Ranges of bytes that one gather requests together. A gather is a group of reads that a batch makes at the same time.
 
     Attributes:
       gather: Gather that reads the ranges.
@@ -33,7 +33,8 @@ class _Ask(NamedTuple):
 class Demand:
     """Demand of consecutive steps on some hosts, in arrays [steps, hosts].
 
-    The batch of step 2 on host 3 of 4 is cell 2 * 4 + 3 = 11: an index into these arrays when flattened.
+    A cell is the batch of one step on one host. Its number is the index into an array when flattened: with 4 hosts, step 2 on
+    host 3 is cell 2 * 4 + 3 = 11.
 
     Args:
       steps, hosts: Numbers of steps and hosts.
@@ -55,7 +56,12 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return the sum of `values` in each cell, int64 [steps, hosts]. Without `values`, count each cell's items."""
+        """Return the sum of `values` for each cell, int64 [steps, hosts]. Without `values`, count how often each cell occurs.
+
+        Args:
+          cell: int64 [n], cell of each value.
+          values: int64 [n].
+        """
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
@@ -113,7 +119,8 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
-            # turns that make the run's first `prefetch` batches, see `_checking_reads`: 4 batches take 2 threads 2 turns
+            # turns that the threads need for the run's first `prefetch` batches, as in `_checking_reads`: 2 threads make 4
+            # batches in 2 turns
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 

@@ -17,7 +17,7 @@ class Ranges(NamedTuple):
     """Byte ranges that one `Gather` reads, as columns int64 [ranges].
 
     Attributes:
-      cell: Number of the batch that reads the range: 11 for step 2 on host 3 of 4, as in `Demand`.
+      cell: Number of the batch that reads the range, as in `Demand`: with 4 hosts, 11 for step 2 on host 3.
       file: Number of the file in `Gather.files`.
       offset: First byte.
       size: Number of bytes, 1 or more.
@@ -36,7 +36,8 @@ class Ranges(NamedTuple):
 class Gather(NamedTuple):
     """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
-    The gathers of a batch follow each other. A source with weights has two: first of the tokens, then of the weights.
+    The gathers of a batch follow each other. A source with weights has two gathers: the first reads the tokens, the second the
+    weights.
 
     Attributes:
       files: Files that are read.
@@ -84,7 +85,7 @@ class _SourceReads:
             self._add(corpus.loss_files, length * (4 if corpus.has_weights else 1))
 
     def _add(self, files_of_shards: Sequence[FileStamp | None], width: int) -> None:
-        """Add the gather that reads the file of each shard, except where it is None."""
+        """Add a gather that reads `files_of_shards`, the file of each shard. None stands for a shard without a file."""
         has_values = np.array([stamp is not None for stamp in files_of_shards])
         placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
         stamps = [placeholder if stamp is None else stamp for stamp in files_of_shards]

@@ -63,18 +63,19 @@ class NpyDataSource(RowSource):
       loss_weights: float32, weight of the token's loss, if the corpus has weights; `loss_mask` is then `loss_weights != 0`.
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
-    Arrays that are equal in all batches (in a window layout all but tokens and loss) are shared and read-only. The padding
-    token is the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
+    Some arrays are equal in all batches, such as `positions` in a window layout. These arrays are shared and read-only. The
+    padding token is the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
 
-    The source opens files on first use. It is thread-safe. It pickles without open files: each worker process opens its own.
+    The source opens files on first use. It is thread-safe. It pickles without open files, so each worker process opens the
+    files itself.
 
     Args:
       layout: Layout of the rows.
       max_open_files: Maximum number of files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: `layout` is of a mixture, which MixtureSource reads. Or it does not follow the corpus's preference pairs or
-        weights.
+      LayoutError: `layout` is of a mixture, which only MixtureSource reads, or it does not follow the corpus's preference pairs
+        or weights.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -95,6 +96,7 @@ class NpyDataSource(RowSource):
             )
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
+        # whether every token of the corpus is known to fit in int32
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
         self._arrays = Arrays()
@@ -102,14 +104,14 @@ class NpyDataSource(RowSource):
         self._open(ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote), loss)
 
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
-        """Set the readers of the tokens and the loss."""
+        """Set the readers of the tokens and the loss. Rows of few long segments get a faster reader, `SegmentReader`."""
         layout, self._reader, self._loss = self.layout, reader, loss
         long = layout.row_segments is not None and self._dtype.itemsize <= 4
         long = long and are_long(layout.sequence_length, layout.mean_segments)
         self._segment_reader = SegmentReader(layout, reader, self._fit) if long else None
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return the rows `indices` as arrays [rows, L]. Rows -1 are padding, without loss.
+        """Return the rows `indices` as arrays [rows, L]. A row `FILL_ROW` (-1) is padding, without loss.
 
         Raises: as `RowSource.read`.
         """
@@ -129,7 +131,9 @@ class NpyDataSource(RowSource):
         return element if loss is None or loss is mask else {**element, "loss_weights": loss}
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return rows with targets as in `ShiftTargets`, or None if one is `FILL_ROW` or a token may not fit in int32.
+        """Return rows with targets, as `ShiftTargets` makes them.
+
+        Return None if one of the rows is `FILL_ROW`, or if a token may not fit in int32.
 
         Raises: as `read`.
         """
@@ -149,7 +153,7 @@ class NpyDataSource(RowSource):
         return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
-        """Return the source of columns [start, stop) of the same rows, which shares the open files of this one.
+        """Return a source of the columns [start, stop) of the same rows. It shares the open files of this source.
 
         Raises:
           LayoutError: the rows do not have these columns.
@@ -159,17 +163,20 @@ class NpyDataSource(RowSource):
         return found
 
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
-        """Return rows, their tokens (None if `inputs` holds them), and whether int32 holds every token. Without `shifted`, the
-        third value is not checked, and targets and their segment ids may be uninitialised.
+        """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
-        Raises: as `read`; and CorpusError for a negative token."""
+        If `shifted` is False, the third value is meaningless, and targets and their segment ids may be uninitialised.
+
+        Raises: as `read`; and CorpusError for a negative token.
+        """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
         elif self._segment_reader is None:
             read, tokens, fit = self._read_pieces(rows, shifted)
         else:
             read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted)
-        if self._signed and not (shifted and self._wide and fit):  # shifted, wide and fit: no token is negative
+        # if `shifted` and `self._wide` hold, `fit` says that no token is negative
+        if self._signed and not (shifted and self._wide and fit):
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
             def pieces() -> tuple[Ints, Ints, Ints]:

@@ -1,6 +1,6 @@
 """Artifacts: named arrays that take long to make. They are made once per machine or bucket, and then memory-mapped.
 
-A file has, in this order:
+The file of an artifact has, in this order:
 - 8 bytes of magic, and the length of the header as 8 bytes;
 - the header, as JSON: `depends` (what the arrays depend on), `arrays` (dtype, shape and offset of each array), and `checksum`
   (the hash of `depends`, of `arrays`, and of the arrays' bytes);
@@ -46,15 +46,15 @@ def load_or_make(
     *,
     check: Check | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of `make`, from the cache if it has them. Without a writable cache they are made in memory.
+    """Return the arrays of `make`, from the cache if it has them. If no cache can be written, the arrays are made in memory.
 
     Args:
       kind: Subfolder of the cache.
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
-      folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. With a URL, arrays are
-        downloaded into the user's cache. If the bucket lacks them too, they are made and uploaded. Arrays that the user's
-        cache has already are not uploaded.
+      folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. If it is a URL,
+        arrays that the user's cache lacks are downloaded from the bucket into the user's cache. If the bucket lacks them too,
+        they are made and uploaded. Arrays that the user's cache has are not uploaded.
       check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
@@ -68,7 +68,7 @@ def load_or_make(
         except StorageError as error:
             logging.warning("%s Working without a cache.", error)
             return dict(make())
-        arrays = open_cached(target, depends, check)  # another process may have made it meanwhile
+        arrays = open_cached(target, depends, check)  # another process may have made the file meanwhile
         if arrays is None and url is not None:
             _download(url, target)
             arrays = open_cached(target, depends, check)
@@ -96,7 +96,7 @@ def open_or_write(
     if (arrays := open_cached(target, depends, check)) is not None:
         return arrays
     with files.locked(target):
-        arrays = open_cached(target, depends, check)  # another process may have made it meanwhile
+        arrays = open_cached(target, depends, check)  # another process may have made the file meanwhile
         if arrays is None:
             write()
             arrays, _ = open_file(target)
@@ -168,7 +168,7 @@ def _padding(size: int) -> int:
 
 
 def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of a file, mapped read-only, and the file's `depends`. Check the checksum first.
+    """Check the checksum of a file. Return the arrays of the file, mapped read-only, and its `depends`.
 
     Raises:
       StorageError: The file is missing, damaged, or of another kind.
@@ -187,7 +187,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of an open file and their dependencies.
+    """Return the arrays and the `depends` of an open file.
 
     An OSError means that the file can't be read, any other exception that it is damaged.
     """
@@ -221,15 +221,15 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays of a file of the cache. Return None if it is missing, unreadable or damaged, or fails a check.
+    """Return the arrays of a file of the cache. Return None if the file is missing, unreadable or damaged, or `check` fails.
 
-    This function deletes no file, not even a damaged one. The caller makes the arrays and writes a new file over it.
+    A damaged file is not deleted: the caller makes the arrays, and replaces the file by a new file.
     """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
         arrays, stored_depends = open_file(target)
-        # the stored value went through JSON, which turns tuples into lists
+        # the stored value was written as JSON, which turns tuples into lists, so `depends` is converted in the same way
         if stored_depends != json.loads(json.dumps(depends)):
             raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:

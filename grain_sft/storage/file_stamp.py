@@ -14,7 +14,7 @@ from grain_sft.storage.regular_files import inside, pread, read_regular
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 DIGEST_BYTES = 4096
-"""Bytes that are hashed at the start of a file's data, and at its end."""
+"""Number of bytes that are hashed at the start of a file's data, and at the end of the data."""
 
 MOST_HEADER_BYTES = 10_000
 """Most bytes of the header of a .npy file, as in `numpy.load`. The header of a usual file of tokens has 128 bytes."""
@@ -29,8 +29,8 @@ class FileStamp:
       size: Bytes of the whole file.
       digest: Hash of the first and last bytes of the data; see `digest_of`.
       data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
-      version: Version of a remote file, such as "generation 1712"; None for a local one, or a store without versions.
-      root: Folder that the file has to be in whenever it is opened; None means any. An index does not save it.
+      version: Version of a remote file, such as "generation 1712"; None for a local file, or in a store without versions.
+      root: Folder that the file has to be in whenever it is opened; None means any folder. A saved index does not contain it.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The local files of a corpus that are open. Each is compared with its stamp when it is opened and after each read."""
+"""Open local files of a corpus. A file is compared with its stamp when it is opened, and after each read."""
 
 import contextlib
 import mmap
@@ -32,7 +32,7 @@ class LocalFile:
 
     Args:
       shard: Stamp of the file.
-      verified: Identity of the file when its first and last bytes were last compared with the stamp; None if never.
+      verified: Identity of the file when its first and last bytes were last compared with the stamp; None if they never were.
       scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
@@ -62,8 +62,10 @@ class LocalFile:
         self._map: mmap.mmap | None = None
 
     def map(self) -> None:
-        """Map the file into memory, if its file system allows. The map has a descriptor of its own, and is closed with the
-        file. Callers hold a lock: two threads must not call this at once."""
+        """Map the file into memory, if its file system allows. The map uses a second descriptor, and is closed with the file.
+
+        The caller must hold a lock, because two threads must not call this at once.
+        """
         if self._map is not None:
             return
         try:
@@ -77,7 +79,7 @@ class LocalFile:
     def check_unchanged(self) -> None:
         """Raise a CorpusFileError if the file differs from the one that was indexed. Call this after each read.
 
-        If size and time of the last write are unchanged, the content is not compared.
+        If the size and the time of the last write are unchanged, the content is not compared.
         """
         try:
             status = os.fstat(self.fd)
@@ -104,7 +106,7 @@ class LocalFile:
         """Return the identity of the file. Raise an error if its size, or its first or last bytes, differ from the stamp.
 
         Args:
-          verified: Identity for which the bytes need not be compared.
+          verified: If the file has this identity, its first and last bytes are not compared again.
           size_error: Function that returns the error for a size in bytes that is not the stamp's.
         """
         status = os.fstat(self.fd)
@@ -141,9 +143,10 @@ class LocalFile:
 
 
 class OpenFiles(dict[int, LocalFile]):
-    """Open files by their number in `shards`. `open_files[number]` opens a file that is not open. Safe in threads.
+    """Open files by their number in `shards`. `open_files[number]` opens the file if it is not open. Thread-safe.
 
-    The file that was opened first makes room for a new one. It is closed when no thread reads from it any more.
+    If too many files are open, the file that was opened first is dropped before another file is opened. A dropped file is
+    closed when no thread reads from it any more.
 
     Args:
       shards: All files.
@@ -182,8 +185,10 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files are still those that were indexed. A closed file is skipped:
-        `_make_room` checked it before it dropped it."""
+        """Check, after reads, that files are still those that were indexed.
+
+        A file that is no longer open is skipped: `_make_room` checked this file before it dropped it.
+        """
         for number in numbers:
             if (file := self.get(number)) is not None:
                 file.check_unchanged()
@@ -195,6 +200,6 @@ class OpenFiles(dict[int, LocalFile]):
             if in_use < self.max_descriptors:
                 return
             if file is not keep:
-                file.check_unchanged()  # the batch that is being read may have tokens of it
+                file.check_unchanged()  # the batch that is being read may have tokens of this file
                 del self[number]
                 in_use -= 2 if file.address else 1

@@ -1,4 +1,4 @@
-"""Locks of threads and of files that stay usable when a process forks or is killed."""
+"""Locks between threads and locks of files. Both stay usable when a process forks or is killed."""
 
 import contextlib
 import fcntl
@@ -21,8 +21,8 @@ class ForkSafeLock:
     """Lock that is free in a forked process, where the thread that held it does not exist.
 
     Attributes:
-      lock: Lock to enter, as `with fork_safe.lock:`. Do not keep it: a fork replaces it in the child. Since it is written in C,
-        Ctrl-C cannot arrive between acquiring and entering it.
+      lock: Lock to enter, as `with fork_safe.lock:`. Read this attribute each time, because a fork replaces it in the child.
+        The lock is written in C, so Ctrl-C cannot arrive between acquiring and entering it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
         _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
-            # a child that native code forked may have a copy of the descriptor: closing ours would not free the lock
+            # A child that native code forked may have a copy of the descriptor. Then closing ours does not free the lock.
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -101,7 +101,7 @@ def is_at(fd: int, path: str) -> bool:
 def locked(target: Path) -> Iterator[None]:
     """Hold the lock of `target`, so that only one process of the machine makes this file at a time.
 
-    The lock is a file next to it, with the suffix `.lock` instead of the target's: `plan.lock` for `plan.npz`.
+    The lock is a file next to `target`. Its name ends with `.lock` instead of the target's suffix: `plan.lock` for `plan.npz`.
 
     Raises:
       StorageError: The folder can't be written to, or its file system has no locks.
@@ -134,7 +134,7 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
     Args:
       fd: Descriptor of the open file.
       in_use: Message of the error if another process holds the lock.
-      wait: Whether to wait for the other process instead.
+      wait: Whether to wait while another process holds the lock, instead of raising an error.
 
     Raises:
       StorageError: Another process holds the lock, and `wait` is false.
@@ -151,7 +151,7 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Block SIGINT. Processes that start in the context inherit the block, so that only this process handles Ctrl-C."""
+    """Block SIGINT. Processes that start in this context inherit the block, so only this process handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""The files that an input names: a file, a glob, or a folder with all that is below it."""
+"""The files that an input of `grain-sft prepare` names. An input is a file, a glob, or a folder with all that is below it."""
 
 import glob
 import json
@@ -24,31 +24,31 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split of the files below a folder of this name, and of files whose names begin with this word."""
+"""Split by word. A file is of this split if it is below a folder of this name, or if its own name begins with this word."""
 
 Folders = tuple[str, ...]
 """Names of the folders between an input folder and a file: ("a", "b") for `INPUT/a/b/file`."""
 
 
 def is_text(path: str) -> bool:
-    """Return whether a path has the name of a text, which is one document: .txt or .md, perhaps compressed."""
+    """Return whether the name of a file is that of a text: .txt or .md, perhaps compressed. A text is one document."""
     return _TEXT.search(path) is not None
 
 
 def is_array_record(path: str) -> bool:
-    """Return whether a path has the name of an ArrayRecord."""
+    """Return whether the name of a file is that of an ArrayRecord."""
     return _ARRAY_RECORD.search(path) is not None
 
 
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder means the files of records below it or, if there are none, its texts. Left out are folders whose names begin with
-    a point or an underscore, prepared corpora below the folder, their rejected records, metadata and caches of datasets, and
-    metadata of macOS (`._NAME`).
+    A folder names the files of records below it, such as .jsonl files. If it has no such files, it names the texts below it.
+    These files are left out: files in folders whose names begin with a point or an underscore, prepared corpora below the
+    folder and their rejected records, metadata and caches of datasets, and metadata of macOS (`._NAME`).
 
     Raises:
-      CorpusFileError: There is no such file. A folder has several splits of a dataset. Links lead to one folder twice.
+      CorpusFileError: No file has this name, a folder has several splits of a dataset, or links lead to one folder twice.
     """
     path = files.normalize(path)
     paths: Sequence[str] = [path]
@@ -73,9 +73,9 @@ def _files_of(folder: str) -> Sequence[str]:
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
     def is_prepared(path: str) -> bool:
-        """Return whether a file is in a prepared corpus, or has the rejected records of one.
+        """Return whether a file is in a prepared corpus, or has the rejected records of a prepared corpus.
 
-        If a/b is a prepared corpus, a/b/x.jsonl is in it, and a/b.rejected.jsonl has its rejected records.
+        If a/b is a prepared corpus, a/b/x.jsonl is in this corpus, and a/b.rejected.jsonl has its rejected records.
         """
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
@@ -95,7 +95,7 @@ def _files_of(folder: str) -> Sequence[str]:
                 examples.setdefault(split, path)
     if len(examples) > 1:
         problem = f"{folder}: has files of the splits {' and '.join(examples)}: {', '.join(examples.values())}"
-        raise CorpusFileError(f"{problem}. Expected one of them. Name its folder, or its files.")
+        raise CorpusFileError(f"{problem}. Expected one split. Name the folder or the files of one split.")
     return paths
 
 
@@ -113,9 +113,9 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
     """Yield the path and the folders of each file below a local folder.
 
     Args:
-      folder: Folder.
-      folders: Names of the folders from the input folder to this one.
-      above: Real paths of the folders that `folder` is in. A link to one of them would be followed forever, and is refused.
+      folder: Folder whose files are yielded.
+      folders: Names of the folders from the input folder to `folder`.
+      above: Real paths of the folders that `folder` is in. A link to one of these would be followed forever, so it is refused.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -130,7 +130,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a folder of this name is left out. Arrow and Spark leave out the same ones."""
+    """Return whether a folder of this name is left out. Arrow and Spark leave out the same folders."""
     return name.startswith((".", "_"))
 
 
@@ -144,7 +144,7 @@ def _files_with_data(paths: Sequence[str]) -> list[str]:
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return those of the `names` in one folder that hold data. In a folder of `save_to_disk`, state.json lists them."""
+    """Return the `names` of the files in a folder that hold data. If `save_to_disk` wrote the folder, state.json lists them."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         first = files.join(folder, *splits[:1])
@@ -176,4 +176,4 @@ def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str
         entries = json.loads(files.read_text(path)).get(key) or ()
         return [str(entry[name_key]) if isinstance(entry, dict) else str(entry) for entry in entries]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CorpusFileError(f"{path}: is not what a dataset has there ({error}). Copy the dataset again.") from error
+        raise CorpusFileError(f"{path}: is not as datasets write it ({error}). Copy the dataset again.") from error

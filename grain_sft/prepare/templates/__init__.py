@@ -41,14 +41,14 @@ def render(
 ) -> list[Result]:
     """Return the document of each conversation, or the RecordError that explains why it has none.
 
-    A document that has an id outside of the tokenizer's vocabulary becomes a RecordError.
+    A document with a token id outside of the tokenizer's vocabulary becomes a RecordError.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
     """
     results = _template_with(template, tokenizer, options).render(conversations)
     documents = [result.tokens for result in results if not isinstance(result, RecordError)]
-    # one check for all documents: a check of each would take 7 us
+    # all documents are checked together, because a check takes 7 us
     if not documents or not len(_wrong_ids(np.concatenate(documents), tokenizer.vocab_size)):
         return results
     name = f"{template.__module__}:{template.__qualname__}"
@@ -56,7 +56,7 @@ def render(
 
 
 def _with_valid_ids(result: Result, name: str, size: int) -> Result:
-    """Return `result`. Raise a RecordError that names the template if it has an id that is not in [0, `size`)."""
+    """Return `result`. If it has a token id that is not in [0, `size`), raise a RecordError that names the template."""
     if not isinstance(result, RecordError) and len(wrong := _wrong_ids(result.tokens, size)):
         raise RecordError(f"template {name} made the id {wrong[0]}; the tokenizer has 0 to {size - 1}. Fix its code.")
     return result
@@ -70,6 +70,6 @@ def _wrong_ids(tokens: npt.ArrayLike, vocab_size: int) -> npt.NDArray[Any]:
 
 @functools.lru_cache(maxsize=8)
 def _template_with(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
-    """Return the template for a tokenizer and options, cached: a preparation renders many batches with the same ones."""
+    """Return the template for a tokenizer and options. It is cached: a preparation renders many batches with one template."""
     instance: Template = TEMPLATES.make(template, tokenizer, options)
     return instance

@@ -1,7 +1,7 @@
 """Where the contents of messages, and the assistant's turns, begin and end in the text of a rendered chat.
 
-To find out, the chat is rendered again with markers in place of the contents. The text around the markers is the template's.
-A search for the contents themselves would go wrong if a user quotes the assistant.
+To find this out, the chat is rendered again with markers in place of the contents. The text around the markers comes from the
+template. A search for the contents themselves would go wrong if a user quotes the assistant.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messa
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
 KEPT = 1000
-"""Number of (template, sequence of roles) pairs whose results are cached. Most chats have one of a few sequences."""
+"""Number of pairs (template, sequence of roles) whose results are cached. Most chats have one of a few sequences of roles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,10 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of each message's content; None if the template changes or leaves out a content.
+        """Span of each message's content.
 
-        Also None for a chat that has tools, or messages with keys besides `role` and `content`.
+        None if the template changes or leaves out a content, if the chat has tools, or if a message has keys besides `role` and
+        `content`.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
@@ -48,7 +49,7 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return `_around_contents` of messages with these roles that have no other keys than `role` and `content`."""
+    """Return the result of `_around_contents` for messages that have these roles, and only the keys `role` and `content`."""
     return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 

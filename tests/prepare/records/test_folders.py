@@ -86,7 +86,7 @@ def test_files_of_several_splits_are_not_mixed(tmp_path, one, other, splits):
     assert len(named(tmp_path)) == len(one)
     files_in(tmp_path, [f"{name}.jsonl" for name in other])
     first = ", ".join(sorted(f"{tmp_path}/{name}.jsonl" for name in (one[0], other[0])))
-    with pytest.raises(CorpusFileError, match=rf"has files of the splits {splits}: {first}\. Expected one .*Name its"):
+    with pytest.raises(CorpusFileError, match=rf"has files of the splits {splits}: {first}\. Expected one .*Name the"):
         named(tmp_path)
     assert named(tmp_path / f"{other[0]}*") == [f"{tmp_path}/{other[0]}.jsonl"]
 
@@ -141,8 +141,8 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
     [
         (None, "data-00001-of-00002.arrow: missing"),
         ('{"_indices_data_files": ["i.arrow"]}', "an index chooses its rows"),
-        ('{"_data_files": [{}]}', "state.json: is not what a dataset has there"),
-        ("{", "state.json: is not what a dataset has there"),
+        ('{"_data_files": [{}]}', "state.json: is not as datasets write it"),
+        ("{", "state.json: is not as datasets write it"),
     ],
 )
 def test_a_saved_dataset_that_is_not_whole_is_a_sentence(tmp_path, state, expected):
