@@ -20,17 +20,17 @@ class Scale:
     Args:
       seconds: Seconds of each measurement.
       repeats: Number of measurements of each loader.
-      files: Number of token files, for windows.
-      tokens: Number of tokens in each of these files.
-      sequence_length: Number of tokens in a row, for windows.
-      batch_size: Number of rows in a batch, for windows.
-      startup_files: Number of token files of each corpus, for startup.
-      order_rows: Number of rows, for orders.
-      samples: Number of samples, for megatron.
-      plan_documents: Number of documents of some 9,000 tokens, for plans and withdrawn.
-      conversations: Number of conversations of some 200 tokens, for prepare.
-      texts: Number of plain documents of some 3,000 bytes, for prepare.
-      documents: Number of documents of some 10,000 tokens, for trace. OLMo-3's run has 2,268,468.
+      files: Number of token files in benchmark windows.
+      tokens: Number of tokens in each token file of benchmark windows.
+      sequence_length: Number of tokens in a row of benchmark windows.
+      batch_size: Number of rows in a batch of benchmark windows.
+      startup_files: Number of token files of each corpus of benchmark startup.
+      order_rows: Number of rows in benchmark orders.
+      samples: Number of samples in benchmark megatron.
+      plan_documents: Number of documents, of some 9,000 tokens, in benchmarks plans and withdrawn.
+      conversations: Number of conversations, of some 200 tokens, in benchmark prepare.
+      texts: Number of plain documents, of some 3,000 bytes, in benchmark prepare.
+      documents: Number of documents, of some 10,000 tokens, in benchmark trace. OLMo-3's run has 2,268,468 documents.
     """
 
     seconds: float = 2.0
@@ -100,4 +100,4 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "withdrawn": "grain_sft.bench.loaders:withdrawn",
     },
 )
-"""Benchmarks by name."""
+"""Benchmarks by name. `grain-sft bench --only windows` runs one."""

@@ -1,9 +1,9 @@
-"""Ctrl-C in a process that runs one command: it ends within two seconds, with one line on stderr and exit status 130.
+"""Ctrl-C ends a process that runs a command: within two seconds, with one line on stderr and exit status 130.
 
-The signal handler ends the process: it kills the child processes and runs the `atexit` functions. It raises no exception, which
-could crash an extension module that is being imported. Python calls the handler only while the main thread runs Python code. If
-the main thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process in the same way. Native
-code that holds the GIL, such as `sum` of a long iterator, delays both.
+The signal handler ends the process: it kills the child processes and runs the `atexit` functions. It raises no exception, since
+an exception could crash an extension module that is being imported. Python calls the handler only while the main thread runs
+Python code. If the main thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process in the
+same way. Native code that holds the GIL, such as `sum` of a long iterator, delays the handler and the second thread.
 """
 
 import _thread
@@ -56,10 +56,10 @@ class Guard:
             sys.warnoptions.append("ignore:resource_tracker")
             if self._ends_process:
                 atexit.register(self._end)  # it is registered first, so it runs last
-            # A forked child has the same pipe. Its signals must not reach this process.
+            # A forked child has the same pipe. Signals of the child must not reach this process.
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
             _thread.start_new_thread(self._watch, (read,))
-        except ValueError:  # not the main thread, the only one that can handle signals
+        except ValueError:  # this is not the main thread: only the main thread can set signal handlers
             os.close(read)
             os.close(write)
 
@@ -114,7 +114,7 @@ class Guard:
 
 
 def _kill_children() -> None:
-    """Kill all descendants of this process except multiprocessing's resource tracker, which frees what they shared."""
+    """Kill all descendants of this process. Spare multiprocessing's resource tracker, which frees what the others shared."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

@@ -1,4 +1,7 @@
-"""Section `amendments` of a config: its keys, their checks, and the `Amendment`s made from them."""
+"""Section `amendments` of a config: changes of a run from a step on, such as skipped steps or withdrawn documents.
+
+This module has the keys of the section and their checks, and makes `Amendment`s of the entries.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -13,7 +16,7 @@ from grain_sft.sampling import OnExhausted
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of `skip` besides `from`.
+    """Keys of a `skip` amendment, besides `from`.
 
     Args:
       steps: Number of steps whose batches are never read.
@@ -23,26 +26,27 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of `withdraw` besides `from`.
+    """Keys of a `withdraw` amendment, besides `from`.
 
     Args:
-      documents: Documents whose tokens become padding. Each entry is a document's number in `grain-sft trace`; `NAME:NUMBER`, a
-        document of a mixture's source; `INPUT:LINE`, a record that the corpus was prepared from; the name of a source or of
-        an input, for all of its documents; or the path of a file of such entries, one a line.
+      documents: Documents whose tokens become padding. An entry is one of these: the number of a document, as
+        `grain-sft trace` prints it; `code:17`, document 17 of the source `code` of a mixture; `chats.jsonl:17`, line 17 of an
+        input that the corpus was prepared from; `code` or `chats.jsonl`, all documents of a source or an input; or the path
+        of a file that has such entries, one a line.
     """
 
     documents: int | str | list[int | str]
 
 
 class Replace(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of `replace` besides `from`.
+    """Keys of a `replace` amendment, besides `from`.
 
     Args:
       source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
-      path: New files of the source, read from the first row of their order, or where the run stopped reading them; its other
-        keys stay.
-      weight: Weight of the source.
-      max_epochs: Epochs after which the source has no rows left, those before `from` included.
+      path: New files of the source. They are read from the first row of their order or, if the run has read them before,
+        from where it stopped. The other keys of the source stay.
+      weight: New weight of the source.
+      max_epochs: Epochs after which the source has no rows left. Epochs before `from` count, too.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.
     """
 
@@ -54,17 +58,17 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reweight(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of `reweight` besides `from`.
+    """Keys of a `reweight` amendment, besides `from`.
 
     Args:
-      weights: Weights of a mixture's sources, by name; the others stay.
+      weights: New weights of sources of the mixture, by name. Other sources keep their weights.
     """
 
     weights: dict[str, float | str]
 
 
 # `from` is a keyword of Python, which can't be a field of a Struct.
-_FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")
+_FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that the amendment changes.")
 _KINDS = {"skip": Skip, "withdraw": Withdraw, "replace": Replace, "reweight": Reweight}
 
 AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for kind, keys in _KINDS.items()}
@@ -72,7 +76,10 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Section) -> dict[str, Any]:
-    """Return the keys of a `replace` amendment that need a new stage. `weight` needs one only for a source `MIXTURE/NAME`."""
+    """Return the keys of a `replace` amendment that need a new stage: consecutive steps with a corpus or sampler of their own.
+
+    `weight` needs a new stage only if the source is a `MIXTURE/NAME`.
+    """
     names = ["path", "max_epochs", "on_exhausted"]
     if "/" in section["source"]:
         names.append("weight")
@@ -80,7 +87,7 @@ def keys_of_stage(section: Section) -> dict[str, Any]:
 
 
 def weights_of(section: Section) -> dict[str, Any]:
-    """Return {source: weight} if a `replace` amendment weighs a source of the outermost mixture, else {}."""
+    """Return {source: weight} if a `replace` amendment changes the weight of a source of the outermost mixture, else {}."""
     if section.get("weight") is None or "/" in section["source"]:
         return {}
     return {section["source"]: section["weight"]}
@@ -100,7 +107,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run and of each of its stages, with one item for each entry.
+    """Return the amendments of a run, and those of each stage of the run. Each list has one item for each entry.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has only the first of these amendments.
@@ -115,7 +122,7 @@ def make_amendments(
 
 
 def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
-    """Return the amendment that an entry becomes in the stage of each layout; None where it changes nothing."""
+    """Return the amendment that an entry becomes in each stage; None for a stage that the entry does not change."""
     if kind == "replace":
         keys = keys_of_stage(section)
         replaced = f"{section['source']} ({', '.join(keys)})" if keys else ""
@@ -125,6 +132,6 @@ def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]
         return [Amendment(section["from"], **changes)] * len(layouts)
     names = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
     documents_of_stages = documents_named_in(layouts, names)
-    if not any(map(len, documents_of_stages)):  # `Amendment` raises a PipelineError, because it would change nothing
+    if not any(map(len, documents_of_stages)):  # `Amendment` raises a PipelineError if it has no document
         return [Amendment(section["from"], withdraw=documents_of_stages[0])]
     return [Amendment(section["from"], withdraw=each) if len(each) else None for each in documents_of_stages]

@@ -1,4 +1,4 @@
-"""Array files: files of a one-dimensional array, with a .npy header or without one (raw). AI2's raw files are named .npy.
+"""Array files: files of a one-dimensional array, with a .npy header or without a header (raw). AI2 names raw files .npy, too.
 
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -16,7 +16,8 @@ Dtype = np.dtype[Any]
 
 MAGIC = b"\x93NUMPY"
 
-# CPython 3.11 has one depth counter for the parsers of all threads: `ast.literal_eval` in two threads may raise SystemError
+# One thread at a time parses a header: in CPython 3.11, `ast.literal_eval` in two threads at once may raise SystemError,
+# because the parsers of all threads share a depth counter.
 _PARSER_LOCK = ForkSafeLock()
 
 
@@ -63,8 +64,8 @@ def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequen
     if not head.startswith(MAGIC):
         if size % raw_dtype.itemsize:
             raise CorpusError(
-                f"{path}: {size} bytes is not a multiple of {raw_dtype.itemsize}, the size of a {raw_dtype.name}. It was cut "
-                "short, or its dtype is another: tokens are uint8, uint16, uint32 or uint64, as `dtype` states."
+                f"{path}: {size} bytes is not a multiple of {raw_dtype.itemsize}, the size of a {raw_dtype.name}. Copy the "
+                "file again if it was cut short. If its tokens are uint8, uint16, uint32 or uint64, give this as dtype."
             )
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)
@@ -101,8 +102,8 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
     offset = start + length
     if offset > min(size, file_stamp.MOST_HEADER_BYTES):
         raise CorpusError(
-            f"{path}: the .npy header claims {length} bytes, but the file has {size}, and the header of a token array has at "
-            f"most {file_stamp.MOST_HEADER_BYTES}. The file is damaged."
+            f"{path}: the .npy header claims {length} bytes, but the file has {size} bytes, and the header of a "
+            f"token array has at most {file_stamp.MOST_HEADER_BYTES}. The file is damaged."
         )
     try:
         with _PARSER_LOCK.lock:

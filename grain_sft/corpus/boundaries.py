@@ -35,8 +35,8 @@ class BoundaryFile(FileStamp):
       kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length),
         "starts" (int64 starts), "preference" (uint64 start, and lengths of prompt, chosen and rejected response) or
         "megatron" (an `.idx` file).
-      continues: Whether the shard's first document began in the shard before; None if unknown.
-      sequences: For "megatron", the first sequence that the shard holds and the one after its last; None for all.
+      continues: Whether the shard's first document began in the shard before it; None if unknown.
+      sequences: For "megatron", the range of sequences that the shard holds: (0, 9) for sequences 0 to 8; None for all.
     """
 
     kind: BoundaryKind
@@ -46,7 +46,7 @@ class BoundaryFile(FileStamp):
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
         """Return first token and length of each document, int64 [documents] each, counted from the shard's first token.
 
-        With `by_sequence`, return those of each sequence if the file groups sequences into documents, int64 [sequences] each.
+        If the file groups sequences into documents, `by_sequence` returns first token and length of each sequence instead.
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -90,7 +90,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
         line += len(numbers)
         parsed += numbers.tobytes()
     if not parsed and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but the part has {num_tokens} tokens.")
+        raise CorpusError(f"{path}: lists no document, but the shard has {num_tokens} tokens.")
     start, end = np.frombuffer(parsed, np.int64).reshape(-1, 2).T
     end -= start  # in place: there may be many millions
     return start, end
@@ -123,7 +123,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
 def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tokens: int) -> None:
     """Check that each document has a token, begins where the one before ends or later, and ends within the shard.
 
-    `line` is the number of the first line; `previous_end` is the end of the document before it.
+    `line` is the number of the first line; `previous_end` is the end of the document in the line before.
     """
     start, end = numbers[:, 0], numbers[:, 1]
     previous_ends = np.concatenate([[previous_end], end[:-1]])
@@ -131,12 +131,12 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         if end[i] > num_tokens:
-            why = f"the part has {num_tokens} tokens"
+            why = f"the shard has {num_tokens} tokens"
         elif start[i] >= end[i]:
             why = "it holds no token"
         else:
             why = f"the document before it ends at {int(previous_ends[i])}: they overlap"
-        raise CorpusError(f"{path}:{line + i}: {start[i]},{end[i]}, but {why}. It is damaged, or of another part.")
+        raise CorpusError(f"{path}:{line + i}: {start[i]},{end[i]}, but {why}. It is damaged, or of another shard.")
 
 
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
@@ -156,15 +156,15 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: {noun} {i} is {length[i]} tokens from token {start[i]} on, but its part has {num_tokens}. It is damaged."
+            f"{path}: damaged: {noun} {i} is {length[i]} tokens from token {start[i]} on, but its shard has {num_tokens}."
         )
     return start.astype(np.int64), length.astype(np.int64)
 
 
 def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse int64 starts of documents without gaps, ascending from 0, in a .npy file or raw.
+    """Parse int64 starts of documents without gaps, ascending from 0, in a .npy file or a raw file.
 
-    A last start that equals `num_tokens` begins no document.
+    If the last start equals `num_tokens`, it begins no document.
     """
     dtype: np.dtype[Any] = np.dtype("<i8")
     _, _, offset = find_data(path, data, len(data), dtype)
@@ -172,7 +172,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]
     if len(starts) == 0 and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but its part has {num_tokens} tokens.")
+        raise CorpusError(f"{path}: lists no document, but its shard has {num_tokens} tokens.")
     bounds = np.append(starts, num_tokens)
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():

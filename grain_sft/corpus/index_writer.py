@@ -1,6 +1,7 @@
-"""Writers of two indexes of a corpus: this project's JSON, and the JSON of MaxText's `olmo_grain` dataset type.
+"""Writers of index files. An index is JSON that lists the files of a corpus, so that opening the corpus needs no scan of them.
 
-MaxText's format is defined in maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
+Format "grain_sft" is this project's own. Format "maxtext" is for MaxText's dataset type `olmo_grain`: format version "1" of
+maxtext/input_pipeline/olmo_data.py (maxtext 0.2.5).
 """
 
 import hashlib
@@ -23,7 +24,7 @@ def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     if corpus.rows is not None:
         raise CorpusError(
-            f"{path}: can't index written rows. Open their folder, which is as fast: {os.path.dirname(corpus.shards[0].path)}."
+            f"{path}: can't index materialized rows. Opening their folder is as fast: {os.path.dirname(corpus.shards[0].path)}."
         )
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
@@ -39,8 +40,8 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a shard, a sidecar or the file of sources, without those that are None."""
-        # `root` is a limit of one `open_corpus`, not a fact about the file.
+        """Return the fields of a shard, a sidecar or the file of sources. Leave out fields that are None."""
+        # `root` is an argument of the `open_corpus` call that made `corpus`, not a property of the file.
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -73,7 +74,7 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
 
 
 def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of MaxText's index. `path` is ignored: the paths in the index are not relative to it."""
+    """Return the content of MaxText's index. `path` is ignored, because the paths in this index are not relative to it."""
     if sequence_length is None:
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
     sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
@@ -112,7 +113,7 @@ _WRITERS = {"grain_sft": _own_json, "maxtext": _maxtext_json}
 
 
 def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:
-    """Return MaxText's `compute_fingerprint`, a SHA-256. It reads only `path` and `n_tokens` of each entry."""
+    """Return the SHA-256 that MaxText's `compute_fingerprint` returns. Only `path` and `n_tokens` of the entries decide it."""
     fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
     for entry in entries:
         fields += [str(entry["path"]), str(entry["n_tokens"])]

@@ -1,4 +1,4 @@
-"""Loss files: sidecar files that state for each token whether it takes loss, or its weight."""
+"""Loss files: sidecar files that state for each token of a shard whether the token takes loss, or the weight of its loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LossValues:
       no_loss: Value of a token that takes no loss.
       weighted: Whether values are weights.
       needs_tokens: Whether `find_invalid` needs the tokens. If not, callers pass any array in place of the tokens.
-      codes: Dtypes that a .npy header may state besides `dtype`, as in `scan_array`.
+      codes: Dtypes that a .npy header may state besides `dtype`, such as "b1" for bool.
     """
 
     dtype: np.dtype[Any]
@@ -88,7 +88,7 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`. Its first and last values are checked, except labels, which need the tokens."""
+    """Return the loss file at `path`. Its first and last values are checked, unless they are labels: those need the tokens."""
     values = KINDS[kind]
     array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)
@@ -101,11 +101,11 @@ def scan_loss(path: str, kind: LossKind) -> LossFile:
 
 
 class LossReader:
-    """Reader of the loss of tokens. Every token of a shard without a loss file takes loss.
+    """Reader of the loss of tokens from loss files. In a shard without a loss file, every token takes loss.
 
     Args:
-      losses: Loss file of each shard, in order, or None for a shard without one.
-      max_open_files: Maximum number of open files of each kind; None for the default of `ShardReader`.
+      losses: Loss file of each shard, in order; None for a shard without a loss file.
+      max_open_files: Maximum number of open files for each kind of loss file; None for the default of `ShardReader`.
       scattered: Whether reads are short and far apart, so that the operating system should not read ahead.
       remote: Options for reading remote files.
 
@@ -142,7 +142,7 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return the loss of pieces of shards, each copied to its place in an array that is otherwise 0.
+        """Return an array with the loss of pieces of shards, each piece at its place, and 0 elsewhere.
 
         Args:
           shard: Shard of each piece.

@@ -44,37 +44,38 @@ def open_corpus(
     `NAME.npy`. A glob, folder or list may include sidecar files; their values are never read as tokens.
 
     Args:
-      where: Path or paths of the corpus, local or URLs that fsspec knows (`gs://`): a mix file, a saved index (`.json`), the
-        folder of a prepared corpus or of one of its splits, any other folder (each .npy file below it), a glob, a token file,
-        a prefix of Megatron's files, a blend of weights and prefixes (`[0.3, a, 0.7, b]` or "0.3 a 0.7 b"), or a list of
-        files, globs and folders. The section "What goes in" of the guide (docs/guide.md) has the rules of each.
-      format: Format of the files; `auto` infers it from `where`. Lists are "files", "mix" and "index". SFT corpora
-        are "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer", "openchat" and
-        "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize` writes.
-        `package.module:Name` is a `Format` of yours.
-      dtype: Dtype of files without a .npy header. The default is the dtype that an SFT corpus's metadata or the sizes of
-        its files imply, else uint32, as AI2 writes, if the first tokens are plausible as uint32.
+      where: Path of the corpus, local or a URL that fsspec knows (`gs://`). It is a token file, a glob, a folder (each .npy
+        file below it), the folder of a prepared corpus or of one of its splits, a mix file, a saved index (`.json`), or a
+        prefix of Megatron's files. A list has files, globs and folders. A blend has weights and prefixes of Megatron's files:
+        `[0.3, a, 0.7, b]` or "0.3 a 0.7 b". For the rules, see the section "What goes in" of the guide (docs/guide.md).
+      format: Format of the files; `auto` infers it from `where`. Formats that list files are "files", "mix" and "index".
+        Formats of SFT corpora are "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
+        "openchat" and "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize`
+        writes. `package.module:Name` names your own `Format`.
+      dtype: Dtype of the tokens in files without a .npy header. By default, the metadata of an SFT corpus or the sizes of its
+        files decide it. For other files it is uint32, as AI2 writes; files that don't look like uint32 are refused.
       eos_token_id: Token that ends a document. The default is the one in the corpus's metadata.
-      path_remap: Replacements of prefixes of paths. The longest prefix that matches applies. A key `{NAME}` is a
-        placeholder that is filled in anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
+      path_remap: Prefixes of paths and their replacements. The longest prefix that matches applies. A key `{NAME}` is replaced
+        anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
-        that was made with another tokenizer is refused. The path of a tokenizer is compared by hash, anything else by name.
+        that was made with another tokenizer is refused. Tokenizers are compared by hash if this is a path, else by name.
       remote: Options of reading remote files, such as {"seconds": 120, "requests": 64}; see docs/cloud.md. Environment
         variables set options that are left out.
-      root: Folder, local or a URL, that must contain all files after links are followed; for a mix or an index from an
-        untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
-      label_mask_paths: Label masks (one byte for each token, 0 or 1), as a glob or a list of files and globs: one file for
-        each token file, in order, as in OLMo-core's `NumpyDatasetConfig`. The default is the sidecar files.
+      root: Folder, local or a URL, that must contain all files after links are followed. Give it for a mix or an index from
+        an untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
+      label_mask_paths: Files of label masks, as a glob or a list of files and globs: one file for each token file, in the
+        same order, as in OLMo-core's `NumpyDatasetConfig`. A file has a byte, 0 or 1, for each token. The default is the
+        sidecar files.
       use_loss_mask: Whether loss masks and weights are used. False ignores them, so that every token takes loss. True
         refuses a corpus without them. The default uses them where they exist, or as a saved index states.
-      split: Weights of Megatron's training, validation and test splits, such as "969,30,1": each is a range of the
+      split: Weights of Megatron's training, validation and test splits, such as "969,30,1". Each split is a range of the
         sequences of every prefix, as megatron-core computes it. The default is all sequences.
-      subset: Part of `split` that is opened: "train", "valid" or "test". The default is "train".
+      subset: Split that is opened if `split` is given: "train", "valid" or "test". The default is "train".
 
     Raises:
       CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
       CorpusError: A file is malformed or outside of `root`, files do not fit together, or an argument does not fit the corpus.
-      WrongTypeError: An argument of another type.
+      WrongTypeError: An argument has the wrong type.
     """
     check_type("format", format, str, "a string")
     check_type("tokenizer", tokenizer, str | None, "a string")
@@ -163,10 +164,10 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus of a list of paths. With `auto`, the first format that detects the list reads it, else "files"."""
+    """Return the corpus of a list of paths. With `auto`, the first format that detects the list reads it, or else "files"."""
     listing = DirectoryListing()
     if not paths:
-        raise CorpusError("where is an empty list of files: a corpus has at least one.")
+        raise CorpusError("where is an empty list of files: a corpus has at least one file. Give its files.")
     remapped = [options.remap(files.normalize(path)) for path in paths]
     detected = (form for form in formats() if form.detect_list(remapped, listing))
     form: Format = FORMATS.make(format) if format != AUTO else next(detected, FORMATS.make("files"))
@@ -208,7 +209,7 @@ def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
 
 
 def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
-    """Refuse the first path that, after links are followed, lies outside of `folder`; None allows any."""
+    """Refuse the first path that lies outside of `folder` after links are followed. If `folder` is None, allow all paths."""
     if folder is None:
         return
     for path in paths:
@@ -242,7 +243,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
         try:
-            prepare = importlib.import_module("grain_sft.prepare")  # by name: `corpus` is a room above `prepare`
+            prepare = importlib.import_module("grain_sft.prepare")  # by name: `corpus` may not `import` this room
             given_sha256 = prepare.load_tokenizer(path).sha256
         except MissingExtraError:  # without the tokenizers' package, names are compared
             if name is None:
@@ -261,7 +262,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return a tokenizer's name and hash as text for a message, without those that are None."""
+    """Return a tokenizer's name and hash as text for a message. Leave out a name or a hash that is None."""
     facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
     return ", ".join(filter(None, facts))
 

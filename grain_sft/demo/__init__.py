@@ -1,6 +1,7 @@
-"""`grain-sft demo`: train on this machine's own text, kill the process, resume from a step number, and compare.
+"""`grain-sft demo`: train a model, kill the process, resume from a step number, and compare with a run without the kill.
 
-`run` makes the corpus (`corpus`), trains in other processes (`train`), and compares their records.
+The text is Python's own documentation on this machine. Module `run` makes the corpus by module `corpus`, trains in other
+processes by module `train`, and compares the records of these processes.
 """
 
 from grain_sft.demo.corpus import Entry, docstrings

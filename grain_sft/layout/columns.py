@@ -19,10 +19,10 @@ class ColumnsLayout(Layout):
 
     Args:
       layout: Layout of whole rows.
-      start, stop: First column, and the one after the last.
+      start, stop: First column, and the column after the last.
 
     Raises:
-      LayoutError: The rows lack these columns, have several lengths, or are those of a mixture.
+      LayoutError: The rows lack these columns, have several lengths, or belong to a mixture.
     """
 
     kind = "columns"
@@ -53,7 +53,7 @@ class ColumnsLayout(Layout):
         """See `Layout.pieces`. Pieces of the whole rows are cut at the first and the last of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
-        # 0 or less for a piece outside these columns
+        # a piece outside these columns gets length 0 or less
         length = np.minimum(whole.column + whole.length, self._stop) - begin
         skipped = begin - whole.column
         cut = whole._replace(column=begin - self.first_column, start=whole.start + skipped, length=length)
@@ -64,13 +64,13 @@ class ColumnsLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Estimate of the mean number of segments in these columns, if segments end equally often in each column."""
+        """Estimate of the mean number of segments in these columns, as if segments ended equally often in all columns."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:
         """Return the segments of a row in these columns, as `Layout.row_segments` does.
 
-        Without this function, readers use `pieces`: 0.7 ms instead of 0.5 ms for 32,768 of 131,072 columns of 8 rows.
+        Reading 32,768 of 131,072 columns of 8 rows takes 0.5 ms with this function, and 0.7 ms with `pieces`.
         """
         assert self._layout.row_segments is not None
         starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW

@@ -24,10 +24,11 @@ from grain_sft.types import Ints
 
 
 class PackedLayout(Layout):
-    """Rows that hold several documents, each as a segment of its own.
+    """Rows that hold several documents, each document as a segment of its own.
 
     Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: the layout needs a
-    plan of all documents. Two million documents take about a second; the cache keeps the plan, and all processes map it.
+    plan of all documents. Making a plan of two million documents takes about a second. The cache keeps the plan, and all
+    processes map it into memory.
 
     Args:
       corpus: Corpus whose documents are packed.
@@ -39,17 +40,17 @@ class PackedLayout(Layout):
       long_documents: Treatment of a document longer than a row: cut to the length of a row ("truncate"), or divided into pieces
         of this length ("fragment").
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
-        anew packs all of them together.
+        anew packs all shards together.
       ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is the order of numpy's sort,
         as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" sort
         as numpy does on a CPU with AVX-512, with AVX2, and with neither. This CPU must have these instructions, too.
-      max_segments: Most documents of a row; None for any number.
-      boundaries: Ends of documents: those of the corpus ("auto"), or after each EOS token and at the end of each file ("eos"),
-        as OLMo-core finds them in local files.
+      max_segments: Maximum number of documents in a row; None for any number.
+      boundaries: Where documents end. With "auto", they end where those of the corpus do. With "eos", they end after each EOS
+        token and at the end of each file, as OLMo-core finds them in local files.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
       seed: Seed of an algorithm that packs each epoch anew.
-      epochs: Number of epochs that such an algorithm packs. The rows of the second epoch follow those of the first. A run reads
-        them in this order, once.
+      epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. The rows of epoch 1 follow those of epoch
+        0. A run reads all rows once, in this order.
       batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
@@ -126,13 +127,13 @@ class PackedLayout(Layout):
         use_array_if_local: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Return the layout of a plan that OLMo-core 3.0.0 made on any CPU.
+        """Return the layout of a plan that OLMo-core 3.0.0 made. It may have made the plan on another kind of CPU.
 
         Args:
           corpus, sequence_length, long_documents, source_group_size, bos_token_id: The values of OLMo-core's run.
           work_dir: OLMo-core's work directory, which has a folder `dataset-common`.
-          paths: Paths of the token files as OLMo-core was given them; None for those of the corpus.
-          use_array_if_local: OLMo-core's option of this name; None where it was not given.
+          paths: Paths of the token files that OLMo-core was given; None if they are those of the corpus.
+          use_array_if_local: Value of OLMo-core's option of this name; None if OLMo-core was given no value.
           cache_dir: Folder, or URL in a bucket, where the checked plan is kept; None for the cache folder.
 
         Raises:
@@ -167,7 +168,7 @@ class PackedLayout(Layout):
         self.highest_token = self.plans[0].highest_token
         # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
-        self._num_rows = int(self._begins[-1])  # for `__len__`, which each batch calls: indexing an array takes 0.1 us
+        self._num_rows = int(self._begins[-1])  # saves 0.1 us in each call of `__len__`, which each batch calls
         if not self._num_rows:
             batch = f"{options.batch_rows} rows of {self.sequence_length} tokens"
             problem = f"{self.num_documents} documents don't fill one batch of {batch}"
@@ -239,7 +240,7 @@ class PackedLayout(Layout):
 
     @property
     def split_documents(self) -> int:
-        """Number of documents that are split into several pieces, summed over epochs."""
+        """Number of documents that are split into several segments, summed over epochs."""
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
     @property

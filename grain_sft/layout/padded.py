@@ -16,12 +16,12 @@ class PaddedLayout(Layout):
     Args:
       corpus: Corpus whose documents make the rows; see `Corpus.documents`.
       sequence_length: Tokens of a row.
-      keep: Tokens of a longer document that its row holds: the "last" or the "first".
-      min_tokens: Number of tokens below which a document has no row.
+      keep: Tokens that are kept of a document longer than a row: the "last" or the "first".
+      min_tokens: Minimum number of tokens of a document. A shorter document has no row.
 
     Attributes:
-      dropped: Number of documents below `min_tokens`, which have no row.
-      cut_tokens: Tokens of longer documents that no row holds.
+      dropped: Number of documents shorter than `min_tokens`.
+      cut_tokens: Number of tokens that are cut off documents longer than a row.
 
     Raises:
       LayoutError: An argument has an invalid value, or no document is left.

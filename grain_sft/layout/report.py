@@ -1,4 +1,4 @@
-"""Figures of a packing: padding, cut documents, and how evenly the cost of attention spreads over devices."""
+"""Figures of a packed layout: padding, cut documents, and how evenly the cost of attention spreads over devices."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from jaxtyping import Float64, Int64
 
 ROWS_A_DEVICE = (1, 2, 4)
-"""Numbers of rows that a device computes in a step, for which a report has figures."""
+"""A report has figures for devices that compute 1, 2 or 4 rows in a step."""
 
-_DEVICES = 64  # most devices that share a step
-_STEPS = 1000  # most steps of random rows that are measured
+_DEVICES = 64  # maximum number of devices that share a step
+_STEPS = 1000  # maximum number of steps of random rows that are measured
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
-    """Return figures of all epochs of a layout together, ready for JSON.
+    """Return the figures of a layout as a dict for JSON. They cover all epochs of the layout together.
 
     `batch_rows` is None for an algorithm that does not pack whole batches. `split_documents` is the number of documents that
-    are in several pieces. `attention` is an `attention_spread`.
+    are divided into several segments. `attention` is the result of `attention_spread`.
     """
     counts, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
@@ -59,29 +59,28 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
     """Return the highest cost of a device divided by the mean cost of a device, for each step. A device computes
-    `rows_a_device` consecutive rows, and its cost is their sum. 1.0 means that no device waits for another."""
+    `rows_a_device` consecutive rows, and its cost is the sum of their costs. 1.0 means that no device waits for another."""
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
     return spread
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly the cost of a step spreads over its devices, at most 64, for 1, 2 and 4 rows a device.
+    """Return how evenly the cost of a step spreads over its devices: a dict each for 1, 2 and 4 rows a device.
 
-    A layout of fewer than 4 rows has fewer figures: a step needs 1, 2 or 4 rows.
+    A step has at most 64 devices. A layout of 3 rows has no dict for 4 rows a device.
 
     Args:
       costs: Cost of each row.
       longest: Cost of the longest segment of each row.
 
     Returns:
-      Dicts of `rows_a_device`, `devices`, and three figures. A figure is the highest cost of a device divided by the mean cost
-      of a device, averaged over steps:
+      Dicts of `rows_a_device`, `devices`, and three figures. Each figure is a mean over steps:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Lower bound of `shuffled`, however the rows of each step are distributed: one device has at least the cost of
-        the longest segment.
+      - floor: Lower bound of `shuffled` for any division of a step's rows between its devices. The device that has the
+        longest segment has at least the cost of this segment.
     """
     rng = np.random.default_rng(0)
     figures = []
@@ -111,22 +110,22 @@ def padding_share(num_tokens: float, num_positions: float) -> float:
 
 
 def algorithm_title(figures: Mapping[str, Any]) -> str:
-    """Return the algorithm of a `packing_report`, with the rows of a batch if it packs whole batches."""
+    """Return the algorithm of a `packing_report`, such as "balanced"; "multipack x 8" if it packs batches of 8 rows."""
     rows = figures.get("batch_rows")
     return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
 
 def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch for each algorithm of the table. Plans are not kept.
+    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`. The plans are deleted.
 
-    A report also has the `seconds` that it took to make, write and check the plan. An algorithm that can't pack this corpus
-    has a dict of `algorithm` and `error` instead.
+    Each report also has `seconds`, the time to make, write and check the plan. If an algorithm can't pack this corpus, its
+    report has only `algorithm` and `error`.
 
     Args:
       corpus: Corpus whose documents are packed.
       sequence_length: Number of tokens in a row.
-      options: Arguments of `PackedLayout` other than algorithm, epochs and cache_dir. Only algorithms that bound segments get
-        `max_segments`.
+      options: Arguments of `PackedLayout` other than algorithm, epochs and cache_dir. `max_segments` applies only to the
+        algorithms that can limit the segments of a row.
     """
     for name in ALGORITHMS:
         arguments = {**options, "epochs": 1}
@@ -141,12 +140,12 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
                 continue
             seconds = time.perf_counter() - begin
             figures = packing_report(layout) | {"seconds": seconds}
-            del layout  # which closes the plan's maps before the folder is deleted
+            del layout  # closes the memory maps of the plan before the folder is deleted
         yield figures
 
 
 def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Return the fingerprint and the path of the plan of each epoch, in the cache `folder`; None means the layout's own."""
+    """Return the fingerprint and the path of each epoch's plan in the cache `folder`. None means `layout.plan_folder`."""
     plans = []
     for epoch in range(layout.epochs):
         dependencies = depends_of(layout.finder, dataclasses.replace(layout.packing, epoch=epoch))

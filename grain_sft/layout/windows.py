@@ -11,7 +11,7 @@ from grain_sft.types import Ints
 
 
 class WindowLayout(Layout):
-    """Non-overlapping windows of `sequence_length` tokens of each shard in turn; a shard's remainder is dropped.
+    """Rows that are consecutive windows of `sequence_length` tokens of a shard. The tokens after its last window are dropped.
 
     Rows are numbered through all shards in order. A shard has `num_tokens // sequence_length` rows, or fewer with
     `max_target_sequence_length`. Windows cut through documents, and every row is one segment.
@@ -22,7 +22,7 @@ class WindowLayout(Layout):
         order keeps the quarters together. So the run reads the same tokens in the same order at every length.
 
     Raises:
-      LayoutError: A sequence length is not a positive integer, leaves no row, or does not divide
+      LayoutError: A length is not a positive integer, no shard fills a row, or `sequence_length` does not divide
         `max_target_sequence_length`.
     """
 

@@ -21,15 +21,15 @@ def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> 
 
 
 def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
-    """Raise a `PipelineError` if the sampler is for another number of rows, or draws from other sources of a mixture."""
+    """Raise a `PipelineError` if the sampler is for another number of rows, or for a mixture of other sources."""
     check_type("source", source, NpyDataSource | MixtureSource, "NpyDataSource(layout), or a MixtureSource")
     check_type("sampler", sampler, Sampler, "a sampler, such as IndexSampler(len(source), ...)")
     if sampler.num_instances != len(source):
         problem = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
-        raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")
+        raise PipelineError(f"{problem}. Make the sampler with IndexSampler(len(source), ...).")
     of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
     of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
-    is_mixture = "" not in of_source  # any other layout has one part, named ""
+    is_mixture = "" not in of_source  # a layout that is not a mixture has one part, named ""
     if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # lists, to compare the order too
         problem = f"the sampler draws from sources and rows {of_sampler}, but the source has {of_source}, in this order"
-        raise PipelineError(f"{problem}. A MixtureSource takes a MixtureSampler of its sources.")
+        raise PipelineError(f"{problem}. Make a MixtureSampler of the sources of the MixtureSource.")

@@ -1,4 +1,4 @@
-"""ReadAhead: results of consecutive steps, made by threads in advance."""
+"""ReadAhead: threads that make the results of the next steps, such as batches, before the caller asks for them."""
 
 import _thread
 import atexit
@@ -15,11 +15,11 @@ from grain_sft.errors import PipelineError
 
 T = TypeVar("T")
 
-_ENDS_IN = 5.0  # seconds for threads to finish a step when the interpreter ends
+_ENDS_IN = 5.0  # seconds that the threads have to finish a step when the interpreter ends
 
 
 class Slot(Generic[T]):
-    """Result of one step: `value` or `error`. Once one is set, `ready` is True, and then the lock `done` is released."""
+    """Result of one step: `value` or `error`. When it is set, `ready` becomes True, and then the lock `done` is released."""
 
     __slots__ = ("claimed", "done", "error", "ready", "value")
 
@@ -34,16 +34,16 @@ class Slot(Generic[T]):
 class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
-    An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks no thread: the caller waits only
-    for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good
-    when an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use a `Condition`, so executors
-    and Grain's prefetching do not survive Ctrl-C.
+    Ctrl-C may raise an exception at any point of the caller's thread. It loses no result and blocks no thread: the caller waits
+    only for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition`, however, stays
+    locked for good if an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use a
+    `Condition`, so executors and Grain's prefetching do not survive Ctrl-C.
 
     The methods take no lock. If several threads call them, the callers must hold a lock of their own around each call.
 
     Args:
-      make: Function of a step. If there is only one thread, it is called in the order of the steps.
-      start, end: First step, and the one after the last.
+      make: Function of a step. A single thread calls it in the order of the steps.
+      start, end: First step, and the step after the last.
       ahead: Number of steps that are made in advance, at least 1.
       threads: Number of threads, which start with the first `advance`.
       name: Prefix of the names of the threads.
@@ -53,7 +53,7 @@ class ReadAhead(Generic[T]):
       slots: Results by step, ascending, from the step of the last `advance` on. The caller may read a slot that is ready, and
         set its `value` to None once it has taken the value.
       due: First step after which the caller has to call `advance`. After an earlier step, more than `ahead // 2` later steps
-        have been requested already. The caller then saves the 10 to 20 us of waking the threads.
+        are requested already. So the caller need not call `advance` after every step, which saves 10 to 20 us a step.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReadAhead(Generic[T]):
         return slot
 
     def advance(self, step: int) -> None:
-        """Drop results before `step`, and request results from `step` on, in groups of at least half of `ahead`."""
+        """Drop the results before `step`. Request `ahead` steps from `step` on, unless more than half of them are requested."""
         slots = self.slots
         while slots and (before := next(iter(slots))) < step:
             slots.pop(before, None)
@@ -115,7 +115,7 @@ class ReadAhead(Generic[T]):
 
     def _start(self) -> None:
         """Start the threads. Runs in a thread of its own, which Ctrl-C does not reach. Only the first call does anything."""
-        if not self._starting.acquire(blocking=False):  # never released
+        if not self._starting.acquire(blocking=False):  # the lock is never released, so a second call ends here
             return
         started = 0
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
@@ -146,8 +146,8 @@ _open: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
 
 
 def _refuse(step: int) -> NoReturn:
-    found = f"step {step}: this iterator is of the process that forked this one, and its threads are not here"
-    raise PipelineError(f"{found}. Make another with pipeline.iter(start_step={step}).")
+    found = f"step {step}: this iterator was made before the process forked, and its threads run only in the parent"
+    raise PipelineError(f"{found}. Make another iterator with pipeline.iter(start_step={step}).")
 
 
 def _forked() -> None:
@@ -162,7 +162,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @atexit.register
 def _end() -> None:
-    """End all threads before the interpreter does, which would stop them in the middle of native code."""
+    """End all threads before the interpreter ends. It would stop them in the middle of native code."""
     deadline, readers = time.monotonic() + _ENDS_IN, list(_open)
     for reader in readers:
         reader.close()

@@ -1,4 +1,7 @@
-"""`Renderer`: rendering of records to documents, and of groups of units to chunk files."""
+"""`Renderer`: it makes documents (tokens and loss) of records, and a chunk file of each group of units.
+
+A unit is a range of an input's records. A chunk file holds the documents until the corpus is written.
+"""
 
 import base64
 import dataclasses
@@ -21,7 +24,7 @@ from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
 BATCH = 1024  # conversations that are tokenized together, at most
-BATCH_CHARACTERS = 1 << 20  # a batch with more characters than this ends
+BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
 
 Source = tuple[int, int]
 """Number of a record's input, and number of the record's line, element or row, from 1."""
@@ -35,10 +38,10 @@ class Renderer:
 
     Attributes:
       request: Request whose template, format, tokenizer and options apply.
-      inputs: Files of all datasets, scanned. Units name them by number.
+      inputs: Scanned files of all datasets. `Unit.input` is a number in this tuple.
 
     Raises:
-      PrepareError: The template or format does not exist, or the template or format does not take an option of the request.
+      PrepareError: The template or format does not exist, or does not take an option of the request.
     """
 
     request: Request
@@ -56,12 +59,12 @@ class Renderer:
             raise PrepareError(f"seed={request.seed}: expected at most {format.max_seed} for format {request.format}.")
         if template.masked and not format.holds_loss:
             raise PrepareError(
-                f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
-                "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
+                f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves tokens "
+                "without loss. Choose template text for plain documents, or a format with masks: olmo, episodes or openchat."
             )
         if format.of_pairs and template.weighted:
             raise PrepareError(
-                f"template {template.name} weighs tokens, which pairs don't have. Choose another template."
+                f"template {template.name} gives tokens weights, but pairs have no weights. Choose another template."
             )
         if format.of_pairs and request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
@@ -91,24 +94,22 @@ class Renderer:
         return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *jinja])
 
     def read(self, raw: object) -> Conversation:
-        """Return the conversation of a record: JSON as bytes, or a row. Raise a RecordError that names the record's fault."""
+        """Return the conversation of a record, which is JSON in bytes or a table row. Raise a RecordError if it is invalid."""
         conversation = read_record(raw, self.request.schema, messages=self.template.messages_schema)
         if self.format.of_pairs and conversation.rejected is None:
-            raise RecordError(
-                "the record is not a preference pair, with 'chosen' and 'rejected'. Give another --format."
-            )
+            raise RecordError("the record is not a preference pair ('chosen' and 'rejected'). Give another --format.")
         if conversation.rejected is not None and not self.format.of_pairs:
             raise RecordError(
-                "the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs, or train on one response "
+                "the record is a preference pair ('chosen' and 'rejected'). Give --format pairs, or train on one response "
                 "alone with --schema prompt_completion:completion=chosen."
             )
         return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the whole document of each conversation (`add` cuts it), or the RecordError of one that can't be rendered."""
+        """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # an empty response is kept as its BOS and EOS; "drop" would leave it without tokens
+        # with "keep", an empty response is its BOS and EOS; with "drop", it would have no tokens
         options = dataclasses.replace(self.request, empty="keep")
         chosen = render(self.template, conversations, self.tokenizer, options)
         conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
@@ -116,7 +117,7 @@ class Renderer:
         return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
 
     def chunk(self, units: Iterable[Unit]) -> bytes:
-        """Return the chunk of a group of units."""
+        """Return the bytes of the chunk file of a group of units."""
         contents = Contents()
         for batch in self._batches(units):
             valid = [parsed for _, _, parsed in batch if not isinstance(parsed, RecordError)]
@@ -135,7 +136,7 @@ class Renderer:
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
         """Yield batches of (source, record, conversation or error).
 
-        A batch ends after a bad record. If `on_error` is "stop", its error is then raised before later records are read.
+        A batch ends after a bad record. So if `on_error` is "stop", the record's error is raised before later records are read.
         """
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
@@ -201,5 +202,5 @@ class Renderer:
                 contents.text_bytes += result.text_bytes
                 contents.text_tokens += total
         number, line = source
-        # all tokens of a dropped document count as cut; statistics ignore them, because no split has the document
+        # all tokens of a dropped document count as cut; statistics ignore these tokens, because no split has the document
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

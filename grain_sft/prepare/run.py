@@ -44,7 +44,7 @@ def prepare(
 
     Returns:
       Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split.
-      It also has "already": True if the corpus was finished before.
+      The manifest also has "already": True if the corpus was finished before.
 
     Raises:
       RecordError: A record is invalid, and `request.on_error` is "stop". The message has its file and line.
@@ -86,7 +86,7 @@ def make_corpus(
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                target.discard()  # a second try would fail, too, and this work would block a corrected request
+                target.discard()  # a second try would fail, too, and the unfinished work would block a corrected request
             raise
         with target.discarded_if_refused():
             plan = job.plan()

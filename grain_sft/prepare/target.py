@@ -21,13 +21,14 @@ LOCK = "lock"
 class Target:
     """Output folder, and the folder of unfinished work next to it.
 
-    A local output appears whole, when `stage` is renamed to it. In a bucket its files appear one by one, the manifest last.
+    A local output appears whole: files are written to the folder `stage`, which is then renamed to the output. In a bucket,
+    files appear in the output one by one, and the manifest appears last.
 
     Args:
       output: Folder of the corpus; local, or a URL.
 
     Raises:
-      PrepareError: The output is the root of a file system or a bucket, or is empty.
+      PrepareError: The output is the root of a file system, a bucket without a folder, or an empty path.
     """
 
     manifest_name = MANIFEST
@@ -62,13 +63,14 @@ class Target:
         Args:
           identity: JSON object of everything that decides the corpus. Its "key" is a hash of the rest.
           make: Function that writes the corpus and returns its manifest.
-          overwrite: Whether to replace another corpus, or the unfinished work of another one.
+          overwrite: Whether to replace another corpus, or the unfinished work of another corpus.
           wait: Whether to wait for another process that makes the same output.
         """
         manifest = self.finished(identity, overwrite=overwrite)
         if manifest is None:
             with self._locked(wait=wait):
-                manifest = self.finished(identity, overwrite=overwrite)  # another process may have made it meanwhile
+                # while this process waited for the lock, another process may have made the corpus
+                manifest = self.finished(identity, overwrite=overwrite)
                 if manifest is None:
                     self.begin(identity, overwrite=overwrite)
                     manifest = make()
@@ -76,8 +78,8 @@ class Target:
                     return manifest
                 self.discard()
         elif self.remote or os.path.isdir(self.work):
-            # Remove the work that an interrupted run left. If another process holds the lock, it is replacing this corpus,
-            # and the work is its own.
+            # Remove the unfinished work that an interrupted run left. If another process holds the lock, that process is
+            # replacing this corpus, and the work belongs to it.
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
         return {**manifest, "already": True}
@@ -93,7 +95,7 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Raise an error if the output has other files. With `overwrite`, it may have another finished corpus.
+        Raise an error if the output has other files. With `overwrite`, another finished corpus is no error.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
@@ -102,7 +104,7 @@ class Target:
             if not overwrite:
                 raise self.error(self.changed("a corpus made", manifest, identity))
             return None
-        if self.remote:  # where unfinished work has its files in the output too
+        if self.remote:  # in a bucket, unfinished work has files in the output, too
             has_files = not files.exists(self.state) and bool(_remote_files(self.output))
         elif os.path.lexists(self.output) and not os.path.isdir(self.output):
             raise self.error(f"{self.output}: is not a folder. Give another output.")
@@ -147,19 +149,19 @@ class Target:
             yield
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`. Remove other work, or raise an error without `overwrite`."""
+        """Begin or continue the work of `identity`. If there is other work, remove it with `overwrite`, else raise an error."""
         old = read_object(self.state) if files.exists(self.state) else {}
         is_same = old.get("key") == identity["key"]
         if old and not is_same and not overwrite:
             raise self.error(self.changed("unfinished work", old, identity))
-        # A local corpus is replaced when the new one is complete. In a bucket the old files go first, because they have the
-        # names of the new ones.
+        # A local corpus is replaced when the new corpus is complete. In a bucket, old files are removed first, because new
+        # files have the same names.
         replaces_corpus = self.remote and files.exists(self.manifest)
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # If the next two lines are interrupted, the next run finds this file, and removes the rest. Without it, `finished`
-            # would take the rest for the user's files.
+            # If the next two lines are interrupted, the next run finds this file, and removes the other files. Without this
+            # file, `finished` would take the others for the user's files.
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -205,7 +207,7 @@ class Target:
 
 
 def _remote_files(folder: str) -> list[str]:
-    """Return the remote files below `folder`; `[folder]` if it is a file."""
+    """Return the remote files below `folder`. If `folder` is a file, return `[folder]`."""
     base = folder.split("://", 1)[1]
     with files.remote(folder) as client:
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
@@ -240,8 +242,8 @@ def read_object(path: str) -> dict[str, Any]:
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of an identity that `changed` compares.
 
-    Its inputs become a mapping by path, so that messages name the path of a changed input. If two inputs have the same path,
-    they stay a list.
+    The list of inputs becomes a mapping by path, so that messages name the path of a changed input. If two inputs have the same
+    path, it stays a list.
     """
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}

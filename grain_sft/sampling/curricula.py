@@ -1,4 +1,7 @@
-"""Curricula of OLMo-core's `NumpyVSLDataset`: the batches of each bucket in an epoch, their order, and their sizes."""
+"""Curricula of OLMo-core's `NumpyVSLDataset`: the batches of each bucket in an epoch, their order, and their sizes.
+
+A bucket has all rows of one length. All rows of a batch are of one bucket. Bucket 0 has the shortest rows.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,8 +16,8 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
-"""`natural` draws batches of all buckets at random. The other two are growing curricula: each cycle goes from short rows to
-long rows.
+"""`natural` draws batches of all buckets at random. The other two are growing curricula. Their epochs are divided into cycles,
+and each cycle goes from short rows to long rows.
 
 A cycle has one subcycle for each bucket. The first subcycles have mostly batches of short rows, and the last subcycles mostly
 batches of long rows.
@@ -28,7 +31,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
       curriculum: Name of the curriculum.
       rows: Number of rows of each bucket, int64 [buckets].
       sizes: Number of rows of a batch of each bucket, int64 [buckets].
-      num_cycles: Number of cycles of a growing curriculum. It divides the number of batches of each bucket.
+      num_cycles: Number of cycles of a growing curriculum. Each cycle has the same number of batches of a bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket.
 
     Raises:
@@ -54,7 +57,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 
 
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
-    """Return the batches of an epoch in reading order: int64 [batches], numbered bucket by bucket.
+    """Return the numbers of an epoch's batches in the order of reading, int64 [batches]. They are counted bucket by bucket.
 
     Args:
       curriculum: Name of the curriculum.
@@ -96,7 +99,8 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
     """Return the number of batches of a bucket in each subcycle of a growing curriculum.
 
     The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles. Each subcycle has a
-    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. Its odds are the rank, or 2 ** (rank - 1) in "grow_p2": 4, 8, 2 and 1.
+    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. The odds are these ranks. In "grow_p2", the odds are 2 ** (rank - 1):
+    4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
@@ -107,7 +111,7 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Order of an epoch's rows, in parts. Each step has a part. Then each bucket has a part of the rows that no step reads.
+    """Order of an epoch's rows, in parts. First, each step has a part. Then each bucket has a part of rows that no step reads.
 
     Attributes:
       bucket: int64 [parts], bucket of the rows of each part.
@@ -121,13 +125,13 @@ class _Epoch(NamedTuple):
 
 
 class CurriculumSizes(ComputedSizes):
-    """Batch sizes of a run. All epochs have the same batches, each epoch in an order of its own.
+    """Batch sizes of a run with a curriculum. Every epoch has the same batches, in another order.
 
     Args:
       rows: Number of rows of each bucket, int64 [buckets].
       sizes: Number of rows of a batch of each bucket, int64 [buckets].
       counts: Number of batches of each bucket in an epoch, int64 [buckets].
-      order: Function of an epoch that returns its batches in order, as `batch_order` does.
+      order: Function of an epoch's number that returns the order of the epoch's batches, as `batch_order` does.
 
     Attributes:
       num_steps: Number of steps of an epoch.

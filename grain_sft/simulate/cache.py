@@ -1,4 +1,4 @@
-"""Model of one host's shard cache: which blocks it has, and the bytes of their files. No file is read or written."""
+"""Model of one host's shard cache, for simulated runs. It keeps the sizes of the cached blocks, and touches no file."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,7 +15,8 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a file or a part of it. A gather is the reading of all pieces that one call of `read` gets.
+    A block is a file, or a part of a file of the size that the options state. A gather is the reading of all pieces that one
+    call of `read` gets.
 
     Args:
       options: Size limit and block size of the cache.
@@ -70,10 +71,10 @@ class HostCache:
 
         Args:
           size: Bytes of the file.
-          unfinished: Bytes of the files that the same batch has already reserved. These can't be removed to make room.
+          unfinished: Bytes of the files that the same batch has already reserved. These files can't be removed to make room.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
-            # more is removed than needed, so that the next blocks find room, too
+            # remove more than needed, so that the next blocks find room, too
             with_spare = self._max - self._max // cache_blocks.SPARE
             used_after = max(unfinished, min(self._max - size, with_spare))
             while self.used > used_after and self._file_bytes:

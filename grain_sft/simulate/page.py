@@ -1,4 +1,4 @@
-"""The HTML page of a simulation, with its answers, its figures and their curves."""
+"""The HTML page of a simulated run: whether bucket, cache and hosts are fast enough, with figures and curves."""
 
 import html
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` per second of a run without waits, and the limit that `option` sets.
+    """Draw the curve `name` as a rate per second of a run in which no step waits. Also draw the limit that `option` sets.
 
     Args:
       name: Name of the curve.
@@ -95,7 +95,7 @@ def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
 
 
 def _errors(figure: Any, figures: Figures) -> None:
-    """Draw a bar for the error of each figure."""
+    """Draw a bar for each figure, with the error of the model."""
     axes, errors = figure.subplots(), figures["errors"]
     labels = [f"{error:.1%}" for error in errors.values()]
     draw_bars(axes, [FIGURES[name] for name in errors], [100 * error for error in errors.values()], labels, COLOURS[1])
@@ -109,4 +109,4 @@ _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], No
     "waited": (lambda figures: True, partial(_curve, "waited", "s in {:,.0f} steps")),
     "errors": (lambda figures: figures["errors"], _errors),
 }
-"""For each picture: a function that tells whether the figures have it, and one that draws it."""
+"""Two functions for each picture. The first returns whether the figures have its numbers. The second draws the picture."""

@@ -1,5 +1,8 @@
-"""Reader of corpora that store rows. In a file, the positions and segment ids of a row follow its tokens as small integers,
-which the reader widens to int32. Rows of long segments store the columns where segments end instead."""
+"""Reader of materialized rows, which `grain-sft pack --materialize` writes.
+
+In a file, the tokens of a row are followed by its positions and segment ids as small integers, which the reader widens to
+int32. Rows of long segments store the columns where segments end instead.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ if TYPE_CHECKING:
 
 
 _BLOCK_TOKENS = 1 << 15
-"""Tokens of a block: few enough that the block's bytes are still in the processor's cache when they are widened."""
+"""Tokens of a block. They are few, so that the block's bytes are still in the processor's cache when they are widened."""
 
 
 class _Block(NamedTuple):
     """Consecutive rows of a batch that are read and widened before the next block is read.
 
     Attributes:
-      rows: Rows of the batch.
-      buffers: Buffers that each row is read into.
+      rows: Slice of the rows of the batch.
+      buffers: For each row, the buffers that it is read into.
       copied: A triple (destination, index into it, source) for each copy after the read, in the order of the copies.
       by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
     """
@@ -40,7 +43,7 @@ class _Block(NamedTuple):
 
 
 class RowReader:
-    """Thread-safe reader of the rows of a corpus with `Corpus.rows`."""
+    """Thread-safe reader of the rows of a corpus of materialized rows. The corpus has `Corpus.rows`, their format."""
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
         def reader_of(files: Sequence[FileStamp], row_bytes: int) -> ShardReader:
@@ -50,7 +53,8 @@ class RowReader:
         shards, self._length = corpus.shards, corpus.rows.sequence_length
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._fields = self._row.names or ()
-        # rows that store the ends of segments are filled by counting; if all tokens take loss, `target_segment_ids` are too
+        # If rows store the ends of segments, the reader fills their positions and segment ids from a range of integers. It also
+        # does so for `target_segment_ids` if all tokens take loss.
         self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -61,9 +65,9 @@ class RowReader:
         self._loss_reader = reader_of(self._losses, self._loss_bytes) if self._losses else None
 
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
-        """Return `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`.
+        """Return the rows with the numbers `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`.
 
-        With `only_weights`, read stored loss weights, but no stored loss mask: `target_segment_ids` already expresses it.
+        With `only_weights`, read stored loss weights, but no stored loss mask: `target_segment_ids` already has the mask.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -76,7 +80,7 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        # one block needs no groups; `fill_rows` reads nothing and returns False if `read_groups` is faster, or has to be used
+        # One block needs no groups. `fill_rows` returns False, and has read nothing, if `read_groups` is faster or necessary.
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:
@@ -105,23 +109,23 @@ class RowReader:
             for table, row in block.by_ends:
                 ends = table[1 : 1 + table[0]].tolist()
                 if len(ends) != table[0] or (ends and (min(ends) < 1 or ends[0] > self._length)):
-                    raise IndexError  # `fill` itself raises for a later end that is beyond the row, or below the end before it
+                    raise IndexError  # `fill` checks the later ends: each must be in the row, and not below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(
-                f"{self._folder}: the ends of a row's segments are not columns of the row. It is damaged: write the rows again."
+                f"{self._folder}: the ends of a row's segments are not columns of the row. Damaged file: write the rows again."
             ) from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
         """Return the blocks of the batch in `stack`."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
-        # rows that store the ends of segments have fewer bytes a token, as few as half, so a block may have more rows
+        # a row that stores the ends of segments may have only half as many bytes, so a block has twice as many rows
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]
         widened = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
-        # tokens of 4 bytes are read into the batch itself, and only what follows them into `memory`
+        # tokens of 4 bytes are read straight into the batch; only the values after the tokens are read into `memory`
         num_token_bytes = stored["tokens"].nbytes // size if self._wide else 0
         row_bytes = [row[num_token_bytes:].data for row in memory]
         blocks = []
@@ -134,7 +138,8 @@ class RowReader:
                 buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
             else:
                 copied.append((tokens[rows], ..., stored["tokens"]))
-            # one copy shifts all rows; it puts the next row's first token at the end of a row, where the next copy puts 0
+            # One copy makes the targets of all rows. It puts the first token of the next row at the end of each row. The next
+            # copy replaces it by 0.
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
             copied.append((targets[rows, -1], ..., 0))
             copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]

@@ -1,4 +1,4 @@
-"""Withdrawals: documents whose tokens are padding from a step on."""
+"""Withdrawals: documents that a run withdraws, so that their tokens are padding from a step on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Withdrawals:
       steps: int64 [n], step from which each document is withdrawn.
 
     Raises:
-      RowIndexError: No document has one of the numbers.
+      RowIndexError: One of the numbers is not that of a document.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -51,7 +51,7 @@ class Withdrawals:
         self._first_step = int(steps.min())
 
     def source_at(self, step: int) -> RowSource:
-        """Return the source as it is at `step`: a new one if documents are withdrawn by then."""
+        """Return the source of the rows at `step`. If documents are withdrawn by then, it is a new source with padding."""
         if step < self._first_step:
             return self._source
         sources = self._source.sources
@@ -59,12 +59,12 @@ class Withdrawals:
         return self._source.with_sources(padded)
 
     def spans(self, rows: Ints, step: int) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each span that is withdrawn at `step`, in the flattened `rows` (int64 [n])."""
+        """Yield the start and stop of each span that is withdrawn at `step`, counted in the flattened `rows` (int64 [n])."""
         length = self._layout.width(rows)
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
                 for start, stop in documents.spans(own, step, length):
-                    row = start // length  # counted in the rows of this source
+                    row = start // length  # index in `own`, the rows of this source
                     moved = (indices.item(row) - row) * length
                     yield start + moved, stop + moved
 
@@ -127,7 +127,7 @@ class _PaddedSource(RowSource):
         return read._replace(**arrays, pieces=None)  # the pieces do not show this padding
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the array; a copy if it is read-only, because several batches share it."""
+        """Return the array, or a copy of a read-only array, which several batches share."""
         if array.flags.writeable:
             return array
         copied = self._arrays.empty(array.shape, array.dtype)
@@ -145,7 +145,7 @@ class _WithdrawnDocuments:
     """
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
-        order = np.argsort(steps)  # the first step of each document counts
+        order = np.argsort(steps)  # if a document is listed twice, its first step counts
         self.layout = layout
         self._numbers, first = np.unique(documents[order], return_index=True)
         self._steps: Ints = steps[order[first]]
@@ -180,7 +180,7 @@ class _WithdrawnDocuments:
     def spans(
         self, indices: Sequence[int] | npt.NDArray[np.integer], step: int, length: int, pieces: Pieces | None = None
     ) -> list[tuple[int, int]]:
-        """Return the start and stop of each span that is withdrawn at `step`, in flattened rows.
+        """Return the start and stop of each span that is withdrawn at `step`, counted in the flattened rows.
 
         Args:
           indices: Row numbers; some may be `FILL_ROW`.
@@ -189,7 +189,7 @@ class _WithdrawnDocuments:
           pieces: Pieces of the rows. None if the caller does not have them.
         """
         rows, _ = checked_rows(indices, self.layout)
-        if not self._in_row[rows].any():  # so the pieces are not computed, which is slow for long rows
+        if not self._in_row[rows].any():  # this saves computing the pieces, which is slow for long rows
             return []
         if pieces is None:
             real = np.flatnonzero(rows != FILL_ROW)
@@ -209,7 +209,7 @@ class _WithdrawnDocuments:
 
 
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return spans of the same tokens that ascend and do not overlap: start, stop and step of each.
+    """Return spans of the same tokens that ascend and do not overlap: their starts, stops and steps.
 
     Documents of some formats share tokens, are not in order, or are empty. If [0, 10) is withdrawn from step 5 on, and [4, 6)
     from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.

@@ -1,4 +1,4 @@
-"""Options of remote files: limits of time and requests, and the shard cache on the local disk."""
+"""Options for reading remote files: limits of time and requests, and the shard cache on the local disk."""
 
 import os
 import re
@@ -26,12 +26,13 @@ _UNITS = {
 
 
 class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local cache of remote files, shared by all processes of the machine.
+    """Options of the shard cache: a local cache of remote files that all processes of the machine share.
 
     Args:
       folder: Folder on a local disk, for this cache alone.
-      max_bytes: Maximum size of the cache in bytes, or text such as `200GiB`.
-      unit: Size of the blocks that are fetched and kept, in bytes or text such as `4MiB`. `shard` or None means whole shards.
+      max_bytes: Maximum size of the cache: a number of bytes, or text such as `200GiB`.
+      unit: Size of the blocks that are fetched and kept: a number of bytes, or text such as `4MiB`. `shard` or None means
+        whole shards.
     """
 
     folder: str
@@ -59,7 +60,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
     """Options of reads from a bucket.
 
     Args:
-      seconds: Time for which failing requests for a file are repeated before the failure is an error.
+      seconds: Time for which a failing request is repeated. After this time, the failure is an error.
       requests: Maximum number of concurrent requests of one read.
       cache: Local cache of the files. None means that nothing is cached.
     """
@@ -98,7 +99,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         Options that the mapping lacks come from the environment.
 
         Raises:
-          CorpusError: An unknown key or a wrong value.
+          CorpusError: The mapping has an unknown key, or an option has a wrong value.
           StorageError: `seconds` or `requests` is not above zero, or its environment variable is not a number.
         """
         if isinstance(given, RemoteOptions):
@@ -119,10 +120,10 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return the number of bytes that `text` states: an integer, or text such as "500GB", "1.5 TiB" or "4096".
+    """Return the number of bytes that `text` states. It is an integer, or text such as "500GB", "1.5 TiB" or "4096".
 
     Raises:
-      CorpusError: `text` is anything else. The message names the option `what`.
+      CorpusError: `text` does not state a number of bytes. The message names the option `what`.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         return text

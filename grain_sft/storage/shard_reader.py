@@ -17,11 +17,12 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
-_FEWEST_COPIED = 24  # pieces; fewer are read: reads of 8 pieces of 180 tokens take 0.6 of the time of a copy
-_LARGEST_COPIED = 1 << 13  # bytes; pieces that are longer on average are read
+# Pieces are read (`preadv`) or copied from memory maps.
+_FEWEST_COPIED = 24  # fewer pieces are read: reading 8 pieces of 180 tokens takes 0.6 of the time of copying them
+_LARGEST_COPIED = 1 << 13  # bytes; pieces whose mean size is larger are read
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, without trying a copy, after a copy that often waited for the disk
-_COPIES_PER_RELEASE = 1 << 12  # copies between two releases of the maps' pages
+_READS_AFTER_SLOW_COPY = 1 << 8  # number of gathers that read, without trying a copy, after such a slow copy
+_COPIES_PER_RELEASE = 1 << 12  # number of copies after which the pages of the maps are released
 
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
@@ -33,25 +34,27 @@ Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
 RowPieces = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
 """Pieces of a row, without gaps between them: (file number of each, first value of each, end of each in the memory, memory).
 
-The ends count values, and so do the items of the memory. ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with values 50 to
-52 of file 0, and memory[3:5] with its values 7 and 8.
+The ends count values, and an item of the memory is a value. ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with values 50
+to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
 """
 
 
 class ShardReader:
     """Reader of values of a set of files, such as a corpus's tokens. Safe in threads.
 
-    Long pieces are read with `preadv` straight into the batch. Many small pieces are copied from maps of their files by one
-    system call, since each read costs a microsecond or more. From files that are not in the page cache, such a copy takes 1.3
-    to 2 times as long as reads. After a copy that often waited for the disk, the next gathers therefore read.
+    A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
+    copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
+    in the page cache, such a copy takes 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, the
+    next calls of `gather` read.
 
     Args:
-      shards: Files.
+      shards: Files to read. Methods name a file by its number in this sequence.
       itemsize: Bytes of a value, such as a token.
-      max_open_files: Most open files; None means 1024, or a quarter of the process's limit (`ulimit -n`) if that is less.
-      scattered: Whether reads are far apart and not repeated. Then the system reads nothing ahead and no file is mapped: a
-        trace of a corpus that is not in the page cache takes a third of the time.
-      remote: Options of remote files. None means those of the environment.
+      max_open_files: Maximum number of open files. None means 1024, or a quarter of the process's limit (`ulimit -n`) if that
+        is less.
+      scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
+        A trace of a corpus that is not in the page cache then takes a third of the time.
+      remote: Options for reading remote files. None means those that environment variables set.
       whole_rows: Whether a value is a whole materialized row (its tokens, and the arrays that are stored after them) rather
         than one token. It matters only for files of materialized rows.
 
@@ -72,7 +75,7 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        # (number of values of a row, distance from one row to the next), which is the same for all files of a corpus
+        # (number of values of a row, number of values from one row to the next), the same for all files of a corpus
         self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
@@ -99,7 +102,7 @@ class ShardReader:
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))
 
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
-        """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on. None means the first shard.
+        """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on. `shards` None means the first shard.
 
         Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if a copy is likely to be
         faster. The caller then calls `gather`.
@@ -151,8 +154,8 @@ class ShardReader:
         return values
 
     def fill(self, rows: Sequence[RowPieces]) -> Iterator[None]:
-        """Fill the memory of each row in turn, and yield after each, so that the caller uses it while it is in the processor's
-        cache. The files are checked after the last row."""
+        """Fill the memory of each row in turn. Yield after each row, so that the caller uses the row while it is in the
+        processor's cache. The files are checked after the last row."""
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
@@ -179,13 +182,13 @@ class ShardReader:
         activity.count("local_bytes", total)
 
     def _pieces(self, row: RowPieces) -> Pieces:
-        """Return the pieces of a row with a buffer each."""
+        """Return the pieces of a row, each with the buffer that it fills."""
         shards, starts, ends, memory = row
         buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
         return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
-        """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
+        """Fill the buffers of each group in turn, and yield after each group. The files are checked after the last group."""
         if self.plain:
             for group in groups:
                 self._read(group)
@@ -220,14 +223,14 @@ class ShardReader:
             self._reads_until_copy -= 1
             return False
         numbers = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
-        if 2 * len(numbers) > self._open.max_descriptors:  # a mapped file has two
+        if 2 * len(numbers) > self._open.max_descriptors:  # a mapped file has two descriptors
             return False
-        mapped = [self._open.mapped(number) for number in numbers]  # keeps them open while other threads make room
+        mapped = [self._open.mapped(number) for number in numbers]  # this list keeps the files open during the copy
         if not all(file.address for file in mapped):
             return False
         data_ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in mapped]
         addresses, lengths = np.array(data_ranges).T
-        if len(mapped) > 1:  # for one file, both have the shape [1] and broadcast to all pieces
+        if len(mapped) > 1:  # for one file, both arrays have the shape [1] and broadcast to all pieces
             file_of_piece = np.searchsorted(numbers, shards)
             addresses, lengths = addresses[file_of_piece], lengths[file_of_piece]
         offsets = starts * self._itemsize
@@ -253,7 +256,7 @@ class ShardReader:
 
 
 def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
-    """Return pieces of materialized rows, cut where rows end.
+    """Return pieces of materialized rows, cut into parts where rows end.
 
     If rows of 4 tokens are followed by gaps of 2, row 1 begins at value 6 of the file. The piece of tokens 2 to 5 then becomes
     two pieces: values 2 and 3, and values 6 and 7 of the file.

@@ -19,30 +19,31 @@ from grain_sft.transforms.element import require_keys
 if TYPE_CHECKING:
     from jaxtyping import Bool, Integer
 
-_PROBES = 8  # neighbours of an equal pair that are compared before the whole run is measured
+_PROBES = 8  # neighbours on each side of an equal pair that are compared before the whole run is measured
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.intp]
 
 
 class NgramFilter(grain.transforms.Map):
-    """Transform that takes the loss off rows where some n-gram repeats too often. Takes and returns the source's dict.
+    """Transform that takes the loss off rows where some n-gram repeats too often. It maps the source's dict of arrays.
 
     A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
     succession. A partial last repeat does not count: with `max_count` 3, "abababa" has three repeats of "ab", and "ababa" two.
     As in OLMo-core, a `max_count` below 3 acts as 3.
 
-    Padding (segment id 0) does not count, unless `count_padding`. Parity with OLMo-core 3.0.0's `instance_mask`, by layout:
-      windows: `NumpyFSLDataset`. Its rows have no padding.
-      padded: `NumpyPaddedFSLDataset` with the default, for `keep="first"`. It cuts a document to L tokens, validates it,
-        then pads it.
-      packed: `NumpyPackedFSLDataset` with `count_padding=True`. It validates a row after it pads it, so a row that ends in
-        `max_count` padding tokens takes no loss. By default, only the documents of a row decide.
+    Padding (segment id 0) counts only with `count_padding=True`. These datasets of OLMo-core 3.0.0 have the same
+    `instance_mask`:
+      `NumpyFSLDataset`, for layout windows. Rows have no padding.
+      `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, without `count_padding`. OLMo-core filters a document
+        before it pads the document.
+      `NumpyPackedFSLDataset`, for layout packed, with `count_padding=True`. OLMo-core filters a row after it pads the row. So
+        a row that ends in `max_count` padding tokens takes no loss.
 
     Search: with p = 2 and `max_count` = 32, a row that fails has a run of 2 * 31 = 62 consecutive columns i with
-    `tokens[i] == tokens[i - 2]`. So the search compares only every 62nd column. Where such a column is equal, half of the run
-    lies on its right or on its left, so the search compares up to 8 columns on each side. If all columns of a side are equal,
-    it measures the whole run.
+    `tokens[i] == tokens[i - 2]`. So the search compares only every 62nd column. If such a column is equal and in a run, half
+    of the run's other columns lie on its right or on its left. So the search compares up to 8 columns on each side. If all of
+    them are equal on one side, it measures the whole run.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -100,7 +101,7 @@ class NgramFilter(grain.transforms.Map):
 
     def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_]:
         """Return which rows fail, bool [rows]."""
-        # Recorded here, because the pipeline does not record a filter that is part of the read.
+        # The pipeline records the transforms that it calls. A filter in the read (`filter_rows`) is recorded here.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -110,7 +111,7 @@ class NgramFilter(grain.transforms.Map):
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         row, sample = np.divmod(np.flatnonzero(equal), len(later))  # in a third of the time of `np.nonzero`
         if segments is not None:
-            inside = segments[row, later[sample]] != 0  # of the later token alone: `_has_run` checks both
+            inside = segments[row, later[sample]] != 0  # for the later token only; `_has_run` checks both tokens
             row, sample = row[inside], sample[inside]
         failing = np.zeros(len(rows), np.bool_)
         if not len(row):
@@ -123,7 +124,7 @@ class NgramFilter(grain.transforms.Map):
 
     @property
     def no_loss_reason(self) -> str:
-        """Reason why all rows may have lost their loss, and what to do."""
+        """Text for a message about a batch without loss: why all rows may have lost their loss, and what to do."""
         return f"each repeats an n-gram {self.max_count} times or more. Give a greater max_count, or remove the filter."
 
     def __repr__(self) -> str:
@@ -133,12 +134,13 @@ class NgramFilter(grain.transforms.Map):
 
 @functools.lru_cache(maxsize=16)
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
-    """Return the pairs to compare in rows of `length` tokens: the columns i, the columns i - p, and the periods p.
+    """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
-    For each period p, the columns are `p * (repeats - 1)` apart. A row that fails has a run of that length, so the run
-    contains one of them.
+    For each period p, the later columns are `p * (repeats - 1)` apart. A row that fails has a run of that length, so the run
+    contains one of these columns.
     """
-    periods = range(min_period, min(max_period, length // 3) + 1)  # a row that fails has three repeats
+    # a row that fails has at least three repeats, so the period is at most a third of its length
+    periods = range(min_period, min(max_period, length // 3) + 1)
     columns = [np.arange(p * repeats - 1, length, p * (repeats - 1)) for p in periods]
     later = np.concatenate([*columns, np.zeros(0, np.intp)]).astype(np.intp)
     period = np.repeat(np.array(periods, np.intp), [len(each) for each in columns])
@@ -146,14 +148,14 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 
 
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
-    """Return the (row, period) of equal pairs that may belong to a run that is long enough.
+    """Return the (row, period) of the equal pairs that have equal neighbours, so that they may belong to a long enough run.
 
     Args:
       rows: Tokens [rows, L].
-      row, at, period: Row, column and period of each equal pair.
+      row, at, period: Row, later column and period of each equal pair.
       repeats: Number of repeats that fails a row.
     """
-    # of the other columns of a shortest run, half lie on one side of the pair
+    # the shortest run that fails a row has p * (repeats - 1) columns; half of its other columns lie on one side of the pair
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round compares only the next neighbour. This rules out most pairs, and saves 40% of the time for tokens that
     # follow Zipf's law.
@@ -172,10 +174,11 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 
 
 def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) -> bool:
-    """Return whether `length` consecutive tokens equal those `period` before them; padding equals nothing."""
+    """Return whether `length` consecutive tokens each equal the token `period` columns before. Padding equals no token."""
     equal = tokens[period:] == tokens[:-period]
     if segments is not None:
         real = segments != 0
         equal = equal & real[period:] & real[:-period]
-    distances = np.diff(np.flatnonzero(~equal), prepend=-1, append=len(equal))  # of tokens that differ: a run and 1
+    # from one token that differs to the next, which is 1 more than the length of the run between them
+    distances = np.diff(np.flatnonzero(~equal), prepend=-1, append=len(equal))
     return int(distances.max()) > length

@@ -1,4 +1,4 @@
-"""SplitPairs: the transform from rows of pairs to the arrays of a preference trainer."""
+"""SplitPairs: a transform that splits rows of preference pairs into the arrays of a DPO or ORPO trainer."""
 
 import grain
 import numpy as np
@@ -13,12 +13,12 @@ from grain_sft.transforms.element import INT32_MAX, as_int32, require_keys
 class SplitPairs(grain.transforms.Map):
     """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
 
-    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. R is half of the row
-    without the prompt. `prompt_mask`, `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in
+    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. A row of L tokens has
+    R = (L - P) / 2. `prompt_mask`, `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in
     MaxText's `DPODataFormatting`. So a padding token in a text is masked, too, and a warning is logged once.
 
     Args:
-      prompt_length: P, the layout's `prompt_length`.
+      prompt_length: `prompt_length` of the layout: P, the length of `prompt_ids`.
       pad_token_id: Padding token of the trainer's tokenizer.
     """
 
@@ -36,23 +36,24 @@ class SplitPairs(grain.transforms.Map):
         self._warned = False
 
     def map(self, element: Element) -> Element:
-        """Return the six arrays of `element`, the source's dict.
+        """Return the six arrays for the rows of pairs in `element`, the source's dict of arrays.
 
         Raises:
-          TransformError: `element` is not rows of pairs with prompts of at most P tokens, or a token does not fit in int32.
+          TransformError: The rows are not pairs with prompts of at most P tokens, or a token does not fit in int32.
         """
         require_keys(self, element, ("tokens", "segment_ids"))
         tokens, segments, prompt = as_int32(element["tokens"]), element["segment_ids"], self.prompt_length
         response, odd = divmod(tokens.shape[-1] - prompt, 2)
         sizes = {"prompt": prompt, "chosen": response, "rejected": response}
-        lengths = [np.count_nonzero(segments == part, axis=-1)[..., None] for part in (1, 2, 3)]
+        # segment 1 is the prompt, segment 2 the chosen response, segment 3 the rejected response
+        lengths = [np.count_nonzero(segments == number, axis=-1)[..., None] for number in (1, 2, 3)]
         fits = response > 0 and not odd and segments.max(initial=0) <= len(sizes)
         if not fits or any((length > size).any() for length, size in zip(lengths, sizes.values(), strict=True)):
             problem = f"rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens"
-            fix = "It takes the rows of a layout of kind pairs with this prompt_length"
+            fix = "Read the rows of a layout of kind pairs that has this prompt_length"
             raise TransformError(f"{self!r}: {problem}. {fix}.")
         batch: Element = {}
-        first = np.zeros_like(lengths[0])  # column in the row of the first token of the prompt, then of each response
+        first = np.zeros_like(lengths[0])  # column at which the prompt begins in each row; later, that of a response
         for (name, size), length in zip(sizes.items(), lengths, strict=True):
             position = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (position >= 0) & (position < length)

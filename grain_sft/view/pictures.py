@@ -13,8 +13,8 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Two functions for each picture, by its name. The first takes a report and returns whether it has the picture's numbers. The
-second takes a matplotlib figure and the report, and draws the picture."""
+"""Two functions for each picture, by the picture's name. The first takes a report and returns whether the report has the
+picture's numbers. The second takes a matplotlib figure and the report, and draws the picture."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""
@@ -78,7 +78,7 @@ def _element(name: str, svg: str) -> str:
 
 
 def _html_tag(name: str, tag: str) -> str:
-    """Return a tag of an SVG file for an HTML page: with ids that no other picture has, and colours of the style sheet."""
+    """Return a tag of an SVG file for an HTML page: no other picture has its ids, and its colours become `var(--NAME)`."""
     tag = re.sub(r'\bid="', f'id="{name}-', tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
     tag = re.sub(r' xmlns:?\w*="[^"]*"', "", tag).replace("xlink:href", "href")
@@ -93,7 +93,7 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the sources, largest first. Of more than 8, return the 7 largest, and the sum of the others as "3 others".
+    """Return the sources, largest first. If there are more than 8, return the 7 largest, and the sum of the rest as "N others".
 
     Args:
       tokens: Number of tokens in each step, by source.
@@ -107,7 +107,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def short(name: str) -> str:
-    """Return a label for a file or a source: its name. If that is too long, return its end after an ellipsis."""
+    """Return a label for a file or a source: its name. If the name is too long, return an ellipsis and the end of the name."""
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 

@@ -28,12 +28,12 @@ class Piece:
     Attributes:
       segment: Number of the segment in the row, from 1.
       document: Number of the document in the run, as in a trace; None in a layout that does not follow documents.
-      source: Name of the document's input, or the label of its file; "" if it has neither.
-      record: Line or row in that input, from 1; None if the corpus does not state it.
+      source: Name of the input that the document comes from, or the label of its token file; "" if the corpus has neither.
+      record: Line or row of the document in its input, from 1; None if the corpus does not state it.
       file: Path of the token file.
       start, stop: Range of tokens in the file.
       withdrawn: Number of these tokens whose document is withdrawn at this step.
-      mixed: Whether `source` is one of a mixture.
+      mixed: Whether the rows are those of a mixture.
     """
 
     segment: int
@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record: "a.jsonl:7". In a mixture "a.jsonl, record 7": there, "a:7" is document 7 of source a."""
+        """Source and record, as "a.jsonl:7". In a mixture, as "a.jsonl, record 7": there, "a:7" is document 7 of source a."""
         if not self.source:
             return ""
         source = visible_line(self.source)
@@ -66,14 +66,14 @@ class RowView:
       row: Index of the row in this host's batch.
       slot: Index of the row in the global batch.
       instance: Number of the row in the layout; -1 for a row of padding alone.
-      tokens: int64 [n], the tokens of the row. If the batch has inputs and targets: the inputs, then the last target if it
-        takes loss.
+      tokens: int64 [n], the tokens of the row. If the batch has inputs and targets, they are the inputs, and then the last
+        target if this target takes loss.
       segments: int64 [n], segment of each token, from 1; 0 is padding.
       positions: int64 [n], position of each token.
       loss: bool [n], whether each token takes loss. If the batch has targets, token 5 takes loss if the target of input 4 does.
       weights: float32 [n], weight of each token's loss; None if the batch has no weights.
-      pieces: Where the tokens come from, in order.
-      notes: Differences between the batch and the trace, and withdrawn pieces.
+      pieces: Pieces of token files that the tokens come from, in order.
+      notes: Remarks for the reader: differences between the batch and the trace, withdrawn pieces, loss that a filter took.
       names: Names of the segments, from 1, as in `Layout.segment_names`; empty for a row of padding alone.
     """
 
@@ -93,12 +93,12 @@ class RowView:
 
 
 def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) -> list[RowView]:
-    """Return rows of `pipeline[step]`.
+    """Return a `RowView` for each of `rows` of `pipeline[step]`.
 
     Args:
-      pipeline: Pipeline.
-      step: Step.
-      rows: Indices of rows of this host's batch; None means all.
+      pipeline: Pipeline that makes the batch.
+      step: Step of the batch.
+      rows: Indices of rows of this host's batch; None means all rows.
 
     Raises:
       RowIndexError: The step does not exist, or the host's batch does not have the row.
@@ -117,7 +117,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
-    slots = np.unique(origins.row)  # slots[i] is the slot of row i of this host's batch; `Trace.row` has slots
+    slots = np.unique(origins.row)  # `Trace.row` has slots of the global batch: slots[i] is that of row i of this host
     divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
     failing = _rows_of_failing_filter(batch, stage.transforms)
     views = []
@@ -156,7 +156,7 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     """
     edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run where another segment is there
+    # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run for a segment that is not there
     for index in range(len(view.names)):
         if index == len(runs) or runs[index][0] != index + 1:
             end_before = runs[index - 1][2] if index else 0
@@ -215,7 +215,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return the pieces of a row, cut where a segment or the padding ends in the batch, and with the batch's segments.
+    """Return the pieces of a row, cut where a segment or the padding ends in the batch. Each has its segment in the batch.
 
     Args:
       pieces: Pieces with the layout's segments, which a transform has divided.
@@ -223,7 +223,7 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
     """
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
-    column = 0  # of the piece's first token in the row
+    column = 0  # column in the row of the piece's first token
     for piece in pieces:
         stop_column = column + piece.stop - piece.start
         inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()

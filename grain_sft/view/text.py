@@ -1,4 +1,4 @@
-"""Texts of single tokens, as they are shown: from the tokenizer's vocabulary, with signs for invisible characters."""
+"""Texts of single tokens for display, with signs in place of invisible characters, such as · for a space."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from grain_sft.provenance import find_tokenizer, tokenizer_of
 
 _SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
 _INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # invisible, but of visible categories
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # invisible, but in other categories
 
 
 def visible(text: str) -> str:
@@ -31,14 +31,14 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    """Return a name or a path with the signs of `visible`, but with its spaces."""
+    """Return a name or a path with the signs of `visible`, except that its spaces stay."""
     return "".join(character if character == " " else _sign(character) for character in text)
 
 
 def columns(shown: str) -> int:
     """Return how many columns of a terminal `shown`, a result of `visible`, takes.
 
-    Wide characters of East Asia take two, combining marks none.
+    A wide character of East Asia takes two columns, a combining mark takes none.
     """
     if shown.isascii():
         return len(shown)
@@ -63,7 +63,7 @@ class TokenTexts:
     """The text of each token id.
 
     Args:
-      tokenizer: Tokenizer; with None, no id has a text.
+      tokenizer: Tokenizer that the ids are from. With None, no id has a text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -92,11 +92,11 @@ def texts_of(
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     argument: str = "--tokenizer",
 ) -> TokenTexts:
-    """Return the texts of tokens of a corpus.
+    """Return the texts of the tokens of a corpus.
 
     Args:
-      corpus: Corpus.
-      path: Path of the tokenizer; None means the folder `tokenizer` next to the corpus. Without either, no id has a text.
+      corpus: Corpus that the tokens are from.
+      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus; if it does not exist, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
       argument: Option that the line names, such as "--tokenizer".
 
@@ -105,7 +105,7 @@ def texts_of(
     """
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
-        say(f"No folder 'tokenizer' is next to the corpus: ids are shown. Give {argument}.")
+        say(f"No folder 'tokenizer' is next to the corpus: ids are shown in place of texts. Give {argument}.")
         return TokenTexts(None)
     return TokenTexts(tokenizer_of(corpus, os.fspath(path)))
 
@@ -114,7 +114,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
     """Yield (first, stop, joined text) for each group of tokens [first, stop) that together hold the bytes of a character.
 
     The tokens "a", "\\udcc3" and "\\udcbc" give (1, 3, "ü"): the last two are the bytes of "ü".
-    Tokens with bytes that never become a character are left out.
+    Tokens whose bytes are not those of a character are left out.
 
     Args:
       texts: Texts of consecutive tokens, as from `TokenTexts.text`.
@@ -138,9 +138,9 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
 
 
 def shown_texts(tokens: list[int], texts: TokenTexts) -> list[str]:
-    """Return the visible text of every token: ⟨id⟩ for an id without a text.
+    """Return the visible text of every token. An id without a text is shown as ⟨id⟩.
 
-    If several tokens share a character, the first is shown as the character, and the others as ‿.
+    If several tokens share a character, the first token is shown as the character, and the other tokens as ‿.
     """
     raw = [texts.text(token) for token in tokens]
     shown = [f"⟨{token}⟩" if text is None else visible(text) for token, text in zip(tokens, raw, strict=True)]

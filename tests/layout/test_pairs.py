@@ -132,7 +132,7 @@ def test_damaged_files_are_named(tmp_path):
     folder = write_pairs(tmp_path, make_pairs(20, 6), shards=1)
     index = folder / "train" / "shard_00000" / "pairs.idx"
     whole = index.read_bytes()
-    for data, message in ((whole[:-8], "is not a multiple of 32"), (whole[:-8] + b"\xff" * 8, "It is damaged")):
+    for data, message in ((whole[:-8], "is not a multiple of 32"), (whole[:-8] + b"\xff" * 8, "damaged: pair 19")):
         index.write_bytes(data)
         with pytest.raises(GrainSftError, match=message):
             PairsLayout(open_corpus(folder), 48)

@@ -83,7 +83,7 @@ def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, la
         MaterializedLayout(layout.corpus)
     with pytest.raises(WrongTypeError, match=r"corpus is 'a\.npy' \(str\)"):
         MaterializedLayout("a.npy", LENGTH)
-    with pytest.raises(CorpusError, match="index written rows"):
+    with pytest.raises(CorpusError, match="index materialized rows"):
         grain_sft.open_corpus(tmp_path / "rows").save(tmp_path / "index.json")
 
 

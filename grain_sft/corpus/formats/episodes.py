@@ -1,6 +1,6 @@
-"""Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
+"""Format episodes: the dataset that `prepare_chat_sft.py` and `prepare_tool_sft.py` write. An episode is a document.
 
-The folders `train/` and `val/` hold one shard, or folders `shard_*/` with a shard each. The files of a shard are:
+The folders `train/` and `val/` hold one shard, or several folders `shard_*/` with one shard in each. The files of a shard are:
   - `tokens.bin`: uint16 or uint32;
   - `mask.bin` (uint8) or `mask_weighted.bin` (float32 weights): the loss;
   - `episodes.idx`: start and length of each document, as uint64 pairs;
@@ -26,7 +26,7 @@ _ANY_MASK = "mask.bin or mask_weighted.bin"
 
 
 class Episodes(Format):
-    """Format of a split. Its shards are sorted by name.
+    """Format of the folder of one split, such as `train/`. The shards of the corpus are sorted by name.
 
     Attributes:
       index: Name of the boundary file of each shard.
@@ -40,14 +40,14 @@ class Episodes(Format):
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the folder of a split: `path`/train if it has shards, or `path` if that has shards."""
+        """Return `path`/train if this folder has shards, `path` if `path` has shards, else None."""
         for split in (files.join(path, "train"), path):
             if any(self.index in listing.names(folder) for folder in (split, *_shards(split, listing))):
                 return split
         return None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split in the folder `found`. Warn if no metadata state its EOS id."""
+        """Return the split in the folder `found`. Warn if no metadata file states its EOS id."""
         shards = _shards(found, listing)
         if shards and self.index in listing.names(found):
             raise CorpusError(f"{found}: holds both {self.index} and {files.name_of(shards[0])}/. Remove one of them.")
@@ -81,7 +81,8 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        The ids are those in corpus.json, else those in dataset_metadata.json, else those in tokenizer_state.json.
+        EOS and padding ids are read from corpus.json. If it does not exist, they are read from dataset_metadata.json, or from
+        tokenizer_state.json if dataset_metadata.json lacks them.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         described = listing.read_json(root, _METADATA)

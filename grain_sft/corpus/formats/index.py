@@ -38,7 +38,7 @@ class Index(Format):
         return path if is_json else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open this project's index or MaxText's. It must not contradict the dtype and EOS id that the caller gives."""
+        """Open this project's index or MaxText's. The index must not contradict the dtype and EOS id that the caller gives."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
             raise CorpusError(f"{found}: split={options.split!r}: an index lists its ranges. Build it with that split.")
@@ -81,7 +81,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. At a new path, the version that the index records means nothing."""
+        """Return the file at its present path. At a new path, drop the version, which is that of the file at the old path."""
         present = _locate(path, file.path, options)
         version = file.version if present == file.path else None
         return dataclasses.replace(file, path=present, version=version, root=None)
@@ -114,9 +114,9 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         # A range of a file's sequences ends before the file does.
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
         if bytes_after < 0 or (bytes_after and not is_range):
-            raise CorpusError(f"{shard_has} after {shard.data_offset} bytes, not its size of {shard.size}. {_DAMAGED}")
+            raise CorpusError(f"{shard_has} after {shard.data_offset} bytes, but its size is {shard.size}. {_DAMAGED}")
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
-            raise CorpusError(f"{shard_has}, but its loss file {shard.loss.count} values. {_DAMAGED}")
+            raise CorpusError(f"{shard_has}, but its loss file has {shard.loss.count} values. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:
         raise CorpusError(
             f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "
@@ -141,8 +141,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 def _locate(index: str, listed: str, options: ReadOptions) -> str:
     """Return the present path of a file that an index lists as `listed`.
 
-    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If that leaves a relative
-    path as it was, `path_remap` applies to the absolute path too.
+    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If it does not change a relative
+    path, it also applies to the absolute path.
     """
     path = options.remap(listed)
     if files.is_remote(path) or os.path.isabs(path):
@@ -154,12 +154,12 @@ def _locate(index: str, listed: str, options: ReadOptions) -> str:
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
-    """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none.
+    """Return the corpus with the loss files that `options` ask for: those of `label_mask_paths`, those of the index, or none.
 
     Args:
       path: Path of the index.
-      indexed: `use_loss_mask` in the index. None if the files had no masks when they were indexed. Version 0.1.0 also wrote
-        None for files in lists that had masks.
+      indexed: `use_loss_mask` in the index. None if the files had no masks when the index was written. Version 0.1.0 also
+        wrote None for listed files that had masks.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
     """

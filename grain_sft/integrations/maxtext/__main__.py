@@ -1,4 +1,4 @@
-"""MaxText's trainers on grain_sft's batches.
+"""Run a MaxText trainer on grain_sft's batches.
 
     python -m grain_sft.integrations.maxtext [TRAINER] [CONFIG.yml] key=value … grain_sft_config=PATH
 

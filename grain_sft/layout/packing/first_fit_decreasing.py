@@ -7,21 +7,23 @@ from grain_sft.types import Ints
 
 
 def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Return the rows of documents of `lengths`, int64 [documents]."""
+    """Return the rows in which documents of `lengths`, int64 [documents], are packed."""
     order = longest_first(lengths, options)
     bins = assign(lengths[order], options.sequence_length, options.max_segments or len(lengths), len(lengths))
     return rows_of(order, lengths, bins)
 
 
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
-    """Return the row of each document, int64 [documents], up to the first document that does not fit into `max_rows` rows.
+    """Return the row of each document, int64 [documents]. End before the first document that `max_rows` rows have no space for.
 
     A binary tree finds the first row with enough space: each node has the largest space of the rows below it. The children of
     node n are 2n and 2n + 1, and row r is the leaf `leaves + r`.
 
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
-      most: Most documents of a row.
+      capacity: Number of tokens that a row has space for.
+      most: Maximum number of documents in a row.
+      max_rows: Maximum number of rows.
     """
     leaves = 1 << (max_rows - 1).bit_length()
     largest = [capacity] * (2 * leaves)
@@ -38,7 +40,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
-            # as many of the documents of this length as the row takes; a row with `most` documents has space 0
+            # The row takes as many documents of this length as it can. A row that has `most` documents gets space 0.
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

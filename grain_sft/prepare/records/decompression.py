@@ -1,7 +1,7 @@
-"""Decompression of files of records: from the beginning to the end, or of one part after another.
+"""Decompression of input files (gzip and zstd): of a whole file, or of its parts in turn. A `Part` has whole records.
 
-A part of a compressed file is reached by decompressing all bytes before it. So each thread keeps the reader of its last file,
-which reads on from the end of the last part.
+To reach a part, all bytes before it must be decompressed. So each thread keeps the reader of the file that it read last. The
+reader continues at the end of the part that it read last.
 """
 
 import shlex
@@ -14,7 +14,7 @@ from grain_sft.errors import CorpusFileError, PrepareError, import_extra
 from grain_sft.prepare.records.units import BLOCK, Part, ReadReport, check_digest, read_exactly
 from grain_sft.storage import files
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # the last one is pzstd's
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # pzstd writes the last one
 _UNSUPPORTED = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
 _STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes decoded at once, which become at most 128 MiB
 
@@ -28,7 +28,7 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def decompressed(path: str, size: int, compression: str, read: ReadReport = lambda position: None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in pieces, then an empty piece. Call `read` with the offset of each next block."""
+    """Yield the decompressed bytes of a file in pieces, then b"". Before each block is read, call `read` with its offset."""
     blocks = _blocks(path, size, read)
     yield from _decoded(path, compression, blocks) if compression else (block for _, block in blocks)
     yield b""
@@ -43,7 +43,7 @@ def _blocks(path: str, size: int, read: ReadReport) -> Iterator[tuple[int, bytes
 
 def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file's `blocks`. The file may have several gzip members or zstd frames."""
-    decoder: Any = None  # of the member or frame that is not complete yet
+    decoder: Any = None  # decoder of the gzip member or zstd frame that is being read
     step = _STEPS[compression]
     for offset, block in blocks:
         for start in range(0, len(block), step):
@@ -78,7 +78,7 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 class _Reader:
-    """Forward reader of a compressed file. `_data` has decompressed bytes from `offset` on, which no caller has read yet."""
+    """Reader of a compressed file that only moves forward. `_data` has decompressed bytes from byte `offset` on."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.file = (path, size, compression)
@@ -106,7 +106,7 @@ _thread = threading.local()
 
 
 def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
-    """Return the bytes of a part, decompressed. Refuse a part that changed since it was found."""
+    """Return the decompressed bytes of a part. Refuse a part whose bytes changed since the file was scanned."""
     if compression:
         reader: _Reader | None = getattr(_thread, "reader", None)
         _thread.reader = None  # after an error below, the next call makes a new reader

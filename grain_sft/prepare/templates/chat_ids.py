@@ -1,4 +1,7 @@
-"""Token ids and loss of a rendered chat. Its control tokens must be those that the template writes, and no others."""
+"""Encoders: they turn a rendered chat into token ids and loss, and refuse chats whose texts spell control tokens.
+
+A control token is a special token, such as `<|im_end|>`. A chat must have exactly those that its template writes.
+"""
 
 import abc
 import bisect
@@ -33,7 +36,7 @@ class Encoder(abc.ABC):
     """Encoder of rendered chats with one tokenizer.
 
     Attributes:
-      special: Search for the spellings of the tokenizer's special tokens.
+      special: Search of texts for the spellings of the tokenizer's special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -53,7 +56,7 @@ class Encoder(abc.ABC):
 
         Args:
           text: The rendered chat.
-          spans: Spans of its characters that take loss.
+          spans: Spans of the chat's characters that take loss.
           expected: Control tokens that the template writes. `expected.placed` is true if their places in the text are known.
           plain: Whether a text that spells a control token is encoded as ordinary text, not refused.
 
@@ -64,8 +67,8 @@ class Encoder(abc.ABC):
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
 
-        The error names the first unexpected control token. If the chat has fewer control tokens than expected, a message's
-        text has changed a token of the template, and the error names no token.
+        The error names the first unexpected control token. If the chat has fewer control tokens than expected, it names no
+        token, because a message's text has changed a token of the template.
         """
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
@@ -86,7 +89,7 @@ class WholeChats(Encoder):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # for unknown characters
+        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # ids that stand for unknown characters
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
@@ -127,7 +130,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens. The spans of these exclude spaces around them."""
+        """Return the encoding, its ids, and its control tokens. A control token's span excludes the spaces around the token."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
@@ -195,7 +198,7 @@ class ChatPieces(Encoder):
         return Rendered(ids, np.concatenate(loss))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:
-        """Return the loss of the tokens of a piece, bool [ids]: true from the first token that overlaps a span to the last."""
+        """Return the loss of the tokens of a piece, bool [ids]: for each span, the first to the last token that overlap it."""
         loss = np.zeros(len(ids), np.bool_)
         inside = [(start, stop) for start, stop in spans if start < len(text) and stop > 0 and start < stop]
         if not len(ids) or not inside:
@@ -209,10 +212,10 @@ class ChatPieces(Encoder):
 
 
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return the loss of each token, bool [tokens]: true from the first token that overlaps a span to the last.
+    """Return the loss of each token, bool [tokens]. For each span, the first to the last token that overlap it take loss.
 
-    Only the tokens at the two ends of a span are looked up. The offsets of all tokens would cost half as much time as the
-    tokenization.
+    Only the tokens at the two ends of a span are looked up. Looking up the offsets of all tokens would take half as long as
+    the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:

@@ -1,7 +1,7 @@
 """Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
-`pairs.idx` has four uint64 for each pair: the index of its first token in the shard, then the lengths of its prompt,
-chosen response and rejected response. A pair's tokens follow each other in this order.
+A pair's tokens are those of its prompt, its chosen response and its rejected response, in this order. `pairs.idx` has four
+uint64 for each pair: the index of the pair's first token in the shard, and the lengths of these three.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from grain_sft.types import Array
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write one shard, its index last."""
+    """Write the files of one shard, `pairs.idx` last."""
     write_shard(plan, task, "pairs.idx", "mask.bin", _columns)
 
 
@@ -23,13 +23,13 @@ def _columns(block: Block) -> tuple[Array, list[Array]]:
     """Return the mask of the tokens, and three arrays int64 [pairs]: lengths of prompts, chosen and rejected responses."""
     num_pairs = len(block.lengths)
     pairs = np.arange(num_pairs).repeat(block.lengths)  # pair of each token
-    # in blocks of pairs, a token's loss is the number of its part (`Format.of_pairs`)
+    # in a block of pairs, a token's loss is 0 in a prompt, 1 in a chosen response, 2 in a rejected one (`Format.of_pairs`)
     lengths = [np.bincount(pairs[block.loss == part], minlength=num_pairs) for part in (PROMPT, CHOSEN, REJECTED)]
     return (block.loss != 0).astype(np.uint8), lengths
 
 
 def finish(plan: Plan) -> None:
-    """Write sources and metadata."""
+    """Write the sources files and the metadata."""
     plan.write_sources(lambda split: f"{split}/sources.bin")
     plan.write_metadata()
     ids = {"eot_token_id": plan.end_of_document(), "pad_token_id": plan.tokenizer.get("pad_token_id")}

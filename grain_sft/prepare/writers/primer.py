@@ -2,7 +2,7 @@
 
 For split train the files are `train_input_ids.bin` (little-endian uint16), `train_labels.bin` (little-endian int32, -100 where
 no loss is taken) and `train_idx.npy` (int64, the start of each document). `train/shard_00000.bin`, `…_labels.bin` and
-`…_idx.npy` are links to them. Split val has files of the same kinds, and `meta.json` describes both splits.
+`…_idx.npy` are links to these files. Split val has files of the same kinds, and `meta.json` describes both splits.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ def write(plan: Plan, task: Task) -> None:
     """Write the files of a whole split. The index appears last, so a split with an index is complete."""
     paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
     if files.exists(paths[0]):
-        return  # complete since an earlier run
+        return  # an earlier run has completed this split
     with whole_files(paths) as (index, tokens, labels):  # the first of `paths` appears last
         np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
@@ -75,7 +75,7 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*` to the split's files: niels_gpt also opens these names. Buckets have no links."""
+    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt also opens these names. Buckets have no links."""
     if files.is_remote(plan.folder):
         return
     folder = Path(plan.path(split))
@@ -87,7 +87,7 @@ def _link(plan: Plan, split: str) -> None:
             link.symlink_to(f"../{split}_{target}")
     except OSError as error:
         raise StorageError(
-            f"{folder}: links can't be written ({error.strerror}). Write to a file system that has symbolic links, and room."
+            f"{folder}: links can't be written ({error.strerror}). Write to a file system that has symbolic links and space."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""fsspec file systems with the options of grain_sft.
+"""fsspec file systems (clients of buckets and web servers) with the options of grain_sft.
 
 For Google Cloud, this module searches for credentials before gcsfs does. Outside of Google Cloud, gcsfs would wait up to two
-minutes for a metadata server. This module waits at most `PROBES` times `PROBE_SECONDS`, 3 seconds.
+minutes for a metadata server. This module waits at most 3 seconds: `PROBES` times `PROBE_SECONDS`.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def filesystem(path: str) -> Any:
 
     Raises:
       CorpusFileError: fsspec can't make the file system.
-      MissingExtraError: A package that it needs is not installed.
+      MissingExtraError: A package that the file system needs is not installed.
     """
     import fsspec
 
@@ -41,7 +41,7 @@ def filesystem(path: str) -> Any:
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
             if emulator := _emulator():
-                # else gcsfs reads the variable at each request: a change would send the reads of open files to another server
+                # gcsfs would read the variable at each request: if it changed, reads of open files would go to another server
                 options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):

@@ -1,4 +1,4 @@
-"""gcsfs file system with the retries and deadlines of `retries` instead of its own. This module imports gcsfs."""
+"""gcsfs file system with the retries and deadlines of module `retries` in place of gcsfs's. Importing it needs gcsfs."""
 
 import asyncio
 import concurrent.futures
@@ -28,7 +28,7 @@ class GoogleStorage(GCSFileSystem):
         return str(self.base).split("/storage/", 1)[0]
 
     async def _call(self, method: str, path: str, *args: Any, **options: Any) -> Any:
-        """Make a request with retries. gcsfs makes all of its requests by this method."""
+        """Make a request with retries. gcsfs calls this method for all of its requests."""
         call = super()._call
 
         async def attempt() -> Any:
@@ -41,12 +41,12 @@ class GoogleStorage(GCSFileSystem):
 
         seconds = Limits.from_environment().seconds
         with activity.open_request(f"{method} {path}"):
-            # an upload may take long, and is not cancelled
+            # only a GET is cancelled after a while and made again: an upload may take long
             return await retried(attempt, seconds, bounded=method.upper() == "GET", server=self.server)
 
 
 async def _in_a_thread(function: Callable[[], object]) -> None:
-    """Call `function`, which may block for minutes, in a daemon thread: neither the event loop nor process exit waits."""
+    """Call `function` in a daemon thread. It may block for minutes; neither the event loop nor process exit waits for it."""
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 

@@ -1,4 +1,4 @@
-"""Requests for ranges of bytes of remote files. The size and the version of each body are checked."""
+"""Requests for ranges of bytes of remote files, and checks of the size and the version of what the server sends."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ def version_of(info: Mapping[str, Any]) -> str | None:
 def size_of(path: str, info: Mapping[str, Any]) -> int:
     """Return the size in a file system's description of a file."""
     if info.get("size") is None:
-        raise CorpusFileError(f"{path}: its server doesn't state its size. Copy the file to one that does.")
+        raise CorpusFileError(f"{path}: its server doesn't state its size. Copy the file to a server that does.")
     return int(info["size"])
 
 
@@ -63,7 +63,7 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
-        """Return the result of a job, or its exception; raise only if the time for it is up."""
+        """Return the result of a job, or its exception. Raise only if the time of the request is up."""
         description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
@@ -102,7 +102,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
-    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in it.
+    """Return the bytes of `wanted`, a range that is not empty. If the file ends in the range, return fewer bytes.
 
     Raises:
       ReplacedError: The file is gone, or has another version than `wanted`.
@@ -111,28 +111,28 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:
-        """Ask once, and check the length and the version of what was sent."""
+        """Ask once, and check the length and the version of what the server sent."""
         data, sent_version = await _request_once(wanted, client)
         if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))
             if min(stop, size) - start > len(data):
                 raise retries.WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
         if version is not None:
-            if _kind(sent_version) != _kind(version):  # the body came with another kind of version, or none
+            if _kind(sent_version) != _kind(version):  # the body came with another kind of version, or without one
                 sent_version = version_of(await request_info(path, seconds, client))
             if sent_version != version:
                 raise retries.ReplacedError(f"the server sent {sent_version}")
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # the process that got the version has reached the server
+    # a process that knows the version, maybe not this one, has reached the server before
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
-    """Request a range once. Return the body, and the version in the response's headers, None if they have none.
+    """Request a range once, and check the size of the body. Return the body, and the version in the response's headers.
 
-    The size of the body is checked.
+    The version is None if the headers do not state it.
     """
     _, start, stop, version = wanted
     headers = BodyHeaders()
@@ -157,7 +157,7 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
 
 
 async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes:
-    """Request a range from a client. Where possible, the server is asked to refuse a file that has another version."""
+    """Request a range from a client. Where possible, ask the server to refuse a file that has another version."""
     path, start, stop, version = wanted
     protocol = path.split("://", 1)[0]
     if protocol in ("s3", "s3a"):
