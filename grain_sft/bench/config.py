@@ -171,7 +171,7 @@ class _Run:
         return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
-        """Measure batches that are made when asked for: the first batch, which opens files, and those after it."""
+        """Measure batches that are made only when they are requested: the first batch, which opens files, and the next few."""
         times: list[float] = []
         while len(times) < 3 or sum(times[1:]) < self._plan.seconds * _FIRST:
             times.append(seconds_waited(lambda: self.pipeline[self.next_step], 0))

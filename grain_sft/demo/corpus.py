@@ -83,7 +83,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
 
     Args:
       max_characters: Limit of the characters of all texts together. The first text that would exceed this limit is left out,
-        and all later texts.
+        and so are all later texts.
 
     Raises:
       GrainSftError: The library has fewer than `MIN_CHARACTERS`.

@@ -35,7 +35,7 @@ HIDDEN = 4  # width of the MLP's hidden layer, as a multiple of the model's widt
 _ROPE_BASE = 10_000.0
 
 LEARNING_RATE = 6e-3
-WARMUP = 10  # steps
+WARMUP = 10  # number of steps in which the learning rate grows
 BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 
@@ -159,7 +159,7 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
-    """Return the state after one step of Adam, and the loss before it. The learning rate grows for `WARMUP` steps."""
+    """Return the state after one step of Adam, and the loss before it. The learning rate grows in the first `WARMUP` steps."""
     nats, gradients = jax.value_and_grad(loss)(state.params, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)

@@ -23,12 +23,12 @@ __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows
 
 
 class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
-    """Iterator over a pipeline's batches as global arrays. Every process creates one and requests the same batches.
+    """Iterator over a pipeline's batches as global arrays. Every process creates an iterator and requests the same batches.
 
     Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
     only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process reads only the columns on
     its devices, unless a transform needs whole rows (`Pipeline.reads_columns` is False). If the sharding puts a row on the
-    devices of several processes, each of them reads it.
+    devices of several processes, each of these processes reads the row.
 
     Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
     (`grain_sft.integrations.checkpoint`), the same for any number of processes.
@@ -39,7 +39,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       sharding: Sharding of the arrays [rows, L].
       start_step: Step of the first batch.
       num_rows: Number of rows of the global arrays, at least the global batch size. Rows after those of the batch are 0 and
-        take no loss; a process with only such rows reads nothing. None means the global batch size.
+        take no loss. A process that has only such rows reads nothing. None means the global batch size.
       loaders: Indices of the processes that can read the data. They read the batch, and one collective per step distributes it.
         None means that all processes read.
       ahead: Number of batches that are transferred in advance. 0 makes each batch when it is requested.
@@ -126,7 +126,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).writer == jax.process_index()
 
     def _make_now(self, step: int) -> GlobalBatch:
-        """Read the batch of `step`, begin its transfer to this process's devices, and return it."""
+        """Read this process's blocks of the batch of `step`, begin their transfer to its devices, and return the batch."""
         blocks = self.blocks(step)
         with activity.making_batch(self.pipeline, step):
             batches = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]

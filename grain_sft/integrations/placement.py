@@ -55,7 +55,7 @@ def process_rows(sharding: Sharding, shape: Shape, process: int | None = None) -
 
     Args:
       sharding, shape: Sharding and shape [rows, length] of the global array.
-      process: Index of the process; None means this one.
+      process: Index of the process; None means this process.
 
     Raises:
       PipelineError: The sharding does not divide the array evenly.
@@ -88,7 +88,7 @@ class Block(NamedTuple):
 
     Attributes:
       rows: int64 [n], slots of the global batch, ascending.
-      columns: First column and the one after the last; None for all.
+      columns: First column, and the column after the last; None for all columns.
     """
 
     rows: npt.NDArray[np.int64]
@@ -208,7 +208,7 @@ class LoaderPlacement(Placement):
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         # `put` returns an array with the rows in another order: slot i of the batch is row row_of_slot[i] of that array
         row_of_slot = np.zeros(shape[0], np.int32)
-        self._rows_read: dict[int, slice] = {}  # for each index in `devices`, the entries of `reads` on it
+        self._rows_read: dict[int, slice] = {}  # by index in `devices`: the entries of `reads` on a device
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)

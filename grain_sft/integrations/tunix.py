@@ -1,4 +1,4 @@
-"""Data and loss for Tunix's `PeftTrainer`. Written for google-tunix 0.1.7; see docs/tunix.md.
+"""Data and loss for Tunix's `PeftTrainer`, written for google-tunix 0.1.7. docs/tunix.md explains their use:
 
 trainer = PeftTrainer(model, optimizer, config).with_loss_fn(packed_loss)
 trainer.train(training(batches, trainer), Evaluation(evaluation_batches))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 LeftOut = tuple[str, int | None, int | None]
-"""One line of a report of what no row holds: a name, a number of documents, and a number of tokens. A number is None if it is
-not counted. ("dropped pairs", 2, 900) means 2 dropped documents of 900 tokens together."""
+"""One line of a report of left-out documents and of padding: a name, a number of documents, and a number of tokens. A number
+that is not counted is None. ("dropped pairs", 2, 900) means 2 dropped documents of 900 tokens together."""
 
 
 @dataclasses.dataclass(frozen=True)

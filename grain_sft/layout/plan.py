@@ -166,7 +166,8 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 def _to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
     """Return (document, start, length) of the pieces to pack.
 
-    A piece is a whole document, or part of a document that is longer than a row, unless the algorithm splits documents itself.
+    If the algorithm splits documents itself, each piece is a whole document. Otherwise a document that is longer than a row is
+    cut off at the length of a row, or split into several pieces.
     """
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]

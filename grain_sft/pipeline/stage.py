@@ -134,7 +134,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
 
 
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
-    """Return how far a stage has read a stream, whose rows have `length` tokens, after its last step."""
+    """Return how far a stage has read `stream` after the stage's last step. Rows of the stream have `length` tokens."""
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)

@@ -44,8 +44,8 @@ class Header:
     Attributes:
       key: Hash of all that the content depends on.
       records: Number of accepted records, including those of dropped documents.
-      token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
-      binary: Whether every weight is 0 or 1.
+      token_dtype, loss_dtype: dtype of the tokens ("uint16" or "uint32"), and of their loss ("bool" or "float32").
+      binary: Whether the loss of every token is 0 or 1.
       unended: Number of documents whose last token is not the tokenizer's EOS.
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents by reason.
@@ -170,7 +170,7 @@ class Chunks:
         return np.concatenate([np.empty(0, RECORD[name]), *columns])
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
-        """Yield the whole files of chunks, in order."""
+        """Yield the whole file of each of the chunks `numbers`, in order."""
         return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:

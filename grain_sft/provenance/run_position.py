@@ -41,7 +41,7 @@ class RunPosition:
         return position
 
     def continue_at(self, step: int) -> None:
-        """Continue at `step`, as the run does when it begins or resumes. The next event is the first from `step` on."""
+        """Continue at `step`, as the run does when it begins or resumes. The next event is the first event from `step` on."""
         self.since, self.delivered = step, step - 1
         self._upcoming = self.events.following(step)
         self._advance()

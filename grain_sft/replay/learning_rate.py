@@ -1,6 +1,6 @@
 """OpenChat's automatic learning rate for a corpus and a batch size.
 
-It is the rate of imoneoi/openchat, `calculate_auto_lr` in ochat/training_deepspeed/train.py.
+The formula is that of imoneoi/openchat: `calculate_auto_lr` in ochat/training_deepspeed/train.py.
 """
 
 import math

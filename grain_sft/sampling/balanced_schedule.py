@@ -1,14 +1,14 @@
 """ScheduleTable: the source of each row of a mixture, chosen so that no source is ever a whole row away from its share.
 
-The share of a source is its part of some rows of the mixture: with weights 2 and 1, the first source has a share of 2/3 * t in
-the first t rows. Its deficit is its share of the rows so far minus the rows that it gave. In this file, rows of the mixture and
-rows of a source count from 0, and share(t) is the share of a source in the first t rows.
+The share of a source is the number of rows that its weight entitles it to: with weights 2 and 1, the first source has a share
+of 2/3 * t in the first t rows of the mixture. The deficit of a source is its share so far minus the rows that it gave. In this
+file, rows of the mixture and rows of a source count from 0, and share(t) is the share of a source in the first t rows.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. With n sources, its slack is
-1 / (2 (n - 1)) rows. Row k of a source is due at the first row r of the mixture with share(r + 1) - k >= slack. Its last row in
-time is the last row r with share(r) - k <= 1 - slack. At each row of the mixture, the rule takes the due row whose last row in
-time is the earliest. With weights 2 and 1, row 0 of the first source is due at row 0, row 0 of the second source at row 1, and
-row 1 of the first source at row 2: the sources are 0, 1, 0, and then repeat.
+1 / (2 (n - 1)) rows. Row k of a source is due at the first row r of the mixture with share(r + 1) - k >= slack. Row k is in
+time up to the last row r with share(r) - k <= 1 - slack, which is called its last row in time. At each row of the mixture, the
+rule takes the due row whose last row in time is the earliest. With weights 2 and 1, row 0 of the first source is due at row 0,
+row 0 of the second source at row 1, and row 1 of the first source at row 2: the sources are 0, 1, 0, and then repeat.
 
 So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights. With three sources
 or more, taking the source with the largest deficit would not keep the bound.
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from grain_sft.types import Ints
 
-_BLOCK_ROWS = 1 << 12  # rows of the mixture for which `_due_rows` computes at once
+_BLOCK_ROWS = 1 << 12  # rows of the mixture that `_due_rows` computes at once
 _PROBED_ROWS = 1 << 10  # rows of the mixture that `_slack` tries: with a deficit at the start, some may be late
 
 Sources = npt.NDArray[np.unsignedinteger]
@@ -100,7 +100,7 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
-    # After every sum(weights) rows, the share of a source has grown by its weight. So the change of its deficit is its weight
+    # After every sum(weights) rows, the share of a source has grown by its weight. So its deficit has changed by its weight
     # minus the rows that it gave, an integer. Once all deficits equal those at an earlier row, the sources since then repeat.
     change = np.zeros(len(weights), np.int64)
     row_of_change: dict[bytes, int] = {}

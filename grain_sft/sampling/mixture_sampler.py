@@ -74,7 +74,7 @@ class MixtureSampler(StreamSampler):
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.streams = ()
-        self._paths: list[Path] = []  # path from the mixture to the source of each stream
+        self._paths: list[Path] = []  # path from `mixture` to the source of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
         """For each mixture, an entry for each source: the index of its stream, or its `Proportions` if it is a mixture."""
         self._proportions = self._add(mixture, "", 0, ())
@@ -90,7 +90,7 @@ class MixtureSampler(StreamSampler):
           mixture: The sampler's mixture, or a mixture in it.
           prefix: Prefix of the names of the mixture's streams, such as "code/".
           first_row: Number of the first row of the mixture's first source.
-          path: Path to the mixture.
+          path: Path from the sampler's mixture to this mixture.
         """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
@@ -235,7 +235,7 @@ class MixtureSampler(StreamSampler):
 
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         source = self.streams[number].source
-        rows = indices + (epoch * source.num_instances - source.rows_before)  # of the stream, as in `_span`
+        rows = indices + (epoch * source.num_instances - source.rows_before)  # rows of the stream, as in `_span`
         rows_of_mixture = np.where(rows < 0, -1, find_drawn(self._paths[number], np.maximum(rows, 0)))
         steps = self.batch_sizes.steps_of(rows_of_mixture)
         before, sizes = self.batch_sizes.of_steps(steps)

@@ -93,7 +93,7 @@ class Sampler(abc.ABC):
     def steps_of_epochs(self, epochs: int | None) -> int:
         """Return the number of steps that read the first `epochs` epochs.
 
-        None means the epochs of the run, or one if it never ends.
+        None means the epochs of the run, or one epoch if the run never ends.
 
         Raises:
           SamplerError: More epochs than the run has.
@@ -126,7 +126,7 @@ class Sampler(abc.ABC):
 
         Args:
           rows: Numbers of the rows to find.
-          epochs: Number of epochs to search; None means those of the run, or one if it never ends.
+          epochs: Number of epochs to search. None means the epochs of the run, or one epoch if the run never ends.
           hosts: Hosts whose slots are returned; None means all hosts.
 
         Raises:
@@ -134,7 +134,7 @@ class Sampler(abc.ABC):
         """
 
     def row_length(self, step: int) -> int | None:
-        """Return the number of tokens of the rows of `step`; None where the rows of all steps have one length."""
+        """Return the number of tokens of the rows of `step`; None if the rows of all steps have the same length."""
         return None
 
     @property

@@ -110,7 +110,7 @@ class MappedSampler(Sampler):
         self.streams = tuple(map(self._stream, sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:
-        """Return a stream of `sampler` whose `begin` and `span` are in steps of the trainer."""
+        """Return `stream`, a stream of `sampler`, with `begin` and `span` in steps of the trainer."""
 
         def begin(step: int) -> tuple[int, int]:
             return stream.begin(self._map.data_step(step))

@@ -23,11 +23,11 @@ class SourceOrder:
     """Order in which a run reads the rows of one source. The epochs follow each other without a gap.
 
     Args:
-      num_instances: Number of rows.
+      num_instances: Number of rows of the source.
       seed: Seed of the order, 0 or more.
       order: Name of the order, such as "shuffle", as in `IndexSampler`.
       shuffle: Whether to read the rows in `order`. False reads them in ascending order of their numbers.
-      epochs: Number of epochs after which the source is exhausted; None means never.
+      epochs: Number of epochs after which the source is exhausted; None if it never is.
       on_exhausted: What the source's mixture does after the last epoch: "stop", "renormalize" or "fail", as in `Mixture`. None
         means the mixture's own `on_exhausted`.
       chunk_size: Number of consecutive rows that stay together, as `chunk_size` of OLMo-core's data loader. It divides
@@ -100,7 +100,7 @@ class SourceOrder:
         return chunks + start
 
     def rows_at(self, cache_dir: CacheDir, costs: Costs | None = None) -> RowsAt:
-        """Return the function that maps (epoch, indices) to rows.
+        """Return the function that maps an epoch, and indices in its order, to rows.
 
         Args:
           cache_dir: Folder in which orders that replay another system are cached, as in `IndexSampler`.
@@ -137,7 +137,7 @@ class EpochSpan(NamedTuple):
 
     Attributes:
       first, last: First and last step that read rows of the epoch.
-      rows: Number of rows read.
+      rows: Number of rows of the epoch that the run reads.
       start: Index of the first row read in the epoch's order. If `EpochStream.num_blocks` is above 1, each host reads a block
         of the epoch, and `start` is an index in each block.
     """
@@ -156,10 +156,10 @@ class EpochStream:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
       first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
-      begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch in
-        that earlier steps read.
+      begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
+        earlier steps read.
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
-      rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
+      rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
       batching: Text of the rule that cuts epochs into batches, such as "global_batch_size=8, curriculum='natural'". A later
         stage with another rule has to start at the beginning of an epoch. "" means that a later stage may start at any row.

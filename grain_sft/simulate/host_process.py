@@ -52,7 +52,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
           open, and until the first batch is made.
         delayed_s: Seconds of start-up that the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
-        batch_s: Seconds of each batch.
+        batch_s: Seconds that each batch took to make.
         open_cpu_s, cpu_s: Seconds of processor time until the pipeline was open, and after that.
         opening, reading: Requests, received bytes and local bytes until the pipeline was open, and after that.
         batch_bytes: Bytes of a batch, without the arrays that all batches share.

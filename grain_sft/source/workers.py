@@ -59,7 +59,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the element of `step`. Each call must ask for the step after the step of the last call."""
+        """Return the element of `step`, which must be the step of the last call + 1."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()

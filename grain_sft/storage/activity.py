@@ -30,7 +30,7 @@ doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""
 
 making: dict[int, tuple[int, float, object]] = {}
-"""Batch that each thread makes, by thread: the step, the start time by `time.perf_counter`, and the pipeline."""
+"""Batch that a thread makes now, by thread: the step, the start time by `time.perf_counter`, and the pipeline."""
 
 recent: collections.deque[float] = collections.deque(maxlen=256)
 """Seconds that it took to make each of this process's last batches."""
@@ -108,7 +108,7 @@ def open_request(what: str) -> Iterator[None]:
 
 
 def request_failed(reason: str) -> None:
-    """Record that the last try of this task's request failed, and that it is tried again."""
+    """Record that the last try of this task's request failed. The request is tried again."""
     count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason

@@ -17,7 +17,7 @@ from grain_sft.storage.remote.files import fetch_exactly
 from grain_sft.storage.remote.responses import Range
 
 BLOCK = 1 << 22
-"""Bytes of a block."""
+"""Number of bytes of a block."""
 
 THREADS = min(8, os.cpu_count() or 1)
 

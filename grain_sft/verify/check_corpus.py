@@ -172,7 +172,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     report.figures |= {"trainable_tokens": trainable, "duplicate_documents": duplicates.documents}
     report.figures |= {"duplicate_tokens": duplicates.tokens, "empty_documents": len(length) - len(nonempty)}
     report.figures["documents_without_loss"] = len(without_loss)
-    # Notes, not wrong findings: both may be intended.
+    # These are notes, not wrong findings, because duplicates and documents without loss may be intended.
     if duplicates.first is not None:
         sentence = f"{duplicates.documents:,} documents ({duplicates.tokens:,} tokens) have the same tokens as another document"
         pair = "documents {} and {}".format(*duplicates.first)
@@ -183,7 +183,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
 
 
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
-    """Check the ids of all tokens in a full check, and otherwise those at both ends of each shard."""
+    """Check the ids of all tokens in a full check, and of the tokens at both ends of each shard in a fast check."""
     block = content.BLOCK_TOKENS if report.full else file_stamp.DIGEST_BYTES // corpus.dtype.itemsize
     for begin, end in itertools.pairwise(corpus.shard_borders.tolist()):
         for start in range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)}):
@@ -205,8 +205,8 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that documents end with EOS.
 
-    Documents that were cut lack EOS, so a lack in up to half of the documents is a note. If more lack EOS, the first of these
-    rules applies:
+    Documents that were cut lack EOS, so it is only a note if up to half of the documents lack it. If more documents lack EOS,
+    the first of these rules applies:
 
     1. More than half of the documents begin with EOS and lack it at the end. Their boundaries are shifted by a token: an error.
     2. Boundary files exist, and nearly all documents end with one token: a note about a template with its own end token.
@@ -274,7 +274,7 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Check that the tokenizer next to a corpus is its own, by the hash. Return its size, or None if it can't be loaded."""
+    """Check by hash that the tokenizer next to a corpus is the corpus's own. Return its size; None if it can't be loaded."""
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)
     if path is None:

@@ -109,7 +109,8 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Check that each loss file has only values of its kind, such as 0 and 1. Report the first wrong value of each file."""
-    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):  # and the end of the corpus
+    # The last of `shard_borders` is the end of the corpus, where no shard begins.
+    for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):
         if shard.loss is None:
             continue
         path, kind = shard.loss.path, shard.loss.values

@@ -28,7 +28,7 @@ def inspect_page(
       pipeline: Pipeline whose rows are shown.
       step: Step that is shown first.
       texts: Texts of the tokens.
-      rows: Indices of rows of this host's batch, at least one. None means all of them, up to `MOST_TOKENS`.
+      rows: Indices of rows of this host's batch, at least one. None means all rows, as far as `MOST_TOKENS` allows.
       title: Title of the page.
 
     Raises:
@@ -42,7 +42,7 @@ def inspect_page(
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in numbers:  # `step` first, so that errors are about it
-        count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
+        count = len(pipeline.sampler.rows(number))  # a schedule changes it
         chosen = range(min(count, most_rows)) if rows is None else rows
         if number != step:  # other steps may lack a row; if `step` does, `view_rows` raises
             chosen = [row for row in chosen if row < count]

@@ -51,7 +51,7 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
-    From token `at` on, the same `period` tokens stand `times` times in a row; `text` shows them. The search covers the periods
+    From token `at` on, the same `period` tokens come `times` times; `text` shows them. The search covers the periods
     that the filter checks, and prefers a repetition that the filter rejects: `max_count` times or more. A filter from another
     package that lacks these attributes has the defaults of `NgramFilter`.
     """

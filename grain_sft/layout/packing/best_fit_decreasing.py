@@ -1,6 +1,6 @@
 """Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
 
-Each document, longest first, goes to the row with the smallest sufficient space, or to a new row if none has enough. Among
+Each document, longest first, goes to the row with the smallest sufficient space, or to a new row if no row has enough. Among
 rows of equal space, it goes to the row that reached that space first.
 """
 

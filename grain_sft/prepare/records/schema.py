@@ -28,7 +28,7 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record. `--schema` can map them to other keys of the file.
       turn_keys: Keys of a message in a record that `--schema` can map.
-      signs: Keys from which "auto" infers this schema: a record has all of them. Empty if "auto" infers it from no keys.
+      signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty if keys alone do not show it.
     """
 
     parse: Callable[[Record], Conversation]
@@ -145,7 +145,7 @@ def _parse_openchat(record: Record) -> Conversation:
 
 
 def _parse_sharegpt(record: Record) -> Conversation:
-    """Parse {"conversations": [{"from", "value", "weight"}], "system", "tools"}. All turns may be {"role", "content"}."""
+    """Parse {"conversations": [{"from", "value", "weight"}], "system", "tools"}. Or all turns are {"role", "content"}."""
     messages = tuple(read_turns(record, "conversations", _CHAT_ROLES))
     return Conversation(messages, system=optional_text(record, "system") or None, tools=_tools(record))
 
@@ -226,7 +226,7 @@ def _untrained(messages: Iterable[Message]) -> list[Message]:
 
 
 def _parse_text(record: Record) -> Conversation:
-    """{"text"}: a plain document, for template `text`."""
+    """Parse {"text"}, a plain document for template `text`."""
     return Conversation((Message(DOCUMENT, text_of(record, "text")),))
 
 
@@ -260,7 +260,7 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 def _detect(record: Record) -> str:
     """Return the schema of a record, inferred from its keys. A record with 'text' and no other signs is a plain document."""
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
-    # Parquet and some tools write null for absent keys, so a schema counts first if its signs are not null
+    # Parquet and some tools write null for absent keys, so schemas whose signs are not null take precedence
     filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
     if len(filled) > 1:
         keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)

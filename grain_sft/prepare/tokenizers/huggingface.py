@@ -30,13 +30,13 @@ _GUARD = "\0"  # see `renamed`. No text has this character, because records with
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Tokenizer that transformers loads from its files, without network and remote code.
+    """Tokenizer that transformers loads from its files, without network access and remote code.
 
     Its special tokens are the added tokens that the files declare special, and added tokens that look like `<|markers|>`. Other
     added tokens, such as `<think>` and runs of spaces, are ordinary text, as in transformers.
 
     Raises:
-      CorpusError: transformers can't load the files, or the tokenizer has no tokenizer.json ("slow").
+      CorpusError: transformers can't load the files, or there is no tokenizer.json (a "slow" tokenizer).
       MissingExtraError: transformers or jinja2 is not installed.
     """
 
@@ -69,7 +69,7 @@ class HuggingFaceTokenizer(Tokenizer):
         reason = f"{self._where}: a tokenizer of Hugging Face"
         # hides the advice to install PyTorch, which tokenizers do not need
         with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
-            import_extra("jinja2", reason, "transformers", "hf")  # chat templates need it
+            import_extra("jinja2", reason, "transformers", "hf")  # chat templates need jinja2
             transformers = import_extra("transformers", reason, "transformers", "hf")
         with tempfile.TemporaryDirectory(prefix="grain_sft-tokenizer-") as folder:
             for name, data in self._contents.items():
@@ -96,7 +96,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses; None without templates. A CorpusError means that it can't choose one."""
+        """The template that transformers chooses; None if there is no template. Raises a CorpusError if it can't choose one."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -119,7 +119,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def plain(self) -> Any:
-        """Like `strict`, but its special tokens are `renamed`: a text that spells one becomes ordinary tokens."""
+        """Like `strict`, but its special tokens are `renamed`: a text that spells a special token becomes ordinary tokens."""
         content = self._bare_content()
         _rename_tokens(content, self.special_tokens.keys())
         huggingface_gaps.refuse(content, _BYTES)
