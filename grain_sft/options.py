@@ -145,7 +145,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
     check_keys(section, options, where)
     for name, option in options.items():
         if name in section:
-            # "a.yaml" becomes "a.yaml: layout", and this becomes "a.yaml: layout.kind".
+            # for the key `layout`, "a.yaml" becomes "a.yaml: layout"; for the key `kind` in it, "a.yaml: layout.kind"
             check_value(section[name], option.type, f"{where}.{name}" if ": " in where else f"{where}: {name}")
         elif require and option.default is REQUIRED:
             raise ConfigError(f"{where} lacks the key {name!r}.")
@@ -259,13 +259,13 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
 
 
 def _in_lower_case(sentence: str) -> str:
-    """Return a help text with its first letter in lower case, as argparse writes its own. "EOS token" stays: an acronym."""
+    """Return a help text with its first letter in lower case, as argparse writes its own. An acronym, such as "EOS", stays."""
     begins_with_acronym = sentence[1:2].isupper()
     return sentence if begins_with_acronym else sentence[:1].lower() + sentence[1:]
 
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
-    """Return the value of an argument of the command line: of type `kind`, within the bounds of the type `bounded`."""
+    """Return an argument of the command line as a value of the type `kind`, checked with the bounds of the type `bounded`."""
     found = shortened(repr(text))
     try:
         value = kind(text)

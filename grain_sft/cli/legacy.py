@@ -21,7 +21,7 @@ OF_CHATS = {
 }
 """Options of `prepare-chat-sft` and `prepare-tool-sft`. A key is an argument of `Request`; its value has the option's flags."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
-"""Options of `build-sft-primer`, in the same form."""
+"""Options of `build-sft-primer`, in the form of `OF_CHATS`."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 """Defaults that differ in the commands of this file from those of `Request`."""
 

@@ -58,7 +58,7 @@ def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, 
 
     Args:
       stage: Stage with its whole corpus and sampler.
-      begin, end: First data step of the stage, and the data step after its last one.
+      begin, end: First data step of the stage, and the data step after its last data step.
       sections: Pairs (data step, section `replace`), ascending.
     """
     for step, section in sections:

@@ -32,8 +32,10 @@ def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
 def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
     """Return the entries of all boundary files, not joined: a document in two shards stays two entries.
 
-    With `by_sequence`, an entry is a sequence if the files group sequences into documents, as Megatron's do. A shard without a
-    boundary file is a CorpusError.
+    With `by_sequence`, an entry is a sequence if the files group sequences into documents, as Megatron's files do.
+
+    Raises:
+      CorpusError: A shard has no boundary file, or a file is damaged.
     """
     return _joined(corpus, *_read_pieces(corpus, by_sequence=by_sequence))
 
@@ -56,7 +58,7 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
 
 
 def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
-    """Return the boundary file of each shard. A shard without one is a CorpusError."""
+    """Return the boundary file of each shard. Raise a CorpusError if a shard has no boundary file."""
     boundaries = []
     for shard in corpus.shards:
         if shard.boundaries is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32
 
 SOURCE_BYTES = 16
-"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the number of an input and the line or row in it."""
+"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the number of an input and the number of a line or row."""
 
 
 class Document(NamedTuple):

@@ -160,7 +160,9 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return the first sequence of each document in a range, and the sequence after its last, clipped to the range.
+    """Return the first sequence of each document in a range, and the sequence after the document's last.
+
+    Both are clipped to the range: of a document in sequences 3 to 6, the range 5 to 9 has the sequences 5 and 6.
 
     Args:
       begin: First sequence of each document of the index.
@@ -170,8 +172,8 @@ def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: in
       count: Number of sequences in the index.
     """
     in_range = (begin < stop) & (end > first)
-    # An empty document at sequence 5 belongs to the range that begins at 5, not to the one that stops at 5. An empty document
-    # at the end of the index belongs to the last range.
+    # An empty document at sequence 5 belongs to the range that begins at 5, not to the range that stops at 5. An empty
+    # document at the end of the index belongs to the last range.
     at_border = begin == first
     if stop == count:
         at_border |= begin == stop

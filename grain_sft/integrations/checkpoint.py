@@ -38,7 +38,7 @@ def resume_step(
       holder: Where the state was read from, for messages, such as the path of a file.
 
     Raises:
-      PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
+      PipelineError: `state` is not a data state, or belongs to other data. The message names the difference.
       RowIndexError: `pipeline` does not have the step.
     """
     step, parts = None, None
@@ -147,7 +147,7 @@ RECORD = "grain_sft_data.json"
 
 
 def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-    """Check that the step before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
+    """Check that the step before `step` used the data of `pipeline`, and record that the run uses these data from `step` on.
 
     A run that went back to `step` does the later steps again, so records that begin at `step` or later are dropped.
 

@@ -1,4 +1,4 @@
-"""Layouts: which spans of which documents make each row."""
+"""Layouts. A layout decides which spans of which documents make each row."""
 
 from collections.abc import Callable
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 RECEIPT_VERSION = 2
-"""Version of the content and method of receipt hashes; part of every hash."""
+"""Version of the hashes in receipts. It increases when their content or method changes, and is a part of every hash."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
 """Segments of a row: their first tokens, their lengths, and where the row begins. See `FromPieces.row_segments`."""

@@ -44,7 +44,7 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         If a name finds a document in one stage, the result has this document in all stages that read it.
 
     Raises:
-      RowIndexError: A name is none of these, or no document of the run was made of a record.
+      RowIndexError: A name is none of these, or no document of the run was made of a named record.
       CorpusError, CorpusFileError: Documents or files cannot be read, or a name fits several inputs.
     """
     run = RunDocuments(layouts)
@@ -54,7 +54,10 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:
-    """Return the numbers of documents of a run, int64 [n], ascending. For `named` and errors see `documents_named_in`."""
+    """Return the numbers of the named documents in a run, int64 [n], ascending.
+
+    `named` and the errors are those of `documents_named_in`.
+    """
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
     def find(name: str) -> Ints | None:
@@ -72,10 +75,12 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
 
 
 def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
-    """Return the numbers of documents, int64 [n], ascending, counted through all `corpora`, such as the splits of a corpus.
+    """Return the numbers of the named documents in several corpora, int64 [n], ascending.
+
+    The numbers count through all corpora: document 0 of the second corpus has the number of documents of the first.
 
     Args:
-      corpora: Corpora whose documents are named.
+      corpora: Corpora whose documents are named, such as the splits of a corpus.
       named: Names of documents, as in `documents_named_in`, without sources of a mixture.
 
     Raises:

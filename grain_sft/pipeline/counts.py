@@ -1,7 +1,7 @@
 """Counts of batches: how many there were, how long each batch took to make, and how long the training loop waited for it.
 
 `make_batch` makes a batch and records its time. A `StepIterator` appends each batch that it delivers to `arrivals`.
-`count_batches` adds both to the counts, many batches at once: to the `IteratorStats` of each iterator, and to the metrics.
+`count_batches` adds these times and arrivals to the `IteratorStats` of each iterator and to the metrics, many at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IteratorStats:
       waited: Seconds inside `next`.
       elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
       longest: Longest wait, in seconds. Code that reads it may set it to 0.
-      next_step: Step after the last one that arrived.
+      next_step: Step after the last delivered step.
       waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
       stalled: Copy of `waiting` that an observer sets during a long wait; else None. When the wait ends, `stall_ended` of the
         observers is called.
@@ -105,7 +105,7 @@ def make_batch(pipeline: Run, step: int) -> Element:
     """Make and return the batch of `step`. Record it as this thread's activity, and call the observers."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = (activity.CHOOSING,)
-    activity.making[thread] = step, since, pipeline  # as `activity.making_batch` does, which takes longer
+    activity.making[thread] = step, since, pipeline  # what `activity.making_batch` does, in less time
     try:
         batch = pipeline[step]
     finally:

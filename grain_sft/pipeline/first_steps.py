@@ -62,7 +62,8 @@ def takes_loss(batch: Any) -> bool | None:
     if "chosen_ids" in batch:  # of preference pairs
         return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
     if "targets_segmentation" in batch:
-        return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))  # both are 0 without loss
+        # both keys have 0 where a target takes no loss
+        return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))
     if "loss_mask" in batch and "segment_ids" in batch:
         return bool(np.any(batch["loss_mask"] & (batch["segment_ids"] != 0)))
     return None

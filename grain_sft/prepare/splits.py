@@ -15,7 +15,7 @@ SELECT_SEED = 42
 """Seed of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
 
 Splits = dict[str, Ids]
-"""Numbers of the documents of "train" and, if documents are held out, of "val", in order."""
+"""Numbers of the documents of the splits "train" and "val", in order. It has no "val" if no documents are held out."""
 
 
 def select(ids: Ids, amount: str) -> Ids:

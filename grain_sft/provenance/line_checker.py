@@ -1,4 +1,7 @@
-"""LineChecker: checks that each line of an audit log agrees with what the run's pipeline computes."""
+"""LineChecker: checks that each line of an audit log agrees with what the run's pipeline computes.
+
+An audit log has a line for each load of the data, for each resume, and for the start and the end of each epoch.
+"""
 
 import copy
 import dataclasses

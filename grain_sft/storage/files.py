@@ -51,7 +51,7 @@ def reading(path: str, part: str = "") -> Iterator[None]:
         yield
     except GrainSftError:
         raise
-    except Exception as error:  # clients raise their own kinds, such as gcsfs.retry.HttpError
+    except Exception as error:  # clients raise their own kinds of exceptions, such as gcsfs.retry.HttpError
         raise remote_files.failure(path, error, part) from error
 
 
@@ -150,7 +150,7 @@ def glob(pattern: str) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """Raise a CorpusFileError for a folder that can't be listed, because its files would be left out. Ignore lost+found."""
+    """Raise a CorpusFileError for a folder that can't be listed, because its files would be left out. Accept lost+found."""
     if os.path.basename(error.filename.rstrip("/")) != "lost+found":
         raise remote_files.failure(error.filename, error) from error
 
@@ -237,7 +237,7 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
         filesystem(url).put_file(os.fspath(local), url)
     except GrainSftError:
         raise
-    except Exception as error:  # clients raise their own kinds
+    except Exception as error:  # clients raise their own kinds of exceptions
         raise StorageError(f"{url}: can't be written ({type(error).__name__}: {error}).") from error
 
 

@@ -1,4 +1,4 @@
-"""Read access to regular local files. In the context `inside`, it is limited to the files in one folder.
+"""Read access to regular local files. The context `inside` limits the access to the files in one folder.
 
 Files that are not regular are always refused: opening a FIFO can block, and reading a device may never end.
 """
@@ -80,7 +80,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        if os.path.exists(path):  # such as a socket: the error of `os.open` does not state the kind
+        if os.path.exists(path):  # such as a socket: the error of `os.open` would not state the kind
             _check_is_regular(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise
@@ -96,7 +96,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes [start, stop) of the regular file `path`, fewer if the file ends before `stop`. None means its end."""
+    """Return the bytes [start, stop) of the regular file `path`; all bytes from `start` on if `stop` is None or too large."""
     with open(open_regular(path), "rb") as file:
         file.seek(start)
         return file.read(-1 if stop is None else max(0, stop - start))

@@ -15,7 +15,7 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> None:
-    """Raise a `TransformError` where `element` lacks one of `keys`."""
+    """Raise a `TransformError` if `element` lacks one of `keys`."""
     for key in keys:
         if key not in element:
             problem = f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}"
@@ -42,7 +42,7 @@ def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 
 
 def check_maps(transforms: Sequence[object]) -> None:
-    """Raise a `PipelineError` where one of a pipeline's transforms is not a grain `Map`."""
+    """Raise a `PipelineError` if one of a pipeline's transforms is not a grain `Map`."""
     check_type("transforms", transforms, Sequence, "a list, such as [ShiftTargets()]")
     for transform in transforms:
         if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
@@ -83,7 +83,7 @@ def trait(transform: object, name: str) -> bool:
     Args:
       name: One of
         "shifts_targets": the transform turns the source's dict into a trainer's batch;
-        "splits_rows": it returns rows whose length is not the sequence length, and is the same in every batch;
+        "splits_rows": it returns rows of another length than the sequence length, the same length in every batch;
         "trims_columns": it changes only the length of rows;
         "cuts_columns": it cuts the same columns off every batch;
         "divides_segments": it divides segments of the batch into shorter ones;

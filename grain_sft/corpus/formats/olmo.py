@@ -26,7 +26,7 @@ _STATISTICS = "dataset_statistics.json"
 
 
 class Olmo(Format):
-    """Format of the parts in a folder, in the order of their numbers. Each part is a shard."""
+    """Format of a folder of numbered parts. Each part is a shard of the corpus, in the order of the numbers."""
 
     expected = (
         "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them; or one "
@@ -169,7 +169,7 @@ def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> d
     by_number: dict[int, str] = {}
     for name in sorted(names):
         if match := pattern.fullmatch(name):
-            number = int(match[1][:18])  # `int` refuses very long numbers
+            number = int(match[1][:18])  # at most 18 digits, because `int` refuses very long numbers
             if number in by_number:
                 raise CorpusError(f"{folder}: {by_number[number]} and {name} are both part {number}. Remove one.")
             by_number[number] = name

@@ -94,7 +94,7 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return `data` as text. Return it unchanged if it is not in the encoding; the parser of the record then refuses it."""
+    """Return `data` as text. If it is not in the encoding, return the bytes, which the parser of the record then refuses."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -150,7 +150,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """Return `value` as text for a message: ASCII, on one line, cut to 60 characters if it has more than 80."""
+    """Return `value` as text for a message: ASCII, on one line, cut to 60 characters if the text has more than 80."""
     text = ascii(value)
     length = len(value) if isinstance(value, str) else len(text)
     return text if len(text) <= 80 else f"{text[:60]}... ({length} characters)"

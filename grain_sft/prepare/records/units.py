@@ -102,7 +102,7 @@ class Scanner:
         self.path, self.size, self.position = path, size, 0
         self.parts: list[Part] = []
         self._read = read
-        self._block, self._offset = b"", 0  # bytes in memory, and the offset of the first one
+        self._block, self._offset = b"", 0  # bytes in memory, and the offset of their first byte
         self._least = least
         self._begin_part()
 
@@ -141,7 +141,7 @@ class Scanner:
 
 
 def damaged(path: str, byte: int, expected: str) -> CorpusFileError:
-    """Return the error for a file that lacks what is `expected` at a byte."""
+    """Return the error for a file that does not have `expected`, such as "a message of Arrow", at `byte`."""
     return CorpusFileError(f"{path}: byte {byte}: not {expected}. Is the file damaged? Write it again.")
 
 

@@ -36,7 +36,7 @@ _DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
 """Pattern of the replaced texts in a disguised chat."""
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
-_OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all others
+_OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all other characters
 _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 
 
@@ -109,7 +109,7 @@ class Disguise:
     """Replacement of the characters in one chat's texts: "hi" may become U+20001 U+20002.
 
     These stay: spaces, characters that JSON escapes, roles, the key `content`, and the other keys that the template reads.
-    But another key is replaced if it can overlap a control token, as "end" overlaps "<|im_end|>".
+    But one of these other keys is replaced if it can overlap a control token, as "end" overlaps "<|im_end|>".
 
     Args:
       chat: Rendered chat.
@@ -187,7 +187,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
 
     def overlaps(key: str, spelling: str) -> bool:
         """Return whether `key` and `spelling` can overlap in a text: "end" is inside "<|im_end|>", so they can."""
-        # the key's end may begin the spelling, and the key's beginning may end it
+        # the spelling may begin with the key's end, or end with the key's beginning
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

@@ -90,7 +90,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         for text in texts:
             try:
                 ids.append(self._encoding.encode_ordinary(text))
-            except BaseException as error:  # tiktoken panics, which is not an Exception
+            except BaseException as error:  # a panic of tiktoken is not an Exception
                 if type(error).__name__ != "PanicException":
                     raise
                 fault = f"can't split a text of {len(text):,} characters ({error})"

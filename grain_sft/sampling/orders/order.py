@@ -63,7 +63,7 @@ class Order:
 
     @classmethod
     def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Self:
-        """Return the order of a function that permutes one epoch. Its last `EPOCHS_KEPT` results stay in memory.
+        """Return the order of a function that permutes one epoch. The function's last `EPOCHS_KEPT` results stay in memory.
 
         Args:
           permutation: Function of (seed, epoch, num_rows) that returns every row once: integers [num_rows], the same on
@@ -94,7 +94,7 @@ class Order:
     def of(cls, entry: Self | Callable[[int, int, int], Any]) -> Self:
         """Return `entry`, or `from_permutation(entry)` if it is not an `Order`.
 
-        The rows of an `Order` from outside are checked: a row that does not exist, such as -1, is a `SamplerError`.
+        The rows of an `Order` of another package are checked: a row that does not exist, such as -1, is a `SamplerError`.
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
