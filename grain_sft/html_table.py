@@ -10,13 +10,13 @@ _LEFT = ' style="text-align: left"'
 
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return a table with a line for each of `facts` whose value is not None."""
+    """Return a table with a line for each fact: its name and its value. A fact whose value is None has no line."""
     cells = ((_cell(name), _cell(value)) for name, value in facts.items() if value is not None)
     return _table(title, (f"<tr><th{_LEFT}>{name}</th><td{_LEFT}>{value}</td></tr>" for name, value in cells))
 
 
 def html_columns(title: str, columns: Mapping[str, Iterable[object]]) -> str:
-    """Return a table with a column of values for each name."""
+    """Return a table with a column for each name. The values of the column are below the name."""
     head = "".join(f"<th>{_cell(name)}</th>" for name in columns)
     rows = ("".join(f"<td>{_cell(value)}</td>" for value in row) for row in zip(*columns.values(), strict=True))
     return _table(title, (f"<tr>{cells}</tr>" for cells in (head, *rows)))

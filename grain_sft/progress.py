@@ -23,7 +23,7 @@ def progress_bar() -> Iterator[Progress]:
     work, done_before, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
-        """Print a line, unless the last one was printed a moment ago or `what` has just begun."""
+        """Print a line, unless the last line was printed a moment ago or `what` has just begun."""
         nonlocal work, done_before, began, shown
         now = time.monotonic()
         if what != work or done < done_before:
@@ -45,7 +45,9 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how many seconds work has taken, if its total amount is unknown. On a terminal, clear the line at the end.
+    """Show on stderr how many seconds some work has taken. On a terminal, clear the line at the end.
+
+    This is for work whose total amount is unknown. `progress_bar` shows the progress of other work.
 
     Args:
       what: Name of the work.
@@ -72,7 +74,7 @@ def elapsed(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield `results`, and show how many of `total` are done if stderr is a terminal."""
+    """Yield `results`. If stderr is a terminal, show how many of the `total` results were yielded."""
     with progress_bar() as show:
         for number, result in enumerate(results):
             if sys.stderr.isatty():

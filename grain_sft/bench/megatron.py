@@ -3,7 +3,8 @@
 Two kinds of index are measured. The index of samples states at which document and token each sample begins. The index of a
 blend states from which dataset each sample comes.
 
-Each program is `_BEGIN`, one of `_OURS`, `_MEGATRON` and `_MAXTEXT`, and `_END`, and runs in its own process.
+Each measurement runs a program in a process of its own. The program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON` or
+`_MAXTEXT`, then `_END`.
 """
 
 import importlib.util
@@ -82,8 +83,8 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds that it takes to make the index of samples, and indices of blends.
 
-    Of grain_sft, only `ends_of` and `blend` are timed. `sample_index` and `numbers_of`, which write out the whole index so
-    that it can be compared, are not. Of the others, the function that makes the whole index is timed.
+    In grain_sft, `ends_of` and `blend` are timed: a run needs only their results. `sample_index` and `numbers_of` write out the
+    whole index for the comparison, and are not timed. In the other systems, the function that makes the whole index is timed.
 
     Raises:
       PipelineError: megatron-core's index differs from ours. MaxText makes a part of the index, which is not compared.

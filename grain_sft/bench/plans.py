@@ -1,4 +1,4 @@
-"""Benchmarks of plans and of the command `trace`. Plans are compared with OLMo-core's packer.
+"""Benchmarks of packing, compared with OLMo-core's packer, and of the command `trace`.
 
 The corpus resembles OLMo-3 Think SFT's: its documents have log-normal lengths, and it has boundary files in open-instruct's
 format. Token files and masks are sparse files that take no space on the disk, so the speed of the disk does not matter.
@@ -20,15 +20,15 @@ from grain_sft.types import Ints
 
 DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens: table 17 of its paper
 MEDIAN = 5_400  # tokens of the median document for plans
-TRACED = 6_877  # tokens of the median document for traces; cut to `LENGTH`, documents have about OLMo-3's mean, 10,007
+TRACED = 6_877  # tokens of the median document for traces; the mean, after cuts to `LENGTH`, is about OLMo-3's 10,007
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
 STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus
 
 OURS = "PackedLayout, a plan for each file"
-GROUPED = "PackedLayout, one of all files"
-PACKED = "best_fit_decreasing alone, of all files"
-OLMO = "OLMo-core InstancePacker, of all files"
+GROUPED = "PackedLayout, one plan for all files"
+PACKED = "best_fit_decreasing alone, for all files"
+OLMO = "OLMo-core InstancePacker, for all files"
 
 _ONE_CORE = f"""
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
@@ -69,9 +69,9 @@ os._exit(status)  # as `grain-sft` ends: without the shutdown of the interpreter
 
 
 def plans(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of seconds, rows and megabytes on one core.
+    """Yield a table of the seconds, rows and megabytes of packing on one core.
 
-    Layouts go from the files to a written plan, packers only from lengths to rows.
+    The time of a layout is from the files to a written plan. The time of a packer is from the lengths to the rows.
 
     Raises:
       PipelineError: OLMo-core makes another number of rows.
@@ -92,15 +92,15 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
     for name, program, argument in programs:
         figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(folder / name))
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
-        raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, and we {figures[PACKED]['rows']}.")
+        raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, we pack {figures[PACKED]['rows']}.")
     columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
     yield Table("plans", "plans, on one core", columns, figures)
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands.
+    """Yield a table of the seconds and the memory of commands, most of them `trace`.
 
-    The first command begins with an empty cache. The later commands find its plan and its order in the cache.
+    The first command begins with an empty cache. The later commands find the plan and the order of the first in the cache.
     """
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
@@ -149,7 +149,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
 
 
 def made_up_lengths(documents: int, median: float = MEDIAN, longest: int | None = None) -> Ints:
-    """Return log-normal lengths, int64 [documents]. Without a limit `longest`, some 4 % are longer than a row of `LENGTH`."""
+    """Return log-normal lengths, int64 [documents]. If `longest` is None, some 4 % are longer than a row of `LENGTH`."""
     normal = np.random.default_rng(0).standard_normal(documents)
     lengths: Ints = np.exp(np.log(median) + normal).astype(np.int64).clip(1, longest)
     return lengths

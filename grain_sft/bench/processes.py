@@ -1,4 +1,4 @@
-"""Benchmarks that start processes: the time to the first batch, and the time and memory of orders of many rows."""
+"""Benchmarks of new processes: the time to their first batch, and the time and memory that orders of many rows take."""
 
 import functools
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 
 
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds of processes that make one batch, next to a process that only imports grain.
+    """Yield a table of the seconds that a process takes to make one batch and end, or to import grain and end.
 
     The first process of each kind fills the page cache and is not counted.
     """
@@ -103,7 +103,7 @@ def measure_first_batch(folder: Path) -> dict[str, Any]:
                 file.truncate(rows * 8192 * 4)
     except OSError as error:
         reason = f"the file system takes no sparse files ({error.strerror})"
-        raise StorageError(f"{tokens}: {reason}. Give --dir.") from error
+        raise StorageError(f"{tokens}: {reason}. Give --dir on one that does.") from error
     index = folder / "sparse.json"
     open_corpus(tokens, dtype="uint32").save(index)
     return run_program(_PIPELINE + _SHUFFLE, str(index), cache=str(folder))

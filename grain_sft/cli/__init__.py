@@ -1,1 +1,1 @@
-"""Command line `grain-sft`: one function for each command declares its arguments and the function that runs it."""
+"""Command line `grain-sft`. Each command has a function that declares its arguments, and a function that runs it."""

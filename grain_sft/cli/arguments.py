@@ -1,4 +1,4 @@
-"""Parts that the commands share: the parser, types of arguments, common options, and checks of outputs."""
+"""Code that the commands share: the parser, types of arguments, common options, and checks of outputs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Parser(argparse.ArgumentParser):
           declaration: The constructor.
           names: Names of the arguments.
           group: Group of arguments that gets the options; by default this parser.
-          spelled: Spellings of options that are not `--name`, by name.
-          changes: Fields of `Option` that differ from the declaration, for all these options.
+          spelled: Spellings of the options that are not spelled `--NAME`, by name of the argument.
+          changes: Fields of `Option` that replace those of the declaration, in all these options.
         """
         options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}
         add_arguments(group or self, options, spelled or {})
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_figures(self) -> None:
         """Add `--json` and `--output` of a command that measures."""
-        self.add_argument("--json", action="store_true", help="print the figures as JSON, all else on stderr")
+        self.add_argument("--json", action="store_true", help="print the figures as JSON, and all else on stderr")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
     def error(self, message: str) -> NoReturn:
@@ -137,8 +137,12 @@ def host_of(text: str) -> Host:
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
     """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows.
 
+    Args:
+      options: Parsed arguments.
+      outputs: Paths that the command will write to. None in it means no output.
+
     Raises:
-      StorageError: One of `outputs` would replace the config, an inherited one, or a file of its corpora. None means no output.
+      StorageError: An output would replace the config, a config that it inherits from, or a file that these name.
     """
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
@@ -176,7 +180,7 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
         else:
             begin = int(first or 0)
             end = int(last) if last else pipeline.sampler.num_steps
-    except ValueError:  # not numbers: begin = -1 leads to the last message below
+    except ValueError:  # `text` has no numbers; begin = -1 leads to the last message below
         begin = end = -1
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
@@ -196,7 +200,7 @@ def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = (
     """Return the stage `--stage` of the pipeline of `open_config`."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
-        raise ConfigError(f"--stage {options.stage}: the config has {len(stages)}. Give 1 to {len(stages)}.")
+        raise ConfigError(f"--stage {options.stage}: the config has {len(stages)} stages. Give 1 to {len(stages)}.")
     return stages[int(options.stage) - 1]
 
 
@@ -228,7 +232,7 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
     """Check that an output can be written, before the work that fills it. None means no output.
 
     Raises:
-      StorageError: It cannot be written, or would replace one of `inputs`.
+      StorageError: The output cannot be written, or would replace one of `inputs`.
     """
     from grain_sft.storage import files  # takes longer to import than `--help` to print
 
@@ -242,7 +246,7 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
 def write_figures(
     measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace, *, inputs: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Call `measure` and return its figures, after writing them as `--json` and `--output` ask.
+    """Call `measure` and return its figures. Write them to the outputs that `--json` and `--output` ask for.
 
     With `--json`, the figures go to stdout, so what `measure` prints goes to stderr.
 

@@ -1,4 +1,4 @@
-"""MixtureCorpus: the shards of several corpora, one corpus after the other."""
+"""`MixtureCorpus`, which represents all corpora of a mixture as one corpus."""
 
 import dataclasses
 import functools
@@ -18,7 +18,8 @@ from grain_sft.errors import CorpusError
 class MixtureCorpus(Corpus):
     """The corpora of a mixture as one corpus. Its shards are those of the first corpus, then those of the second, and so on.
 
-    `dtype` is the widest of their dtypes. Files keep their own dtypes, so tokens are read from `parts`, not from the mixture.
+    `dtype` is the widest dtype of these corpora. Files keep their own dtypes, so tokens are read from `parts`, not from the
+    mixture.
 
     Attributes:
       parts: Corpora of the mixture, in order.
@@ -51,7 +52,7 @@ class MixtureCorpus(Corpus):
 
     @property
     def num_documents(self) -> int | None:
-        """Number of documents of all corpora; None if the number of one corpus is unknown."""
+        """Number of documents of all corpora; None if a corpus does not know its number."""
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 
@@ -73,5 +74,5 @@ class MixtureCorpus(Corpus):
 
 
 def _joined(hashes: Iterable[str]) -> str:
-    """Return the hash of some hashes."""
+    """Return one hash of several hashes."""
     return hashlib.sha256("\0".join(["grain_sft mixture", *hashes]).encode()).hexdigest()

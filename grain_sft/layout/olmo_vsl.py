@@ -1,4 +1,4 @@
-"""OlmoVslLayout: chunks of documents as in OLMo-core's `NumpyVSLDataset`. Their lengths are powers of two."""
+"""`OlmoVslLayout`, whose rows are chunks of documents, as in OLMo-core's `NumpyVSLDataset`."""
 
 from typing import Annotated, get_args
 
@@ -15,11 +15,12 @@ from grain_sft.types import Ints
 
 
 class OlmoVslLayout(Layout):
-    """Rows of several lengths: the powers of two from `min_sequence_length` to `sequence_length`, a bucket for each.
+    """Rows of several lengths: the powers of two from `min_sequence_length` to `sequence_length`.
 
-    A document is cut into chunks of `sequence_length` tokens. Its remainder is cut into the powers of two that add up to the
-    remainder's length, longest first; those below `min_sequence_length` are dropped. Each row holds one chunk, without padding.
-    A `CurriculumSampler` makes batches of one bucket each, with the same number of tokens in every batch.
+    A document is cut into chunks of `sequence_length` tokens. Its remainder is cut into shorter chunks, longest first. Their
+    lengths are the powers of two that add up to the remainder's length. Chunks shorter than `min_sequence_length` are dropped.
+    Each row holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a
+    batch from one bucket, and every batch has the same number of tokens.
 
     Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 
@@ -28,10 +29,10 @@ class OlmoVslLayout(Layout):
       sequence_length: Number of tokens of the longest rows, a power of two.
       min_sequence_length: Number of tokens of the shortest rows, a smaller power of two.
       boundaries: Ends of documents. "auto" takes them from the corpus, as OLMo-core does for remote files. "eos" ends a
-        document after each EOS token, as OLMo-core does for local files. In both, a document ends at the end of its file.
+        document after each EOS token, as OLMo-core does for local files. With both, a document also ends where its file ends.
 
     Attributes:
-      row_counts: Number of rows of each of `row_lengths`.
+      row_counts: Number of rows of each length in `row_lengths`.
 
     Raises:
       LayoutError: A length is not a power of two, `min_sequence_length` is not below `sequence_length`, every document is

@@ -1,4 +1,4 @@
-"""Pipeline: the batch that this host's trainer gets at step k."""
+"""`Pipeline`, which returns this host's batch of any step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pipeline:
     A batch depends on nothing but the step: `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and
     `pipeline.data_loader()` give the same arrays, whatever the number of threads and worker processes.
 
-    Arrays that are the same in every batch are shared between batches and read-only. Copy one before writing to it.
+    Arrays that are the same in every batch are shared between batches and read-only. Copy such an array to write to it.
 
     Args:
       source: Source of the rows: an `NpyDataSource`, or a `MixtureSource` of several.
@@ -49,7 +49,7 @@ class Pipeline:
         names.
       transforms: Grain `Map` transforms of batches [rows, L], such as `[NgramFilter(), ShiftTargets()]`.
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
-        logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not in it.
+        logs/audit.jsonl. The first host writes it. It lacks batches of `pipeline[step]`, `dataset()` and `data_loader()`.
       observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
       amendments: Changes of the run, each from a step on, in the order they were made.
 
@@ -85,7 +85,7 @@ class Pipeline:
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
-        """Set the observers, the check of the first batches, and the cache of `_of_columns`; for `StagedPipeline`, too."""
+        """Set what `Pipeline` and `StagedPipeline` share: observers, a check of first batches, and a cache of `_of_columns`."""
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = other_observers(observers)
         if audit is not None:
@@ -122,7 +122,7 @@ class Pipeline:
         """Return this host's batch of `step`.
 
         Raises:
-          RowIndexError: a negative step, or one after the last.
+          RowIndexError: a negative step, or a step after the last.
           CorpusFileError: a token file is missing, unreadable, or not the one that was indexed.
         """
         return self._batch(step, self.sampler.rows(step))
@@ -132,9 +132,9 @@ class Pipeline:
 
         Args:
           step: Step of the batch.
-          slots: int64 [n], each from 0 to the batch's rows - 1; with `Host(0, 1)` slots of the global batch.
-          columns: First column, and the one after the last; None for all. The values are those of whole rows. Only these
-            columns, and one or two next to them, are read, unless a transform needs whole rows (see `reads_columns`).
+          slots: int64 [n], indices of rows in this host's batch. With `Host(0, 1)`, they are slots of the global batch.
+          columns: First column and the column after the last; None for all. Values do not depend on `columns`. If
+            `reads_columns`, only these columns and one or two next to them are read, otherwise whole rows.
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
@@ -154,12 +154,12 @@ class Pipeline:
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
-        """Return the same run for another host, or with only its first `num_amendments` amendments. It has no observers."""
+        """Return the run without observers, for `host` if given, with its first `num_amendments` amendments (None: all)."""
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """See `StagedPipeline.with_first_stages`. A run without stages has no other such run than itself."""
+        """See `StagedPipeline.with_first_stages`. A run without stages has only one version."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
@@ -219,8 +219,8 @@ class Pipeline:
         """Return an iterator of the batches from `start_step` on, made ahead of time.
 
         Args:
-          start_step: Step of the first batch. Starting at a late step costs what starting at 0 costs.
-          threads: Number of threads that read ahead, in this process or in each worker. 0 reads when asked.
+          start_step: Step of the first batch. To start at a late step takes no longer than to start at step 0.
+          threads: Number of threads that read ahead, in this process or in each worker. 0 reads a batch when it is asked for.
           prefetch: Number of batches kept ready, in this process or in each worker.
           worker_count: Number of Grain worker processes. 0 is the fastest for data in memory or on a local disk.
 
@@ -240,15 +240,15 @@ class Pipeline:
     def data_loader(self, *, worker_count: int = 0, start_step: int = 0) -> grain.DataLoader:
         """Return a `grain.DataLoader` whose elements are the batches from `start_step` on.
 
-        Its elements are whole batches, so the number of workers changes nothing. For a loader of single records, give
-        `grain.DataLoader` the source and the sampler, and no worker processes.
+        The elements are whole batches, and do not depend on the number of workers. For a loader of single rows, give the
+        source and the sampler to `grain.DataLoader`, without worker processes.
 
         Args:
           worker_count: Number of Grain worker processes.
           start_step: Step of the first batch.
 
         Raises:
-          RowIndexError, PipelineError: the pipeline does not have the step, or a negative number of workers.
+          RowIndexError, PipelineError: the pipeline does not have the step, or the number of workers is negative.
         """
         return make_data_loader(self, worker_count, start_step)
 
@@ -260,8 +260,8 @@ class Pipeline:
         Args:
           step: Step of the batch.
           rows: Number of rows from the first on, or the slots of the rows in the host's batch.
-          tokenizer: Path of the tokenizer that decodes the tokens. None means the one next to the corpus; without one, ids
-            are printed.
+          tokenizer: Path of the tokenizer that decodes the tokens. None means the tokenizer next to the corpus. Without a
+            tokenizer, ids are printed.
 
         Raises:
           RowIndexError: a step or a row that does not exist.
@@ -271,7 +271,7 @@ class Pipeline:
 
     @property
     def data_key(self) -> str:
-        """What decides the global batches without amendments, as text. It is the same on every host."""
+        """Text of everything except amendments that decides the global batches. It is the same on every host."""
         return data_key_of(self.source, self.planned_sampler, self.transforms)
 
     @functools.cached_property
@@ -295,6 +295,6 @@ class Pipeline:
         return html_facts("Pipeline", facts)
 
     def __repr__(self) -> str:
-        """Return what decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
+        """Return all that decides this host's batches, as Grain compares the text when it restores a DataLoader."""
         changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
         return f"{self.data_key}{changes}[{self.sampler.host!r}]"

@@ -1,4 +1,4 @@
-"""`convert`: writing the documents of a corpus in another format, in the same order."""
+"""`convert`, which writes the documents of a corpus in another format, in the same order."""
 
 import functools
 import glob
@@ -22,7 +22,7 @@ from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
-"""Glob patterns below the path of a corpus. If a file matches one, `open_corpus` opens the split val at `CORPUS/val`."""
+"""Glob patterns below the path of a corpus. If a file matches any of them, the split val is the corpus at `CORPUS/val`."""
 
 
 def convert(
@@ -39,7 +39,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write the documents of a corpus in another format: split train and, if the corpus has it, split val.
+    """Write the documents of a corpus in another format: the split train and, if the corpus has one, the split val.
 
     Args:
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
@@ -48,8 +48,8 @@ def convert(
       tokenizer: Path of the corpus's tokenizer; None uses the one in the corpus folder, if any.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
-      part_bytes: Bytes of tokens in one part (olmo).
-      shard_tokens: Tokens in one shard (episodes).
+      part_bytes: Bytes of tokens in one token file, for format olmo.
+      shard_tokens: Tokens in one shard, for format episodes.
       without: Documents that are left out. An entry is the number of a document, `INPUT:LINE`, a whole input, or a file that
         has one entry on each line. Numbers count the documents of split train first, then those of split val.
       overwrite: Whether to replace an output of other documents or options.
@@ -60,7 +60,7 @@ def convert(
 
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
-      PrepareError: The format can't hold the documents, none is left, or the output is of another corpus.
+      PrepareError: The format can't hold the documents, no document is left, or the output has another corpus.
       StorageError: The output can't be written, or would replace a file of the corpus.
       RowIndexError: A document of `without` does not exist.
     """
@@ -91,7 +91,7 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
     """Return the name of the format that a prepared corpus was written in.
 
     Raises:
-      PrepareError: It has no manifest that states a format.
+      PrepareError: The corpus has no manifest that states a format.
     """
     where = files.normalize(corpus)
     name = str(_manifest(where).get("format"))
@@ -102,16 +102,16 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
 
 
 def _manifest(where: str) -> dict[str, Any]:
-    """Return the manifest of a corpus; {} where it has none."""
+    """Return the manifest of a corpus; {} for a corpus without a manifest."""
     path = files.join(where, MANIFEST)
     return read_object(path) if files.exists(path) else {}
 
 
 class _Splits(Documents):
-    """Documents of all splits of the corpus at path `where`. A part is a split; train comes before val.
+    """Documents of all splits of the corpus at path `where`. What `Documents` calls part 0 is split train, part 1 is split val.
 
     Attributes:
-      ids: Numbers of the documents that are written, by split.
+      ids: Numbers of the documents that are written, by name of the split.
       withdrawn: Numbers of the documents that the caller leaves out.
       dropped: Number of empty documents that are left out because the format can't hold them.
 
@@ -143,8 +143,13 @@ class _Splits(Documents):
             raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the converted corpus. `tokenizer` None means the tokenizer of the old corpus. `sizes` are
-        `part_bytes` and `shard_tokens`."""
+        """Return the request of the converted corpus.
+
+        Args:
+          tokenizer: Path of the tokenizer; None for the tokenizer that the old corpus names.
+          format: Format of the output.
+          sizes: `part_bytes` and `shard_tokens`.
+        """
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
@@ -152,7 +157,7 @@ class _Splits(Documents):
         return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what decides the output, as JSON, for comparison with later runs. This hashes all files of the corpus."""
+        """Return everything that decides the output as JSON, for comparison with later runs. Hash all files of the corpus."""
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
@@ -162,9 +167,9 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of left-out documents and of EOS for the new manifest.
+        """Return the counts for the new manifest: documents left out, and documents without a final EOS or with an inner EOS.
 
-        Counts of EOS are copied from the old manifest. They are None if it lacks them, or if documents were withdrawn.
+        The EOS counts are those of the old manifest. They are None if the old manifest lacks them, or documents are withdrawn.
         """
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
@@ -172,7 +177,7 @@ class _Splits(Documents):
         return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
-        """Return the plan of the converted corpus, with the statistics of each split. All documents are read."""
+        """Return the plan of the converted corpus. Read all documents, for the statistics of each split."""
         statistics, binary = {}, True
         for name, ids in self.ids.items():
             tokens = trainable = 0
@@ -193,7 +198,10 @@ class _Splits(Documents):
         loss[:] = True if stored_loss is None else stored_loss
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Documents.sources`. All of `ids` are in one split. Without recorded sources, its fifth document has (0, 5)."""
+        """See `Documents.sources`. All of `ids` are in one split.
+
+        If the corpus records no sources, the source of the split's fifth document is (0, 5).
+        """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
             numbers = ids - self.firsts[split]
@@ -223,9 +231,9 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and the files of the tokenizer at `path`, or else of the one in the corpus's folder.
+    """Return the description and the files of the tokenizer at `path`, or by default of the tokenizer in the corpus's folder.
 
-    Without a tokenizer, return no files, and a description from the corpus's metadata and its highest token.
+    If neither exists, return no files, and a description that follows from the corpus's metadata and its highest token.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:

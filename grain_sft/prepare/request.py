@@ -17,7 +17,7 @@ from grain_sft.prepare.records.schema import check_schema
 from grain_sft.prepare.records.strict_json import check_name
 
 VERSION = 2
-"""Version of the code that makes documents, orders and files. Another version may make another corpus of the same request."""
+"""Version of the code that makes a corpus. Code of another version may make another corpus from the same request."""
 
 GIB = 1 << 30
 
@@ -25,7 +25,7 @@ TEXT_OPTIONS = (
     "bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens", "fim_split_sample",
     "fim_fragment_rate", "fim_no_prefix",
 )  # fmt: skip
-"""Fields of `Request` that only template `text` reads, which renders plain documents."""
+"""Fields of `Request` that only the template `text`, for plain documents, reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TemplateOptions:
-    """Options that templates read, described in `Request`.
+    """Options that templates read. The docstring of `Request` describes them.
 
     Raises:
       PrepareError: An option has a value that it does not take.
@@ -86,26 +86,28 @@ class TemplateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Request(TemplateOptions):
-    """Options of a preparation. They decide every byte of the corpus: its folder and the number of processes do not matter.
+    """Options of a preparation. They decide every byte of the corpus; its folder and the number of processes do not matter.
+
+    A name in parentheses, such as (text), is the template or format that reads the option.
 
     Args:
       datasets: Inputs, in order.
       template: Template that renders conversations: a name in `TEMPLATES`, or package.module:Name.
       tokenizer: Path of a SentencePiece model, tokenizer.json, tiktoken file or directory.
       format: Format of the corpus: a name in `FORMATS`, or package.module:Name.
-      schema: Schema of the records: "auto", or a name in `SCHEMAS`, with the file's own names of its keys, as in
+      schema: Schema of the records: "auto", or a name in `SCHEMAS`. If the file's keys have other names, they follow a colon:
         prompt_completion:prompt=question,completion=answer.
       seed: Seed of the split and the shuffle.
       shuffle: Whether documents are shuffled; by default as the format's own tool does.
       val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
-      min_length: Tokens of the shortest document that is kept; by default the template's. Shorter ones are dropped.
+      min_length: Tokens of the shortest document that is kept. Shorter documents are dropped; the template may drop more.
       max_length: Tokens of the longest document; by default unlimited.
       long_documents: Treatment of documents of more than max_length tokens: cut to that length, or dropped.
-      keep: End of a cut document that is kept; by default the template's.
+      keep: Whether a cut document keeps its first or its last tokens; the default depends on the template.
       on_error: Reaction to a bad record: stop there, or skip it.
       special_text: Treatment of text that spells a special token: an error, or encoded as ordinary text.
-      seq_level_weight: Whether a message's weight is divided by its length (openchat).
-      condition: Words before every role, where the record has none (openchat).
+      seq_level_weight: Whether a message's weight is divided by its number of tokens (openchat).
+      condition: Words before every role, in records that state no condition (openchat).
       chat_template: Jinja chat template instead of the tokenizer's (hf, olmo).
       system_prompt: System text of conversations without one (episode, episode_tool, openchat).
       bos: Whether a document begins with the tokenizer's BOS (text).
@@ -113,15 +115,15 @@ class Request(TemplateOptions):
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
       normalize: Form of Unicode to which texts are normalized; by default none (text).
       fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
-      fim_spm_rate: Share of the moved documents in the order suffix, prefix, middle. The others are prefix, suffix, middle
-        (text).
+      fim_spm_rate: Share of the documents with a moved middle whose order is suffix, prefix, middle. In all other such
+        documents, the order is prefix, suffix, middle (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
       fim_split_sample: Special token between the parts of a document, such as its files. The middle of each part is moved
         within the part (text).
       fim_fragment_rate: Share of the parts whose middle is moved, in documents that fim_rate chooses (text).
-      fim_no_prefix: Beginning of documents and parts that stay whole (text).
-      part_bytes: Bytes of tokens in one part (olmo).
+      fim_no_prefix: Text that marks a document or part at its beginning; the middle of such a text is not moved (text).
+      part_bytes: Bytes of tokens in one token file (olmo).
       shard_tokens: Tokens in one shard (episodes).
       source: Name of the corpus in its metadata.
 
@@ -180,7 +182,7 @@ def parse_amount(amount: str) -> float | int:
 
 
 def hash_of(value: Any) -> str:
-    """Return the SHA-256 of a JSON value, keys sorted."""
+    """Return the SHA-256 of a JSON value, with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

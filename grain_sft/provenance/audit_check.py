@@ -1,4 +1,4 @@
-"""Check of an audit log: whether a run of this pipeline can have written its lines."""
+"""Check of an audit log: whether a run of a given pipeline can have written it."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """Compare an audit log, text or JSONL, with the pipeline of its run.
 
     The check computes again each field that follows from the pipeline. A run may get amendments and stages after it has begun.
-    Then the first entries of the log belong to an earlier version of the run, without these.
+    Then the first entries of the log come from an earlier version of the run, which `runs_of` reconstructs.
 
     Args:
       path: Path or URL of the log.
@@ -37,7 +37,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # The lines of a process begin with a load. All of them belong to one version of the run.
+    # Each process writes a load first. All lines of a process come from one version of the run.
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -53,11 +53,11 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
 def _parsed_lines(data: bytes) -> list[dict[str, str]]:
     """Return the fields of each line, as `_parsed` does."""
     *lines, last = data.split(b"\n")
-    if last:  # it has no newline, so it is unfinished
+    if last:  # the last line has no newline, so it is unfinished
         lines.append(last + CUT)
     parsed = [_parsed(line) for line in lines]
-    # Version 0.1.0 did not write `CUT`, but it wrote the field `chain` at the end of each entry. So if an entry has a `chain`,
-    # and the entry before it has none, that entry is unfinished.
+    # Version 0.1.0 did not write `CUT`, but it wrote the field `chain` at the end of each entry. So an entry without `chain` is
+    # unfinished if the entry after it has a `chain`.
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:
             parsed[number] = {}
@@ -77,8 +77,9 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts. Return it unchanged if its order is the same for any number of hosts.
 
-    If `hosts` does not divide every batch size, also return it unchanged: such a pipeline can't be made. Dividing one size is
-    no fault, since sizes may have had different hosts. `LineChecker` reports a number that divides none of them.
+    Also return it unchanged if `hosts` does not divide every batch size, because the pipeline can't be made for `hosts` hosts.
+    The log may still be right: the run may have used another number of hosts for another batch size. `LineChecker` reports a
+    number that divides no batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

@@ -22,8 +22,8 @@ class Conditions:
     Args:
       step_ms: Milliseconds of a training step without its data.
       latency_ms: Milliseconds from a request to the first byte of its answer.
-      request_ms: Milliseconds of processor time for each request. Real processes, if any, measure it instead.
-      cores: Processor cores of each process: 0.25 where 8 processes share 2 cores. More than 1 count as 1.
+      request_ms: Milliseconds of processor time for each request. If real processes run, their measured value replaces it.
+      cores: Processor cores of each process: 0.25 if 8 processes share 2 cores. A value above 1 counts as 1.
       host_mb: Megabytes per second that one host receives.
       bucket_requests: Requests per second that the bucket answers. Cloud Storage promises 5,000 for a new bucket.
       bucket_mb: Megabytes per second that the bucket sends to all hosts together.
@@ -52,11 +52,11 @@ class Conditions:
 
 
 class Waits:
-    """Clock of a run: a step begins when every host has its batch, and the trainer waits for the last one.
+    """Clock of a run, which tells how long the trainer waits for batches. A step begins when every host has its batch.
 
-    A host with two threads makes steps 0, 2, 4, … with one and steps 1, 3, 5, … with the other. A thread begins a batch when
-    it is free, and when the trainer has ended the step that is `max(prefetch, threads)` steps earlier. The bucket answers
-    the requests of one step after another: with 0.5 s for the requests of a step, it answers those of 4 steps in 2 s.
+    A host with two threads makes the batches of steps 0, 2, 4, … in one thread, and those of steps 1, 3, 5, … in the other. A
+    thread begins a batch when it is free, and when the trainer has ended the step that is `max(prefetch, threads)` steps
+    earlier. The bucket answers the requests of one step after another: 4 steps take 2 s if the requests of a step take 0.5 s.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.
@@ -67,7 +67,7 @@ class Waits:
         self.now = 0.0
         self._step_seconds = conditions.step_ms / 1e3
         self._ended = deque([0.0] * ahead, maxlen=ahead)  # time at which each of the last `ahead` steps ended
-        # for each thread, float64 [hosts], time at which it is free; the thread that makes the next step comes first
+        # for each thread, the time at which it is free, float64 [hosts]; the thread that makes the next batch comes first
         self._free = deque([np.zeros(hosts) for _ in range(conditions.threads)])
         self._answered = 0.0  # time of the bucket's last answer
 
@@ -76,7 +76,7 @@ class Waits:
 
         Args:
           seconds: float64 [hosts], seconds of each host to read its batch, if the bucket answers at once.
-          bucket_seconds: Seconds of the bucket to answer all hosts.
+          bucket_seconds: Seconds that the bucket takes to answer all hosts.
         """
         may_begin = self._ended[0]
         begun = np.maximum(self._free.popleft(), may_begin)

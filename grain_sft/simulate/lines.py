@@ -1,4 +1,4 @@
-"""The figures of `simulate` as lines of text, and whether the bucket and the hosts are fast enough (`answers`)."""
+"""Printed report of `grain-sft simulate`: its figures as lines, and whether bucket and hosts are fast enough (`answers`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -73,7 +73,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
-    """Return how many rows were read, and how many different ones of the layout's `rows`, as text."""
+    """Return as text how many rows were read, and how many of the layout's `rows` rows are among them."""
     read = f"{coverage['rows_read']:,} read in {coverage['slots']:,} slots"
     if coverage["distinct"] is None:
         return read
@@ -81,7 +81,7 @@ def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
 
 
 def spread_text(name: str, value: float) -> str:
-    """Return the value of a figure as text: "1.50 MB" for `received` and `local`, else a number."""
+    """Return the value of the figure `name` as text: "1.50 MB" for "received" and "local", a number for other figures."""
     return size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
 
 
@@ -119,7 +119,7 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether `need` is within the condition `limit_name`."""
+    """Return the answer for one resource: whether `need` is at most the condition `limit_name`."""
     limit = conditions[limit_name]
     answer = f"{need:.2f} of {limit:,g} {unit}."
     if need >= 10:

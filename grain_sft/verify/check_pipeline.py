@@ -23,11 +23,11 @@ from grain_sft.verify.finding import Report
 Arrays = Mapping[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 
-_FIRST_STEPS = 8  # one of them must take loss
+_FIRST_STEPS = 8  # in one of these first steps, a target must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
 _PAIRS_CHECKED = 1000  # preference pairs that a fast check reads
 _BLOCK_TOKENS = 1 << 22  # tokens read at a time
-_MOST_ROWS = 1 << 28  # rows of the largest layout whose epoch is counted, with one byte of memory per row
+_MOST_ROWS = 1 << 28  # most rows of a layout whose first epoch is checked, because this takes a byte of memory per row
 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -98,7 +98,7 @@ def _end_steps(pipeline: Pipeline) -> list[int]:
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
-    """Check the arrays of the first and the last batch, and that these have the same shapes unless shapes may change."""
+    """Check the arrays of the first and the last batch. They must have the same shapes, except where shapes may change."""
     first_shapes: dict[str, Any] = {}
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     positions_apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
@@ -111,7 +111,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             first_shapes = first_shapes or shapes
             sentence = wrong_in_batch(batch, vocab_size, positions_apart=positions_apart)
             if not shapes_may_change and shapes != first_shapes:
-                sentence = f"its arrays are {shapes}, those of step {pipeline.first_step} {first_shapes}."
+                sentence = f"its arrays are {shapes}; expected {first_shapes}, as in step {pipeline.first_step}."
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
     report.figures["batch"] = first_shapes
@@ -136,7 +136,7 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
     report.figures["equal_responses"] = len(found)
     if len(found):
         first = layout.spans(int(found[0]))[0].document
-        sentence = f"{len(found):,} of the {count:,} pairs checked teach nothing, the first of them document {first}"
+        sentence = f"{len(found):,} of the {count:,} pairs checked teach nothing, such as document {first}"
         reason = "as far as the layout keeps them, the chosen and the rejected response are equal"
         fix = "Give a larger sequence_length or a smaller prompt_length, or leave these pairs out"
         report.note("loss", where, f"{sentence}: {reason}. {fix}.", f"row {found[0]}")
@@ -146,6 +146,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     """Return a sentence about an error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
 
     Args:
+      batch: Arrays of the batch.
       vocab_size: Number of ids of the vocabulary; None if it is unknown.
       positions_apart: Whether segments may begin at another position than 0. If so, positions are not checked.
     """
@@ -184,15 +185,15 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
     report.figures |= {"bytes": os.path.getsize(path), "arrays": sorted(arrays)}
     recipe = depends.get("recipe")
     if not isinstance(recipe, dict) or not isinstance(recipe.get("sequence_length"), int) or "plan" not in depends:
-        report.note("plan", path, f"the checksum is right; it holds {', '.join(sorted(arrays))}, and no plan.")
+        report.note("plan", path, f"the checksum is right, but the file holds {', '.join(sorted(arrays))} and no plan.")
         return
     if corpus is None:
-        report.note("plan", path, "it was not compared with documents. Give their corpus with --corpus.")
+        report.note("plan", path, "the plan was not compared with documents. Give their corpus with --corpus.")
     else:
         with report.errors("boundaries", corpus.shards[0].path):
             stated, own = depends.get("documents"), _found_in(corpus, recipe).content
             if stated != own:
-                report.wrong("plan", path, f"is a plan of the documents {stated}, but those of the corpus are {own}.")
+                report.wrong("plan", path, f"is a plan of the documents {stated}, but the corpus has {own}.")
     if report.sound:
         try:
             check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
@@ -211,9 +212,11 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     """Check that no row of a plan has too many pieces, that no token is in two rows, and that pieces lie in their documents.
 
     Args:
+      report: Report that gets the findings.
+      where: Path of the plan or the config, for the report.
       arrays: Columns of the plan, which `check_columns` accepts.
       recipe: Packing options of the plan.
-      corpus: Corpus with the documents; None leaves out their check.
+      corpus: Corpus with the documents. Without a corpus, pieces are not compared with documents.
     """
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     report.figures |= {"rows": len(ends), "pieces": len(start)}
@@ -262,6 +265,6 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
 
 
 def _others(wrong: Bools) -> str:
-    """Return a sentence about the True values after the first, such as " So are 3 more."; "" if there are none."""
+    """Return a sentence about the True values after the first, such as " So are 3 more."; "" if there is only one."""
     count = np.count_nonzero(wrong) - 1
     return f" So are {count:,} more." if count else ""

@@ -61,8 +61,8 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     """Yield the lines of a row: a heading, then the pieces and the wrapped tokens of each segment.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
-    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns, or 25 if that
-    is more. The responses of a preference pair are side by side if `width` has room for them.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns. A `width`
+    below 25 counts as 25. The responses of a preference pair are side by side if `width` has room for them.
     """
     content = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{content}", _BOLD, colour)
@@ -114,19 +114,20 @@ def _colour_of(segment: int) -> int:
 
 
 def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
-    """Yield lines that show the texts in `sides`, lists of lines, next to each other, each `width` columns wide."""
+    """Yield lines that show texts next to each other. A text is a list of lines, and is padded to `width` columns."""
     for lines in itertools.zip_longest(*sides, fillvalue=""):
         padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
         yield _BETWEEN.join([*padded, lines[-1]])
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
-    """Yield lines of at most `width` columns. In front of them is the gutter, with the position of the first token."""
+    """Yield lines of tokens: the position of the line's first token, then tokens of at most `width` columns in total."""
     line: list[Cell] = []
     used = 0  # columns of the line
     most = width - (0 if colour else 2)  # 2: brackets of the first run of tokens with loss
     for cell in cells:
-        # Characters of a part. A token wider than a line is cut after each `most // 2`, as a character may take two columns.
+        # `size` is the number of characters in a part of the token. A token that is wider than a line has parts of `most // 2`
+        # characters, because a character may take two columns.
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])
@@ -145,7 +146,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 
 def _line(line: list[Cell], colour: bool, code: int) -> str:
-    """Return a line of tokens, with the position of the first one in front."""
+    """Return a line of tokens, with the position of the first token in front."""
     parts: list[str] = []
     for index, cell in enumerate(line):
         if colour:

@@ -91,10 +91,10 @@ WRONG = {
     "other samples": (
         None,
         {"num_samples": 400},
-        "no index of .*with document_index.npy .360.*1 indices of these paths and this seed",
+        "no index of .*with document_index.npy .360.*1 indices have this path and seed",
     ),
     "other length": (None, {"sequence_length": 8}, "no index of"),
-    "other seed": (None, {"seed": 5}, "no index of .*0 indices of these paths and this seed"),
+    "other seed": (None, {"seed": 5}, "no index of .*0 indices have this path and seed"),
     "no extra token": (None, {"add_extra_token_to_sequence": False}, "(sample_index.npy: sample|no index of)"),
     "remote": (None, {"index_dir": "gs://bucket/index"}, "read from a local folder. Copy it"),
     "nothing": (lambda index: [path.unlink() for path in index.iterdir()], {}, "holds no .-document_index.npy"),

@@ -107,7 +107,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
         (["--direct_num_workers=x"], "invalid int value: 'x'"),
         (["--streaming=x"], "ignored explicit argument 'x'"),
         (["--runner=None"], "Unexpected pipeline runner: None"),
-        (["--no_wait_until_finish"], "is renamed when the pipeline has ended"),
+        (["--no_wait_until_finish"], "needs the results of its pipelines"),
     ],
 )
 def test_options_that_beam_does_not_know_are_errors(chats, tmp_path, arguments, part, capsys):

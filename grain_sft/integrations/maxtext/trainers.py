@@ -1,4 +1,4 @@
-"""MaxText's trainers: which module each is, how many batches a step takes, and at which step a checkpoint continues."""
+"""What a data pipeline has to know about MaxText's trainers, such as how many batches a step takes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,14 +14,14 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A trainer of MaxText. The methods are those of pre-training, MaxText's own loop; subclasses override them.
+    """A trainer of MaxText. The methods of this class fit pre-training, MaxText's own loop. Subclasses fit other trainers.
 
-    Pre-training takes one batch a step, which holds all micro-batches. It writes checkpoint N after step N, so checkpoint 0
-    after the first step.
+    Pre-training takes one batch a step, which holds all micro-batches. It writes checkpoint N after step N. So checkpoint 0
+    follows the first step, step 0.
 
     Attributes:
-      module: Name of the module with its `main`.
-      of_pairs: Whether it trains on preference pairs.
+      module: Name of the module whose function `main` runs the trainer.
+      of_pairs: Whether the trainer trains on preference pairs.
     """
 
     module: str
@@ -50,7 +50,7 @@ class Trainer:
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
         """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
 
-        Pre-training needs no patch. It makes its data iterators before it loads weights, and they check the config.
+        Pre-training needs no patch, because its data iterators check the config, and it makes them before it loads weights.
         """
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
@@ -106,7 +106,6 @@ class Tunix(Trainer):
         train_model = module.train_model
 
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
-            """Call `train_model`, after `continue_at` with the step of the trainer."""
             steps = self.batches_per_step(config)
             if self.accumulates and steps > 1 and getattr(trainer, "grad_accumulator", None) is None:
                 reason = "train_sft fails above 1 with this google-tunix, whose trainer has no grad_accumulator"
@@ -122,7 +121,7 @@ class Distillation(Tunix):
     """MaxText's distillation trainer, built on Tunix. It restores its own checkpoints, after the data iterators exist."""
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        """Continue at the trainer's step, once it has restored its checkpoint."""
+        """Continue at the trainer's step, when the trainer has restored its checkpoint."""
 
         class ContinuingTrainer(module.MaxTextDistillationTrainer):
             def setup_checkpoint_manager_and_restore(self, batches: Any, config: Any) -> Any:

@@ -17,7 +17,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
 
 SORTS = ("avx512", "avx2", "baseline")
-"""Implementations of the sort. A CPU that has one also has those after it; every CPU has "baseline"."""
+"""Implementations of the sort. A CPU that can run one of them can also run those after it. Every CPU can run "baseline"."""
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 _dispatched = _umath.__cpu_dispatch__

@@ -19,7 +19,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Sp
 from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
-_OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles that some templates pass over
+_OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some templates do not write
 
 
 class Chat(Template):
@@ -74,30 +74,30 @@ class Chat(Template):
             raise _refusal(error, conversation, self.special is None) from error
 
     def _refuse_unread(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> None:
-        """Raise a RecordError if the template writes nothing of the tools, calls, thoughts or messages of a role."""
-        unwritten = {" or ".join(CALLS): _without(messages, CALLS)}
-        if self._chat.literals[0].isdisjoint(
-            REASONING
-        ):  # Qwen 3's template reads thoughts, but leaves out earlier ones
-            unwritten["reasoning_content"] = _without(messages, REASONING)
+        """Raise a RecordError if `text` is the same without the calls, the thoughts, the tools, or the messages of a role.
+
+        If it is, the template writes nothing of what was left out.
+        """
+        shorter = {" or ".join(CALLS): _without(messages, CALLS)}
+        # A template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does. It is not refused.
+        if self._chat.literals[0].isdisjoint(REASONING):
+            shorter["reasoning_content"] = _without(messages, REASONING)
         for role in _OFTEN_LEFT_OUT:
-            unwritten[role] = [message for message in messages if message["role"] != role]
-        left_out = [
-            key for key, others in unwritten.items() if others != messages and self._chat.attempt(others, tools) == text
+            shorter[role] = [message for message in messages if message["role"] != role]
+        unwritten = [
+            key for key, others in shorter.items() if others != messages and self._chat.attempt(others, tools) == text
         ]
         if tools and self._chat.attempt(messages) == text:
-            left_out.append("tools")
-        for key in left_out:
-            problem = (
-                f"messages: the chat template writes nothing of {key}, so the assistant would learn turns without it"
-            )
-            raise RecordError(f"{problem}. {unread(key.split()[0])}.")
+            unwritten.append("tools")
+        if unwritten:
+            problem = f"writes nothing of {unwritten[0]}, so the assistant would learn turns without it"
+            raise RecordError(f"messages: the chat template {problem}. {unread(unwritten[0].split()[0])}.")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        The control token after `stop` may be the text of a message, if the template writes nothing between contents and the
-        next one begins with "<|im_end|>". Then the turn ends at `stop`.
+        If the template writes nothing between two messages, and the second begins with "<|im_end|>", the control token after
+        `stop` is text of the second message. Then the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -109,7 +109,7 @@ class Chat(Template):
 
 
 class Olmo(Chat):
-    """Chats with OLMo's template, unless the tokenizer has one of its own."""
+    """Chats as in `Chat`. If neither the options nor the tokenizer have a chat template, it is OLMo's."""
 
     name = "olmo"
 
@@ -161,8 +161,8 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
-    """Return the messages without those of `keys` that have a value."""
-    return [{key: value for key, value in each.items() if key not in keys or not value} for each in messages]
+    """Return the messages without `keys`, except keys whose value is empty, such as a list without calls."""
+    return [{key: value for key, value in message.items() if key not in keys or not value} for message in messages]
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
@@ -179,7 +179,7 @@ def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans
         return spans
     if len(assistants) != len(spans):
         counts = f"{len(spans)} spans in {len(assistants)} turns of the assistant"
-        raise RecordError(f"messages: the chat template marks {counts}, so the spans of turns of weight 0 are unknown.")
+        raise RecordError(f"messages: the chat template marks {counts}. Turns of weight 0 need one span in each turn.")
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]
 
 
@@ -201,4 +201,4 @@ OLMO_TEMPLATE = """\
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
-"""ChatML as in OLMo's post-training, with functions and function calls; an assistant's last turn ends in EOS."""
+"""ChatML as in OLMo's post-training, with functions and function calls. If the assistant has the last turn, EOS ends it."""

@@ -1,7 +1,8 @@
 """Errors for characters that have no token in a `tokenizer.json`.
 
-A BPE model may declare no `unk_token`. Then tokenizers leaves such a character out, and a run would train on text with gaps.
-With an `unk_token` that is not in the vocabulary, tokenizers raises an error. So `refuse` declares such a token.
+A BPE model may declare no `unk_token`. Then the library tokenizers leaves characters without a token out, and a run would train
+on text with gaps. If the `unk_token` is not in the vocabulary, the library raises an error instead. So `refuse` declares an
+`unk_token` that no vocabulary has.
 """
 
 import json
@@ -16,10 +17,12 @@ _ABSENT = "\0absent\0"  # an unknown token that no vocabulary has
 def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
     """Change a tokenizer so that it refuses characters without a token. Return False if it needs no change.
 
+    A byte-level model needs no change if its vocabulary has all 256 bytes, because it can encode any text. If it puts a prefix
+    or suffix on subwords, it is changed, because it looks up some bytes with that prefix or suffix.
+
     Args:
       content: Parsed tokenizer.json, which is changed in place.
-      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. A byte-level model that has them all is not
-            changed, because it can encode any text, unless it looks up some of them with a prefix or suffix.
+      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary.
     """
     model = content["model"]
     steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])

@@ -1,4 +1,4 @@
-"""Tokenizer: the interface of all tokenizers, which is the same for each library behind them."""
+"""`Tokenizer`, the interface that tokenizers of all libraries share."""
 
 import abc
 import array
@@ -22,19 +22,19 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Tokenizer(abc.ABC):
-    """Text to token ids and back. A tokenizer can be pickled, and hashes by identity.
+    """Converter of text to token ids and of ids to text. A tokenizer can be pickled, and hashes by identity.
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
       encodes_whole_chats: Whether the library gets whole chats and finds the control tokens in them, as transformers does.
       vocab_size: Largest id + 1, added tokens included.
-      eos_token_id, pad_token_id, bos_token_id: Ids; None where the tokenizer has no such token.
+      eos_token_id, pad_token_id, bos_token_id: Ids of these tokens; None for a token that the tokenizer does not have.
       sha256: Hash of the files that decide ids: the model file, or the files of a directory.
-      special_tokens: Id of each special token, by spelling. They mark turns, the end of a document and the like.
+      special_tokens: Ids of the special tokens, by spelling. Special tokens mark turns, the end of a document and the like.
       control_ids: Ids of special tokens that no text may become: all except the token for unknown characters.
-      empty_ids: Ids that the tokenizer's own encoding adds even to an empty text, such as BOS. `encode` adds none.
+      empty_ids: Ids that the tokenizer's own encoding adds even to an empty text, such as BOS. `encode` does not add them.
       template_variables: Variables of chat templates: `bos_token`, `eos_token`, … with the spelling of the token.
-      chat_template: The tokenizer's own Jinja template; None where it has none.
+      chat_template: The tokenizer's own Jinja template; None if it has no template.
 
     Args:
       contents: Content of the tokenizer's files by name.
@@ -69,7 +69,7 @@ class Tokenizer(abc.ABC):
         """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return the ids of each text as an array. `array.array` is three times as fast as `np.array` of a list."""
+        """Return the ids of each text as an array. By way of `array.array`, this is 3 times as fast as `np.array` of a list."""
         return [np.asarray(array.array("I", ids)) for ids in self.encode(texts)]
 
     @abc.abstractmethod
@@ -102,7 +102,10 @@ class OneFileTokenizer(Tokenizer):
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return the first character of each token in `text`, and the one after its last: two int64 [ids]."""
+        """Return where each token begins and ends in `text`, as two arrays int64 [ids].
+
+        They are the index of the token's first character, and the index after its last character.
+        """
 
     def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
         """Set the attributes that depend on special tokens and on the chat template.
@@ -127,7 +130,7 @@ class OneFileTokenizer(Tokenizer):
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of one file's content; of several files, that of their names and contents."""
+    """Return the SHA-256 of the content of one file, or of the names and contents of several files."""
     if len(contents) == 1:
         return hashlib.sha256(next(iter(contents.values()))).hexdigest()
     whole = hashlib.sha256()
@@ -138,7 +141,9 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return the first character of each token in `text`, and the one after its last: two int64 [tokens].
+    """Return where each token begins and ends in `text`, as two arrays int64 [tokens].
+
+    They are the index of the token's first character, and the index after its last character.
 
     Args:
       text: Text of all tokens.

@@ -1,8 +1,8 @@
 """Writer of format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-The folders `train/shard_NNNNN/` and `val/shard_NNNNN/` each contain `tokens.bin` (uint32, as those tools write, although their
-documentation has uint16), `mask.bin` (uint8) or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and
-length).
+Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files: `tokens.bin` (uint32), `mask.bin` (uint8) or
+`mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). The two tools write tokens as uint32, too,
+although their documentation states uint16.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from grain_sft.storage import files
 from grain_sft.types import Array
 
 TOKEN_DTYPE = np.dtype("<u4")
-MAX_SHARDS = 100_000  # of a split, because readers sort the folders by names of five digits
+MAX_SHARDS = 100_000  # most shards of a split, because their names have five digits, and readers sort the names
 ENDS = ("<myPT_eot>", "<|eot|>")
-"""Special tokens that end a conversation, in the tools' own tokenizers and in `train_tokenizer`'s."""
+"""Special tokens that end a conversation: in tokenizers of the two tools, and in tokenizers of `train_tokenizer`."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return one task for each shard. A shard has whole documents of at most `shard_tokens` in total, or one longer document.
 
     Raises:
-      PrepareError: There are more than `MAX_SHARDS`.
+      PrepareError: There are more than `MAX_SHARDS` shards.
     """
     token_ends = np.append(0, plan.ends(split))  # tokens in the first 0, 1, 2, … documents
     num_documents = len(token_ends) - 1
@@ -63,8 +63,8 @@ def write_shard(
       task: Shard.
       index_name: Name of the file of the index.
       mask_name: Name of the file of the mask.
-      columns: Function of a block that returns the mask of the tokens, and the further columns of the index. The first column,
-        the index of each document's first token, is computed here.
+      columns: Function that takes a block of documents. It returns the mask of their tokens, and all columns of the index after
+        the first. `write_shard` computes the first column, the index of each document's first token in the shard.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     # `whole_files` finishes the first path last, so a shard that has its index is complete

@@ -1,6 +1,6 @@
-"""Permutations by numpy's generators, and a program that writes one to a file.
+"""Permutations by numpy's generators. Run as a program, this module writes one permutation to a file.
 
-The program imports little besides numpy, so that its process starts soon.
+The module imports little besides numpy, so that the program starts soon.
 """
 
 import json
@@ -27,8 +27,8 @@ def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
     rows = np.arange(num_rows, dtype=row_dtype(num_rows))
     if generator == "RandomState":
         np.random.RandomState(seed).shuffle(rows)
-    else:
-        np.random.Generator(getattr(np.random, generator)(seed)).shuffle(rows)  # the swaps don't depend on the dtype
+    else:  # the swaps don't depend on the dtype, so these are the rows of numpy's own `permutation`
+        np.random.Generator(getattr(np.random, generator)(seed)).shuffle(rows)
     return rows
 
 

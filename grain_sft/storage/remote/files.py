@@ -1,4 +1,4 @@
-"""Remote files: concurrent reads of many ranges, each checked, complete and of one version."""
+"""Reads of remote files: many ranges of bytes at once, each checked to be complete and of one version of its file."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,10 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, or the exception of the first of its requests that failed. Requests are concurrent.
+    """Return the bytes of each range. Requests are concurrent.
 
-    A range that extends beyond the end of its file has fewer bytes.
+    If requests of a range fail, its result is the exception of the first of them. If a range extends beyond the end of its
+    file, its result has fewer bytes.
 
     Raises:
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
@@ -77,7 +78,7 @@ def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None
     if isinstance(body, Exception) and size >= stop:
         raise failure(path, body, f"bytes {start} to {stop} ", version or "") from body
     raise CorpusFileError(
-        f"{path}: expected {stop - start} bytes at byte {start}, but the file has {size} bytes: it was cut short while in use."
+        f"{path}: has {size} bytes; expected bytes {start} to {stop}. It was cut short while in use. Restore it."
     )
 
 
@@ -90,7 +91,7 @@ def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) 
 
 
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any]]:
-    """Return the file system's description of each file, such as its size. All are requested at once.
+    """Return the file system's description of each file, such as its size. All descriptions are requested at once.
 
     Raises:
       CorpusFileError: A file is missing or can't be reached.
@@ -118,7 +119,7 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CorpusFileError(
-            f"{path}: no such file. Check the path; path_remap maps those that an index or a mix lists."
+            f"{path}: no such file. Check the path, or map the paths of an index or a mix with path_remap."
         )
     if isinstance(error, ReplacedError):
         of_version = f" ({version})" if version else ""
@@ -140,14 +141,14 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
       path: URL of the file.
       start: First byte.
       stop: Last byte + 1. If the file ends before `stop`, fewer bytes are returned. None means the end of the file.
-      version: Version to read. None means the present one. If the file is replaced during the read, it is read again, three
-        times in all.
+      version: Version to read. None means the present version. If the file is then replaced during the read, it is read again,
+        up to three times in all.
     """
     tries_left = 3
     while True:
         tries_left -= 1
         end, read_version = stop, version
-        if end is None or (version is None and end - start > PART_BYTES):  # a longer range takes several requests
+        if end is None or (version is None and end - start > PART_BYTES):  # several requests need a version
             size, present_version = size_and_version(path)
             end, read_version = size if end is None else end, version or present_version
         (body,) = fetch([Range(path, start, end, read_version)])
@@ -173,7 +174,7 @@ def download(path: str, file: IO[bytes]) -> None:
 
 
 def open_remote(path: str, version: str | None = None) -> Any:
-    """Open `version` of a remote file (None: its present version) for a library that reads from a file object."""
+    """Return a file object that reads `version` of a remote file, or its present version if `version` is None."""
     from fsspec.spec import AbstractBufferedFile
 
     size, present = size_and_version(path)
