@@ -1,4 +1,4 @@
-"""Python processes that this package starts: their environment, and programs that print JSON."""
+"""Functions to start Python processes: the environment that they get, and a call that returns the JSON that they print."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def child_environment() -> dict[str, str]:
 
 
 def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run Python with `arguments`, and return the JSON object that it prints last.
+    """Run Python with `arguments`, and return the JSON object in the last line that it prints.
 
     Raises:
       PipelineError: The process, which the message calls `what`, failed or took more than an hour.

@@ -14,7 +14,7 @@ from grain_sft.progress import elapsed
 def config(parser: Parser) -> None:
     """Declare `grain-sft config`."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("config", nargs="?", metavar="CONFIG", help="config to check and print, with what it inherits")
+    what.add_argument("config", nargs="?", metavar="CONFIG", help="config to check and print, with inherited values")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema of configs, for editors")
     parser.set_defaults(run=_print_config)
 
@@ -31,7 +31,7 @@ def _print_config(options: argparse.Namespace) -> int:
 
 def receipt(parser: Parser) -> None:
     """Declare `grain-sft receipt`."""
-    parser.add_config(host="host h of H; only order maxtext depends on the number of hosts (default: 0/1)")
+    parser.add_config(host="host h of H; H changes the receipt only in order maxtext (default: 0/1)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=_print_receipt)
 
@@ -112,19 +112,19 @@ def verify(parser: Parser) -> None:
     from grain_sft.verify import KINDS
 
     add = parser.add_argument
-    add("where", help="what open_corpus takes, the file of a plan (.arrays), or a config")
+    add("where", help="corpus (any path that open_corpus takes), file of a plan (.arrays), or config")
     depth = parser.add_mutually_exclusive_group()
-    fast = "sizes, headers, boundaries and the ends of files; seconds (the default)"
+    fast = "check sizes, headers, boundaries and the ends of files, in seconds (the default)"
     depth.add_argument("--fast", action="store_true", help=fast)
     depth.add_argument("--full", action="store_true", help="read everything, in bounded memory")
     add("--as", dest="what", choices=KINDS, help="kind of WHERE (default: inferred from its name and first bytes)")
-    add("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
+    add("--vocab-size", type=at_least(1), help="token ids must be below this number (default: the tokenizer's size)")
     add("--corpus", help="with a plan: the corpus whose documents it packs")
     add("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
     add("--host", type=host_of, metavar="h/H", help="with a config (default: 0/1)")
-    add("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
+    add("--refuse-duplicates", action="store_true", help="report documents with equal tokens as errors")
     add("--json", action="store_true", help="print as JSON")
-    corpus_files = parser.add_argument_group("files, of a corpus")
+    corpus_files = parser.add_argument_group("files of a corpus")
     parser.add_corpus_options(corpus_files)
     parser.add_declared(open_corpus, ("root",), corpus_files)
     parser.set_defaults(run=_verify)
@@ -140,7 +140,7 @@ def _verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     declared = options_of(open_corpus)
     opening = corpus_options(options) | {"root": options.root}
-    # `verify` refuses options of a corpus if WHERE is a config, so it gets only those that differ from their defaults.
+    # `verify` refuses options of a corpus if WHERE is a config, so it gets only the options that differ from their defaults.
     opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):

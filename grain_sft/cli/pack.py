@@ -23,9 +23,9 @@ def index(parser: Parser) -> None:
     """Declare `grain-sft index`."""
     add = parser.add_argument
     add("where", nargs="+", help="a mix file, directory, glob, index, or token files; local or gs://")
-    add("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
+    add("-o", "--output", help="index to write (JSON); without this option, the corpus is only described")
     parser.add_corpus_options()
-    add("--sequence-length", type=at_least(1), help="tokens of a row; with it, the number of rows is printed")
+    add("--sequence-length", type=at_least(1), help="tokens of a row, to print the number of rows too")
     add("--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)")
     parser.set_defaults(run=_index)
 
@@ -61,26 +61,26 @@ def _index(options: argparse.Namespace) -> int:
 def pack(parser: Parser) -> None:
     """Declare `grain-sft pack`."""
     add = parser.add_argument
-    add("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
+    add("corpus", nargs="+", help="corpus that open_corpus takes: a prepared corpus, a mix, an index, ...")
     add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
-    compared = "Algorithm; compares all of them if none is given."
+    compared = "Packing algorithm. Without it, all algorithms are compared."
     parser.add_declared(PackedLayout, ("algorithm",), default=None, help=compared)
     add("--compare", action="store_true", help="also compare all algorithms, after the report of --algorithm")
     parser.add_declared(PackedLayout, PACKING, parser.add_argument_group("rows"))
     parser.add_corpus_options(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument
-    rate("--batch-tokens", type=at_least(1), help="tokens of one rank's batch, with padding; prints the learning rate")
-    rate("--ranks", type=at_least(1), default=1, help="data-parallel processes")
+    rate("--batch-tokens", type=at_least(1), help="tokens in the batch of a rank, with padding; prints the rate")
+    rate("--ranks", type=at_least(1), default=1, help="number of data-parallel processes")
     rate("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
     folder = "write the rows that --algorithm packs to FOLDER, as a corpus for layout kind materialized; local or gs://"
     add("--materialize", metavar="FOLDER", help=folder)
-    add("--shard-bytes", type=at_least(1), default=1 << 30, help="size of a file of rows (default: 1 GiB)")
+    add("--shard-bytes", type=at_least(1), default=1 << 30, help="maximum size of a file of rows (default: 1 GiB)")
     parser.add_figures()
     parser.set_defaults(run=_pack)
 
 
 def _pack(options: argparse.Namespace) -> int:
-    """Pack, print and write. Return status 1 if algorithms were compared and none can pack the corpus, else 0."""
+    """Print and write the figures. Return status 1 if algorithms were compared and no algorithm can pack the corpus, else 0."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
     check_output(options.materialize, folder=True)
@@ -89,7 +89,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Pack and print, and return the figures."""
+    """Pack the corpus. Print the figures, and return them as JSON values."""
     corpus = open_paths(options.corpus, options)
     check_output(options.output, inputs=(file.path for file in corpus.files()))
     packing = values_of(options, PACKING)
@@ -121,8 +121,8 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
-    """Print and return the figures of a layout. To make its plans, or to read them from the cache, took `seconds`."""
-    from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
+    """Print and return the figures of a layout. `seconds` is the time that it took to make its plans, or to read them."""
+    from grain_sft.pipeline import layout_receipt  # imported here, so that --help does not wait for Grain
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
@@ -149,7 +149,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pack one epoch by each algorithm, print a table, and return the figures. The plans are not kept."""
+    """Pack one epoch by each algorithm, print a table, and return the figures. No plan is kept in the cache."""
     with elapsed("Packing"):
         found = list(layouts.compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
@@ -181,7 +181,7 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
-    """Write the rows of a layout as a corpus; print and return what was written."""
+    """Write the rows of a layout as a corpus. Print and return what was written, and the seconds that it took."""
     from grain_sft.prepare import materialize
 
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Command `trace`: the documents of steps, and the steps that read a document."""
+"""Command `trace`: prints the documents that given steps read, or the steps that read given documents."""
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ _UNUSED = {
     **dict.fromkeys(("steps", "between"), ("epochs", "tokenizer")),
     **dict.fromkeys(("document", "record"), ("tokenizer",)),
 }
-"""Options that do not apply to a question: `--record` does not use `--tokenizer`."""
+"""For each option that asks a question, the options that have no effect on it: `--record` does not use `--tokenizer`."""
 
 
 def trace(parser: Parser) -> None:
@@ -32,19 +32,19 @@ def trace(parser: Parser) -> None:
     add = asked.add_argument
     add("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
     add("--between", nargs=2, metavar="NAME", help=_BETWEEN)
-    document = "a document's number, or in a mixture its number in a source; may be given several times"
+    document = "number of a document in the run, or in a source of a mixture; may be given several times"
     add("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
-    add("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
+    add("--record", metavar="ID", help="documents that were prepared from a line of an input: LINE or INPUT:LINE")
     add("--find", metavar="TEXT", help="documents that contain a text")
-    table = "a table of where the run is after each EVERY steps (default: 1000); epochs count from 0"
+    table = "table of epochs, rows and tokens read, after every EVERY steps (default: 1000); epochs count from 0"
     add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="EVERY", help=table)
     add = parser.add_argument
     add("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 if the run never ends)")
     add("--tokenizer", metavar="PATH", help="tokenizer for --find (default: the folder 'tokenizer' of the corpus)")
-    add("--summary", action="store_true", help="tokens and documents by source instead of lines")
-    add("--no-trainable", action="store_true", help="don't count tokens that take loss, so read no loss files")
+    add("--summary", action="store_true", help="print the tokens and documents of each source, instead of the trace")
+    add("--no-trainable", action="store_true", help="don't count the tokens that take loss, and read no loss files")
     add("--format", choices=list(provenance.WRITERS), help="(default: from the suffix of --output, else table)")
-    add("-o", "--output", metavar="FILE", help="(default: standard output)")
+    add("-o", "--output", metavar="FILE", help="file to write (default: standard output)")
     parser.set_defaults(run=_trace)
 
 
@@ -65,7 +65,7 @@ def _trace(options: argparse.Namespace) -> int:
         with elapsed("Searching"):
             title, traces = _answer(pipeline, options)
         tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
-    # without both options, the lines of the trace are printed while it runs
+    # With neither --output nor --summary, the lines appear while the trace runs, and a clock on stderr would disturb them.
     shown = elapsed("Tracing") if options.output or options.summary else contextlib.nullcontext()
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
@@ -74,10 +74,10 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """Return a title and the traces that answer the question of the options.
+    """Return a title, and the traces that answer the question of the options.
 
-    The title of steps is "steps 1000:7000". The title of documents has the number of segments that have tokens of them:
-    "document 5: seen 3 times".
+    A trace of steps has a title such as "steps 1000:7000". The title of a trace of documents has the number of segments that
+    hold their tokens: "document 5: seen 3 times".
     """
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
@@ -103,7 +103,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
     run = pipeline.documents
     documents: list[int] = []
     if options.document is not None:
-        asked = dict.fromkeys(options.document)  # each once
+        asked = dict.fromkeys(options.document)  # without repetitions
         for name, number in asked:
             documents += provenance.numbers_of_document(run, name, number).tolist()
         given = [f"{name}:{number}" if name else str(number) for name, number in asked]
@@ -118,7 +118,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # such as a source without a tokenizer; raised only if all sources fail
+        except CorpusError as error:  # such as a source without a tokenizer; raised if every source fails
             if len(parts) == 1:
                 raise
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))
@@ -137,7 +137,7 @@ def _document(text: str) -> tuple[str, int]:
 
 
 def _columns(part: Trace, kind: str) -> dict[str, Any]:
-    """Return the columns to write, with the names of files and sources. A table has files without their folders."""
+    """Return the columns to write, with names of files and sources. For `kind` "table", the files have no folders."""
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
     columns: dict[str, Any] = {}
     for name, column in part.columns().items():
@@ -150,7 +150,10 @@ def _columns(part: Trace, kind: str) -> dict[str, Any]:
 
 
 def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
-    """Yield one table of the tokens and documents of all parts by source. Printed as a table, it ends with the totals."""
+    """Yield one table: the tokens and documents of each source, over all `parts` of a trace.
+
+    If `kind` is "table", its last line has the totals of all sources.
+    """
     columns = provenance.summarize(parts)
     if kind == "table":
         if len(columns["source"]) != 1:

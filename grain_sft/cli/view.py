@@ -9,7 +9,7 @@ from grain_sft.cli.arguments import Parser, add_stage, at_least, check_output, n
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
-_TOKENIZER = "(default: the folder 'tokenizer' of the corpus; else ids are shown)"
+_TOKENIZER = "tokenizer of the texts (default: the folder 'tokenizer' of the corpus; without one, ids are shown)"
 
 
 def inspect(parser: Parser) -> None:
@@ -19,8 +19,8 @@ def inspect(parser: Parser) -> None:
     add("--step", type=at_least(0), required=True, metavar="K", help="step, from 0")
     add("--row", type=at_least(0), metavar="R", help="row of the host's batch (default: 0; with --html, all rows)")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
-    add("--html", metavar="FILE", help="write a page with this step, the one before and the one after")
-    colour = "(default: auto: on a terminal, unless NO_COLOR is set)"
+    add("--html", metavar="FILE", help="write a page with this step, the step before it and the step after it")
+    colour = "when to use colours (default: auto, which is on a terminal unless NO_COLOR is set)"
     add("--colour", "--color", choices=("auto", "always", "never"), default="auto", help=colour)
     parser.set_defaults(run=_inspect)
 
@@ -51,10 +51,10 @@ def report(parser: Parser) -> None:
     """Declare `grain-sft report`."""
     parser.add_config()
     add = parser.add_argument
-    output = "the page; next to it, FILE's name with .json, and a .png of each picture"
+    output = "page to write (default: report.html); next to it go the numbers, as .json, and the pictures, as .png"
     add("-o", "--output", default="report.html", metavar="FILE", help=output)
-    add("--steps", type=at_least(1), default=64, help="steps that are sampled, at most")
-    add("--seconds", type=not_negative, default=1.0, help="for each speed; 0 measures none")
+    add("--steps", type=at_least(1), default=64, help="maximum number of steps that are sampled")
+    add("--seconds", type=not_negative, default=1.0, help="time to measure each speed; 0 measures no speed")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
     add_stage(add)
     parser.set_defaults(run=_report)
@@ -71,7 +71,7 @@ def _report(options: argparse.Namespace) -> int:
     for path in outputs:
         check_output(path, inputs=[options.config])
     if options.output == f"{base}.json":
-        fault = "is the page, and would replace the figures"
+        fault = "the page would replace the file of its numbers, which has the same name"
         raise ConfigError(f"--output {options.output}: {fault}. Name it {base}.html.")
     pipeline = open_stage(options, outputs=outputs)
     texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)

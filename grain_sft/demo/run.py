@@ -99,7 +99,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     marker = root / _MARKER
     if not marker.exists():
-        # a demo that was killed while it wrote the marker leaves a temporary file, whose name begins with another dot
+        # A demo that was killed while it wrote the marker leaves a temporary file, named like the marker after one more dot.
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
             fix = "Give an empty folder, or one that does not exist yet, with --dir"
@@ -134,7 +134,7 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
 
 
 def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
-    """Train in another process, and return the records that it printed.
+    """Train in another process, and return the records that the process printed.
 
     Args:
       name: Name of the run in messages.
@@ -171,7 +171,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             killed = f"SIGKILL to process {process.pid} after {len(records)} steps"
             _say(f"  killed: {killed}; newest checkpoint: step {newest_step(options.folder)}")
             return records
-    if was_killed:  # by the system, since no return above was reached
+    if was_killed:  # by the system: after a kill by this function, a line above has returned
         last_line = "most likely the machine ran out of memory. A run takes about 1 GB."
     if status:
         end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"

@@ -6,17 +6,17 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 
 Columns = tuple[int, int]
-"""Range of columns: the first, and the one after the last."""
+"""Range of columns: the first column, and the column after the last."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ContextOrder:
     """Order of a row's columns in the global array.
 
-    In the natural order, causal attention gives the devices with the beginning of a row less work than those with its end. The
-    load-balanced order divides a row among n shards of devices: it cuts the row into 2n chunks, and shard k has chunks k and
-    2n - 1 - k. With 2 shards, the order of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced` makes this order
-    on TPUs (DUAL_CHUNK_SWAP).
+    In the natural order, causal attention gives the devices with the beginning of a row less work than the devices with its
+    end. The load-balanced order divides a row among n shards of devices: it cuts the row into 2n chunks, and shard k has chunks
+    k and 2n - 1 - k. With 2 shards, the order of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced` makes this
+    order on TPUs (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
@@ -37,7 +37,7 @@ class ContextOrder:
         """Raise a PipelineError if rows of `length` tokens cannot be cut into equal chunks."""
         if self.shards > 1 and length % (2 * self.shards):
             found = f"rows of {length} tokens can't be cut into {2 * self.shards} equal chunks"
-            raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change it, or sequence_length.")
+            raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change one of the two numbers.")
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
         """Return the ranges of a row's columns that make the columns [start, stop) of the global array, in the array's order.

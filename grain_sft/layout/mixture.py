@@ -1,4 +1,4 @@
-"""MixtureLayout: the rows of several layouts, numbered one layout after the other."""
+"""MixtureLayout: one layout that has the rows of several, numbered one layout after the other."""
 
 import functools
 import itertools
@@ -17,20 +17,21 @@ from grain_sft.types import Ints
 class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length, numbered layout after layout.
 
-    If the first layout has 20 rows, row 0 of the second is row 20. Shards are numbered in the same way, and so are documents:
-    first those of the layouts that follow documents, then those of the others.
+    If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. Documents are
+    too, but the layouts that state the documents of their rows (`follows_documents`) come first, and the others after them.
 
     Args:
       parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".
 
     Attributes:
-      parts: Layouts by name.
+      parts: Layouts by the names of their sources.
       names: Names of the sources.
-      first_rows, first_shards: int64 [parts], number of each part's first row, and of its first shard.
+      first_rows: int64 [parts], number of the first row of each layout.
+      first_shards: int64 [parts], number of the first shard of each layout.
 
     Raises:
-      LayoutError: `parts` is empty, a source has no name, sequence lengths differ, a layout has rows of several lengths, or
-        preference pairs are mixed with other rows or have other lengths or padding.
+      LayoutError: `parts` is empty, a source has no name, sequence lengths differ, or a layout has rows of several lengths. Or
+        preference pairs are mixed with other rows, or with pairs that have another prompt length or padding.
     """
 
     kind = "mixture"
@@ -42,16 +43,16 @@ class MixtureLayout(Layout):
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {listed or 'none'}.")
         if "" in parts:
-            raise LayoutError("a source of a mixture has no name. Give it one that is not empty.")
+            raise LayoutError("a source of a mixture has no name. Give each source a name that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
-            problem = f"source {names[0]} has rows of several lengths, each in batches of its own"
+            problem = f"source {names[0]} has rows of several lengths, and a batch can hold only rows of one length"
             raise LayoutError(f"{problem}, but a mixture's batches hold rows of all sources. Take another layout.")
         of_pairs = [part.of_pairs for part in parts.values()]
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
             listed = ", ".join(f"{name}: {text}" for name, text in transforms.items())
-            expected = "all sources are preference pairs, with one prompt_length and one pad_token_id, or none is"
-            raise LayoutError(f"mixture: expected that {expected}. The transforms of these are {listed}.")
+            expected = "all sources have preference pairs with one prompt_length and one pad_token_id, or no source has"
+            raise LayoutError(f"mixture: expected that {expected} pairs. The transforms of the sources are {listed}.")
         self.parts, self.names, self._layouts = dict(parts), tuple(parts), tuple(parts.values())
         first = self._layouts[0]
         self.sequence_length, self.transforms = first.sequence_length, first.transforms
@@ -93,7 +94,7 @@ class MixtureLayout(Layout):
         return sum(part.num_documents for part in self._layouts)
 
     def parts_of(self, rows: Ints) -> Ints:
-        """Return the part of each of `rows`, int64 [n]."""
+        """Return the number of the layout that each of `rows` belongs to, int64 [n]."""
         return self._ends.searchsorted(rows, side="right")
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
@@ -117,13 +118,14 @@ class MixtureLayout(Layout):
         return Pieces(*join_parts(self.parts_of(rows), columns_of))
 
     def rows_of_documents(self, documents: Ints) -> Ints:
-        """See `Layout.rows_of_documents`. Each part is asked for its own documents."""
+        """See `Layout.rows_of_documents`. Each layout searches for its own documents."""
         rows = [np.zeros(0, np.int64)]
         num_found = 0
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        if num_found < len(documents):  # only then, because the check counts all documents, which may read all tokens
+        # The check counts all documents, and may read all tokens for it, so it is left out if all documents were found.
+        if num_found < len(documents):
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 
@@ -135,7 +137,7 @@ class MixtureLayout(Layout):
 
     @property
     def receipt(self) -> dict[str, str]:
-        """What decides the rows of each part, by "corpus of NAME" and "layout of NAME"."""
+        """Texts that decide the rows, under the keys "corpus of NAME" and "layout of NAME" for each source."""
         return {f"{key} of {name}": text for name, part in self.parts.items() for key, text in part.receipt.items()}
 
     def __repr__(self) -> str:

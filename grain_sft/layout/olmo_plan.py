@@ -1,12 +1,13 @@
-"""Plans that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) wrote to `dataset-common/` of its work directory.
+"""Reads plans of packed rows that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) wrote to `dataset-common/` of its work directory.
 
-Each group of source files has three files of raw uint64:
-  document-indices-L-HASH.npy       (first token, end) of each piece of a document, longest first; token 0 is the first of the
+OLMo-core packs each group of source files by itself. A piece is the part of a document that one row holds. The plan of a group
+is three files of raw uint64:
+  document-indices-L-HASH.npy       (first token, end) of each piece, longest piece first; token 0 is the first token of the
                                     group's first file;
   documents-by-instance-L-HASH.npy  indices of pieces in document-indices, row after row;
   instance-offsets-L-HASH.npy       (first entry, end) of each row in documents-by-instance.
-L is the sequence length. HASH covers the paths and sizes of the group's files and the options of the packing; see
-`_group_hash`. A piece is the part of a document that one row holds.
+L is the sequence length. HASH is a hash of the paths and sizes of the group's files and of the options of the packing; see
+`_group_hash`.
 """
 
 import dataclasses
@@ -26,14 +27,20 @@ from grain_sft.storage import files, read_regular
 from grain_sft.types import Ints
 
 _WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}
-"""Bytes of an entry of each file."""
+"""Number of bytes of an entry of each file."""
 
 _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
-    """A plan in `folder`: the HASH in the names of each group's files, and a digest of the bytes of all files."""
+    """A plan that was found on disk.
+
+    Attributes:
+      folder: Folder of the files.
+      hashes: HASH in the names of the files of each group.
+      digest: Hash of the contents of all files.
+    """
 
     folder: Path
     hashes: tuple[str, ...]
@@ -47,7 +54,7 @@ def find_plan(
 
     Raises:
       LayoutError: The plan does not exist, or OLMo-core would misread a token file.
-      CorpusFileError, StorageError: The plan, or a boundary file that the hash covers, cannot be read.
+      CorpusFileError, StorageError: The plan, or a boundary file whose content is part of HASH, cannot be read.
     """
     folder, length, size = work_dir / "dataset-common", options.sequence_length, options.source_group_size
     if len(paths) != len(corpus.shards):
@@ -66,13 +73,13 @@ def find_plan(
                 f"{missing[0]}: no such file. OLMo-core 3.0.0 writes it for {_listed(group)} with "
                 f"{_listed([str(shard.size) for shard in shards])} bytes, sequence_length={length}, "
                 f"long_documents={options.long_documents!r} and source_group_size={size}. The folder has "
-                f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give those as paths."
+                f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give the other paths."
             )
     return OlmoPlan(folder, tuple(hashes), _digest([_read(folder, length, group_hash) for group_hash in hashes]))
 
 
 def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Columns:
-    """Return the columns of a plan, as `make_plan` does.
+    """Return the columns of a plan, in the form that `make_plan` returns.
 
     Raises:
       LayoutError, StorageError: The files are damaged, belong to other documents, or cannot be read.
@@ -88,7 +95,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
         where = f"{plan.folder}: plan {plan.hashes[number][:12]}"
         start, stop, ends = _rows_of(where, group)
         if (stop > last - first).any():
-            problem = f"a document ends at token {stop.max()}, but its files have {last - first} tokens"
+            problem = f"a document ends at token {stop.max()}, but the files have {last - first} tokens"
             raise LayoutError(f"{where}: {problem}. The plan was made from other files; delete it.")
         columns_of_groups.append((start + first, stop + first, ends + num_pieces))
         num_pieces += len(start)
@@ -96,7 +103,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
-    else:  # a document may continue in the next shard; OLMo-core packs its part in each shard as a document of its own
+    else:  # if a document continues in the next shard, OLMo-core packs its part in each shard as a separate document
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -110,7 +117,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
     """Return whether OLMo-core found the documents of these files in `.csv.gz` files. Otherwise it found them by EOS.
 
-    It reads `.csv.gz` files if `use_array_if_local` is False, or if a path is a URL other than `file://`.
+    OLMo-core reads `.csv.gz` files if `use_array_if_local` is False, or if a path is a URL other than `file://`.
     """
     return use_array_if_local is False or any(re.match("[a-z0-9]+://", path.replace("file://", "")) for path in paths)
 
@@ -152,7 +159,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     indices, offsets, chosen = (array.astype(np.int64) for array in group)  # numbers above 2**63 become negative
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
-    # the first row begins at entry 0, each other row where the one before it ends, and the last row ends at the last entry
+    # Row 0 begins at entry 0, each later row begins where the row before it ends, and the last row ends after the last entry.
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
         raise LayoutError(f"{where} is damaged: its {len(start)} documents are not in one row each. Delete it.")
@@ -160,7 +167,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
-    """Return the document of each piece. Raise a LayoutError unless the pieces are exactly the packed parts of `documents`."""
+    """Return the document of each piece. Raise a LayoutError if the pieces are not the parts of `documents` that rows hold."""
     row_length = options.sequence_length
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries."
     document = np.searchsorted(documents.start, start, side="right") - 1
@@ -175,7 +182,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
         at = int(wrong.argmax())
         raise LayoutError(
             f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document, or the part "
-            f"of one that fits into a row. {reason}"
+            f"of a document that fits into a row. {reason}"
         )
     pieces = np.bincount(document, minlength=len(documents))
     fragments = -(-documents.length // row_length)
@@ -202,13 +209,13 @@ def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: s
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first three names, and the number of the others."""
+    """Return names as text: at most three, such as "a, b, c, and 5 more,"."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown}, and {len(names) - 3} more,"
 
 
 def _plans_in(folder: Path) -> str:
-    """Return the end of the sentence "The folder has ...": the sequence lengths of its plans."""
+    """Return the sequence lengths of the plans in `folder`, as the end of the sentence "The folder has ..."."""
     if not folder.is_dir():
         return "no plan, because it does not exist"
     lengths = sorted({path.name.split("-")[2] for path in folder.glob("instance-offsets-*.npy")})

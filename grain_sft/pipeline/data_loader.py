@@ -1,4 +1,4 @@
-"""A pipeline's batches as a `grain.MapDataset`, and a `grain.DataLoader` of them that stops for good when a batch fails."""
+"""A pipeline's batches as Grain's objects: a `grain.MapDataset`, and a `grain.DataLoader` that stops when a batch fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _THREADS, _PREFETCH = 2, 8
 
 
 class StepDataset(grain.MapDataset[Element]):
-    """Batches from step `start` on. As in any `grain.MapDataset`, an index past the end wraps around."""
+    """Batches of a pipeline from step `start` on: item 0 is the batch of step `start`.
+
+    An index past the end wraps around, as in any `grain.MapDataset`.
+    """
 
     def __init__(self, pipeline: Run, start: int) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class StepDataset(grain.MapDataset[Element]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Grain pickles the dataset to send it to a worker process
+        # Grain sends the dataset to each worker process as a pickle, so this is called when a worker starts.
         for observer in observers_of(self._pipeline):
             observer.worker_started(self._pipeline)
 
@@ -50,7 +53,7 @@ class StepDataset(grain.MapDataset[Element]):
 
 
 def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:
-    """Return the `grain.DataLoader` of the batches from `start_step` on, as `Pipeline.data_loader` documents."""
+    """Return a `grain.DataLoader` of the batches from `start_step` on. `Pipeline.data_loader` describes the arguments."""
     worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
     if pipeline.audit is not None:
         logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")
@@ -65,12 +68,12 @@ def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain
 
 
 class _StepSampler:
-    """Sampler of the steps from `start` on."""
+    """Sampler for a `grain.DataLoader`: its records are the steps from `start` to the end of the run."""
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._start = checked_step(pipeline, start)
         self._length = pipeline.end_step - self._start
-        self._shard_options = grain.sharding.NoSharding()  # read by grain.DataLoader
+        self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
 
     def __len__(self) -> int:
         return self._length
@@ -85,7 +88,7 @@ class _StepSampler:
 
 
 class _BatchLoader(grain.DataLoader):
-    """A DataLoader whose worker processes start when its iterator is created. Grain's own start with the first batch."""
+    """DataLoader whose workers start when its iterator is created. In Grain's own DataLoader, they start at the first batch."""
 
     def __iter__(self) -> Iterator[Element]:
         iterator: Any = super().__iter__()
@@ -97,7 +100,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """A DataLoader's iterator that ends for good when a batch fails. Grain's own iterator would skip that step silently."""
+    """Iterator of a DataLoader. After a batch has failed, each `next` is an error. Grain's own iterator would skip it."""
 
     _failure = ""
 
@@ -108,7 +111,7 @@ class _BatchIterator(grain.DataLoaderIterator):
     def __next__(self) -> Element:
         if self._failure:
             problem = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
-            fix = "Make another with data_loader(start_step=...), or take pipeline.iter(), which tries the step again"
+            fix = "Make another DataLoader with start_step=..., or use pipeline.iter(), which tries the step again"
             raise PipelineError(f"{problem}. {fix}.")
         try:
             batch: Element = super().__next__()
@@ -116,10 +119,10 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            # set first, because Ctrl-C may interrupt the next lines, such as `str(error)`
+            # The failure is recorded before its text is made, because Ctrl-C may interrupt `str(error)`.
             self._failure = "an exception"
             self._failure = str(error) or type(error).__name__
-            workers.stop(self._iterator)  # ends the other workers too
+            workers.stop(self._iterator)  # also ends the workers that have not failed
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}). Was memory short?") from error
             raise

@@ -21,28 +21,29 @@ T = TypeVar("T")
 
 
 class StepIterator(grain.DatasetIterator[T]):
-    """Iterator over the batches of consecutive steps. Several threads may take from it; each step goes to one of them.
+    """Iterator over the batches of consecutive steps. Several threads may call `next`; each batch goes to one of them.
 
-    An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. `next_step` and the
-    state are then still the step that was not delivered. So a batch stays in `_position` until the moment of the return, and is
-    put back there if something is raised after that. The next `next` tries a step that failed again.
+    An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. Afterwards,
+    `next_step` and the iterator's state still name the step that was not delivered. To that end, a batch stays in `_position`
+    until the last moment before `next` returns, and an exception after that moment puts it back. If a step failed, the
+    following call of `next` tries it again.
 
-    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` when `_make` only returns
-    batches that were made ahead. Then `next` takes a ready batch without calling `_make`. A pause of 5 ms makes the
-    processor's caches cold; `next` then takes 39 us instead of 76 (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. A subclass may set `_plain` to True once its
+    `_make` only returns batches that were made ahead. Then `next` takes a ready batch without calling `_make`. This saves time
+    when the processor's caches are cold: after a pause of 5 ms, `next` takes 39 us instead of 76 (`bench --only windows`).
 
     Attributes:
       pipeline: Pipeline of the batches.
     """
 
-    _closed = True  # until Grain's constructor was called
+    _closed = True  # Grain's constructor sets it to False
     _makes_ahead: bool  # whether other threads or processes make the batches
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._position: tuple[int, dict[int, tuple[T, Arrival, Delivery | None]]] = checked_step(pipeline, start), {}
-        """Step to make next, and batches that were made and not delivered, by step. Replaced as a whole, never changed."""
+        """Step to make next, and the made but undelivered batches by step. The pair is always replaced as a whole."""
         self.pipeline, self._stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
-        # an empty method takes a microsecond a batch
+        # Only observers that define `batch_handed_out` are called for a batch: a call of an empty method takes a microsecond.
         self._recorders = [each for each in self._observers if type(each).batch_handed_out != Observer.batch_handed_out]
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None
@@ -60,7 +61,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return self.pipeline.sampler.host.index == 0
 
     def worker_pids(self) -> list[int] | None:
-        """Return the worker processes that make batches, the one whose turn it is first; None without worker processes."""
+        """Return the ids of the processes that make batches, in the order of their next batches; None without processes."""
         return None
 
     @property
@@ -78,11 +79,12 @@ class StepIterator(grain.DatasetIterator[T]):
                 except StopIteration as error:
                     if (step := self.next_step) == self._end:
                         raise
-                    problem = f"step {step}: an observer or order raised StopIteration"  # would end the run
-                    raise PipelineError(f"{problem}. Give next() a default.") from error
+                    # As a StopIteration, it would end the run silently.
+                    problem = f"step {step}: an observer or order raised StopIteration"
+                    raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 following, waiting = self._position
                 batch, _, _ = made = waiting[step]
-                # `waiting` has several batches only if several threads put theirs back.
+                # `waiting` has several batches only if several threads have put batches back.
                 rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
                 taken = step
                 self._position = following, rest
@@ -94,7 +96,7 @@ class StepIterator(grain.DatasetIterator[T]):
             raise
 
     def _offer(self) -> int:
-        """Return the step of the batch that is delivered next, made and observed."""
+        """Return the step of the next batch to deliver. The batch is made, it is in `_position`, and observers were called."""
         step, waiting = self._position
         if not waiting:
             since, ahead = perf_counter(), self._ahead
@@ -106,7 +108,8 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
             waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
-            # Free the batch. `advance` drops its slot and wakes threads, so before `ahead.due` only the value is dropped.
+            # Free the memory of the batch. `advance` would do so by dropping the whole slot, but it also wakes threads. Before
+            # step `ahead.due`, the threads need not wake yet, so only the value of the slot is dropped.
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
             elif self._ahead is not None:
@@ -123,7 +126,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return step
 
     def _wait(self, step: int, since: float) -> T:
-        """Return the batch of `step`, requested at `since`."""
+        """Return the batch of `step`. `since` is the time of the request."""
         if self._closed:
             raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
         if step >= self._end:
@@ -144,15 +147,15 @@ class StepIterator(grain.DatasetIterator[T]):
             raise
 
     def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
-        """Call the observers if one of them marked the wait for `step` as a stall. It ended with a batch or with `error`."""
+        """Call the observers if one of them marked the wait for `step` as a stall. `error` is None if the wait got a batch."""
         stalled, self._stats.stalled = self._stats.stalled, None
-        # An observer may mark a wait just after it ended. Such a mark stays until the next wait, and is not of that wait.
+        # An observer in another thread may mark a wait that has just ended. The next wait finds this mark, and ignores it.
         if stalled == (step, since):
             for observer in self._observers:
                 observer.stall_ended(step, perf_counter() - since, error)
 
     def _make(self, step: int) -> T:
-        """Return the batch of `step`, which is made ahead. A subclass that may not make batches ahead overrides this."""
+        """Return the batch of `step`, made ahead by a thread or process. A subclass may override this, to make it itself."""
         if self._ahead is None:
             self._ahead = self._reader(step)
         slot = self._ahead.get(step)
@@ -163,7 +166,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return slot.value
 
     def start_prefetch(self) -> None:
-        """Begin to make batches, so that the first is ready when the trainer requests it."""
+        """Begin to make batches, so that the first batch is ready when the trainer requests it."""
         with self._lock:
             step, waiting = self._position
             if self._makes_ahead and not self._closed and not waiting and step < self._end:
@@ -183,7 +186,7 @@ class StepIterator(grain.DatasetIterator[T]):
             self._position = step, {}
 
     def close(self) -> None:
-        """Stop threads and workers. `next` raises afterwards."""
+        """Stop threads and workers. Afterwards, `next` raises a PipelineError."""
         if self._closed:
             return
         with self._lock:
@@ -196,7 +199,7 @@ class StepIterator(grain.DatasetIterator[T]):
             observer.iterator_closed(self)
 
     def _stop(self) -> None:
-        """Drop batches that were made ahead."""
+        """Stop making batches ahead, and drop the batches that are ready."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
@@ -206,11 +209,11 @@ class StepIterator(grain.DatasetIterator[T]):
 
 
 def checked_step(pipeline: Run, step: object) -> int:
-    """Return `step` as an int if a run may continue there: at a step of the pipeline, or after its last.
+    """Return `step` as an int if a run may continue there: at a step of the pipeline, or at its end.
 
     Raises:
-      RowIndexError: the pipeline does not have the step.
-      SamplerError: the hosts do not divide the batch of some later step of a schedule.
+      RowIndexError: The pipeline does not have the step.
+      SamplerError: The number of hosts does not divide the batch size of a later step.
     """
     number = as_integer("step", step, 0, RowIndexError)
     if number > pipeline.end_step:
@@ -220,7 +223,7 @@ def checked_step(pipeline: Run, step: object) -> int:
 
 
 def _size(batch: object) -> tuple[int, int]:
-    """Return the numbers of rows and of tokens of a batch; 0 and 0 if a transform returned something else than arrays."""
+    """Return the number of rows and the number of tokens of a batch; (0, 0) if a transform returned no dict of arrays."""
     try:
         shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
         return shape[0], math.prod(shape)

@@ -1,4 +1,4 @@
-"""`materialize`: writing the packed rows of a layout to disk, as a corpus that `MaterializedLayout` reads in order."""
+"""`materialize`: writes the packed rows of a layout to disk, as a corpus that `MaterializedLayout` reads in order."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def materialize(
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
     A local folder appears whole, by one rename. In a bucket, files appear one by one, rows.json last. After an interruption,
-    the same call continues at the first unfinished shard. It leaves a finished folder of the same rows unchanged.
+    the same call continues at the first unfinished shard. If the folder is finished and has the same rows, the call changes
+    nothing.
 
     Args:
       layout: Packed layout of any algorithm.
-      output: Folder that is new, empty, or holds the same rows; local, or a URL.
+      output: Folder that does not exist, is empty, or holds the same rows; local, or a URL.
       shard_bytes: Maximum number of bytes of rows in a file. A file holds at least one row.
       progress: Function of the activity, the number of rows written, and the number of all rows.
 
@@ -48,7 +49,7 @@ def materialize(
       The content of rows.json.
 
     Raises:
-      LayoutError: The layout is not a packed one, or the output holds something else.
+      LayoutError: The layout is not a `PackedLayout`, or the output holds something else.
       StorageError: The disk is too small or the folder can't be written.
       CorpusError, CorpusFileError: The corpus can't be read.
     """
@@ -72,14 +73,14 @@ def materialize(
 
 
 class _Target(Target):
-    """Output folder of rows. Its finished content is never replaced."""
+    """Output folder of rows. A finished folder is never replaced."""
 
     manifest_name = rows.MANIFEST
     work_suffix = "rows"
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Replace unfinished work on other rows. Refuse it in a bucket, where unfinished files are in the output folder."""
+        """Replace unfinished work on other rows. In a bucket, raise an error: there, unfinished files are in the output."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -124,7 +125,7 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
 def _write(
     layout: PackedLayout, manifest: dict[str, Any], dtype: np.dtype[Any], target: Target, progress: Progress
 ) -> dict[str, Any]:
-    """Write all shards, then rows.json. Return its content."""
+    """Write all shards, then rows.json. Return the content of rows.json."""
     from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
@@ -158,7 +159,7 @@ def _write(
 def _write_shard(
     source: NpyDataSource, shard_rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
 ) -> None:
-    """Write the files of one shard. Each appears whole, and the first of `paths` last."""
+    """Write the files of one shard. Each file appears whole, and the first of `paths` appears last."""
     from grain_sft.transforms import ShiftTargets
 
     length = source.layout.sequence_length

@@ -1,4 +1,7 @@
-"""Classes of protobuf messages, made at run time: code that protoc generates would work with few versions of protobuf."""
+"""`message_class`: makes a class of protobuf messages at run time.
+
+Code that protoc generates works with few versions of protobuf, so this package contains no such code.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 
 def message_class(file: str, name: str) -> Any:
-    """Return the class of the message `name` in `file`, the text format of a `FileDescriptorProto`."""
+    """Return the class of the message `name` of `file`. `file` is a .proto file, as the text of a `FileDescriptorProto`."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(file, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))

@@ -1,4 +1,4 @@
-"""AuditLog: log of the epochs that a run reads and of its restarts, written during the run.
+"""AuditLog: writes a log of the epochs that a run reads, and of its restarts, during the run.
 
 A line is JSON, or text in the form of the episode-indexed loader:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
@@ -40,7 +40,7 @@ def _json_line(time: str, fields: Fields) -> str:
 
 
 FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
-"""Functions by suffix of the file. Each returns an entry as a line without the newline."""
+"""For each suffix of a log file, the function that returns an entry as a line, without the newline."""
 
 
 def read_line(line: bytes) -> dict[str, str]:
@@ -70,20 +70,20 @@ def as_text(value: object) -> str:
 
 
 class AuditLog(Observer):
-    """Audit log of the batches that the trainer gets.
+    """Observer that logs at which steps a run is started, is resumed, begins an epoch, and completes it.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. It is also written if a file does not end with this log's last entry,
-        because the file was moved away during the run, or another process or pipeline has added entries.
-      resume: A batch does not follow the batch before it in the log.
-      epoch_start, epoch_complete: A batch has the first, or the last, row of an epoch.
+      dataset_load: A process reads its first batch. This entry is also written if a file no longer ends with the last entry of
+        this log: the file was moved away during the run, or another process or pipeline has added entries.
+      resume: The run goes on in another process, or jumps to a step that does not come next.
+      epoch_start, epoch_complete: A batch has the first row of an epoch, or its last row.
     The last field of an entry, `entry`, is the number of its line in the file. Only host 0 writes. A batch that was read ahead,
     but that the trainer never gets, leaves no entry.
 
     Args:
-      path: Local path. The suffix `.log` selects lines of text, and `.jsonl` JSON. With another suffix or none, both files are
-        written. Entries are appended to existing files. If two runs append to one file, each of them logs a warning, and writes
-        `dataset_load` and `resume` after the other's entries.
+      path: Local path. The suffix `.log` selects lines of text, and `.jsonl` lines of JSON. With any other path, two files are
+        written: the path with `.log`, and the path with `.jsonl`. Entries are appended to existing files. If two runs append to
+        one file, each run logs a warning, and writes `dataset_load` and `resume` after the entries of the other run.
 
     Attributes:
       paths: Paths of the files that are written.
@@ -107,12 +107,12 @@ class AuditLog(Observer):
         self._events: Events | None = None
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """Write the entries of the batch that the trainer gets now. A delivery whose entries are written is ignored.
+        """Write the entries of the batch that the trainer gets now. A second call for the same delivery does nothing.
 
         Ctrl-C may raise an exception between any two statements. So attributes that belong together change in one assignment.
 
         Raises:
-          StorageError: A file can't be written. Then no file is changed, and a second call for the step writes to all.
+          StorageError: A file can't be written. Then no file is changed, and another call for the step writes to all files.
         """
         with self._lock:
             step = delivery.step
@@ -175,7 +175,7 @@ def _locked(path: str) -> Iterator[int]:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             cleanup.callback(os.close, fd)
-        with contextlib.suppress(OSError):  # some file systems have no locks; one writer is safe without
+        with contextlib.suppress(OSError):  # some file systems have no locks; a single writer needs no lock
             cleanup.callback(HeldLock(os.dup(fd)).release)
         yield fd
 

@@ -17,12 +17,12 @@ _AFTER_OTHER_WORDS = re.compile(_WORD_AND_NUMBER.format(words="checkpoint|iter")
 def step_of_checkpoint(name: str) -> int:
     """Return the number of steps that a run had done when it saved the checkpoint `name`.
 
-    "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000, as do "checkpoint-7000" of Hugging Face's trainer
-    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. If a name has several of these words, the
-    number after `step` counts: "iter_5-step7000" gives 7000.
+    "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000. So do "checkpoint-7000" of Hugging Face's trainer
+    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. If a name has several of the words step,
+    checkpoint and iter, the number after step counts: "iter_5-step7000" gives 7000.
 
     Raises:
-      RowIndexError: The name has none of these forms, or several numbers, as "step1-step2".
+      RowIndexError: The name has none of these forms, or several numbers, as in "step1-step2".
     """
     folder = name.rstrip("/").rpartition("/")[2]
     if folder.isascii() and folder.isdigit():
@@ -43,17 +43,17 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
         problem = f"no step lies between the checkpoints {first} and {last}"
-        raise RowIndexError(f"{problem}. Give two, the earlier checkpoint first.")
+        raise RowIndexError(f"{problem}. Give the earlier checkpoint first, then a later one.")
     if steps.stop > pipeline.end_step:
         raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps. Give an earlier checkpoint.")
     return steps
 
 
 def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
-    """Return a table of the progress of a run: a line after every `every` steps, and one at its end.
+    """Return a table of the progress of a run, with a line after every `every` steps and a line at the end.
 
     Args:
-      pipeline: Pipeline of any host.
+      pipeline: Pipeline of the run, of any host.
       every: Number of steps between the lines of the table.
       epochs: Number of epochs after which the table ends; None ends it with the run. If the run never ends, None ends the table
         after one epoch, or in a mixture when every source has been read once.
@@ -64,7 +64,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
         step: Number of steps done.
         epoch: Epoch of the next step's first row, from 0.
-        steps_into_epoch: Number of steps done that read only rows of that epoch.
+        steps_into_epoch: Number of steps done that began in that epoch.
         rows_into_epoch: Number of rows of that epoch that were read.
         rows, tokens: Totals of all batches so far, with padding and filling rows.
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from grain_sft.provenance.lines import Trace
 
-_BLOCK = 1 << 20  # documents in each array of `_SeenDocuments`
+_BLOCK = 1 << 20  # document numbers in each array of `_SeenDocuments`
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
@@ -21,7 +21,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
       Columns by name, with an entry for each source in the trace, even if an amendment has withdrawn all its tokens.
         source: Name of the source, or its number if it has no name.
         documents: Number of distinct documents; 0 if the layout does not follow documents.
-        segments, tokens: Number of segments, and of tokens that are not withdrawn.
+        segments: Number of segments.
+        tokens: Number of tokens, without those that an amendment has withdrawn.
         share: Share of the tokens of all sources.
         trainable: Number of tokens that take loss; absent if the trace did not count them.
     """
@@ -54,10 +55,10 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 
 
 class _SeenDocuments:
-    """Set of document numbers, with one byte per document.
+    """Set of document numbers, with one byte per number.
 
     The numbers may have large gaps: in a run with stages, a stage of windows takes one number for each token of its corpus. So
-    the set divides the numbers into blocks of 2^20, and has an array only for a block with a document.
+    the set divides the numbers into blocks of 2^20 numbers, and has an array only for a block with a document.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ class RunningEpochs:
     Args:
       num_rows: Number of rows of each epoch.
       sizes: Number of rows of each step.
-      start: Epoch, and index in it, of the first row of step 0.
+      start: Epoch of the first row of step 0, and index of that row in the epoch.
     """
 
     def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0)) -> None:
@@ -38,7 +38,7 @@ class RunningEpochs:
         return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self._num_rows)
 
     def _first_row(self, epoch: int) -> int:
-        """Return how many rows after the first row of step 0 `epoch` begins. The number is negative if it begins earlier."""
+        """Return the number of rows from the first row of step 0 to the first of `epoch`; negative if `epoch` is earlier."""
         return epoch * self._num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:
@@ -80,12 +80,14 @@ class RunningEpochs:
 
 
 class _Piece(NamedTuple):
-    """Consecutive steps of one batch size, for `EndingEpochs`. A piece may begin inside an epoch.
+    """Consecutive steps of one batch size. Where the batch size changes, `EndingEpochs` begins another piece.
+
+    A piece may begin inside an epoch.
 
     Attributes:
-      step: First step.
+      step: First step of the piece.
       size: Number of rows of each step.
-      epoch, first_index: Epoch of the first row of `step`, and its index in the epoch.
+      epoch, first_index: Epoch of the first row of `step`, and index of that row in the epoch.
       steps_left: Number of steps from `step` to the end of `epoch`.
       steps_per_epoch: Number of steps in each later epoch.
     """
@@ -106,14 +108,14 @@ class _Piece(NamedTuple):
         return self.epoch + 1 + later_epochs, steps * self.size
 
     def first_step(self, epoch: int) -> int:
-        """Return the first step of this piece that is in `epoch` or later, as if no other piece followed."""
+        """Return the first step of this piece that is in `epoch` or later, as if the piece never ended."""
         if epoch <= self.epoch:
             return self.step
         return self.step + self.steps_left + (epoch - self.epoch - 1) * self.steps_per_epoch
 
 
 class EndingEpochs(RunningEpochs):
-    """Epochs that each begin with a step.
+    """Epochs that each begin with a new step, so that no step has rows of two epochs.
 
     Rows at the end of an epoch that don't make a full batch are dropped. With `fill`, they make a last batch with empty slots.
     With epochs of 10 rows and batches of 4, step 2 begins epoch 1. With `fill`, step 2 has the last two rows of epoch 0.
@@ -129,7 +131,7 @@ class EndingEpochs(RunningEpochs):
         epoch, index = start
         for step, size in zip(sizes.steps, sizes.sizes, strict=True):
             if self._pieces:
-                epoch, index = self._pieces[-1].begin(step - 1)  # of the last step of the previous piece
+                epoch, index = self._pieces[-1].begin(step - 1)  # first row of the last step of the previous piece
                 index = min(num_rows, index + self._pieces[-1].size)
             steps_per_epoch = num_steps(num_rows, size)
             if not steps_per_epoch:

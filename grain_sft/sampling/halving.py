@@ -1,4 +1,4 @@
-"""`HalvingTree`: computes the source of any row of a mixture, for weights whose period is too long for a table."""
+"""`HalvingTree`: computes the source of any row of a mixture, if the sources repeat only after too many rows for a table."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _HALF = Fraction(1, 2)
-_ALL_TRIED = 9  # for up to 9 sources every cut is tried
+_ALL_TRIED = 9  # with up to 9 sources, a node tries every cut of the sorted sources into two branches
 _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Division of a node's rows between its two branches.
+    """Division of the rows that reach a node of the tree between its two branches.
 
     Of the first t rows, the left branch gets floor(share * t + offset), but at least 0 and at most t.
     """
@@ -39,7 +39,7 @@ class _Split:
         Rows count from 0. The branch is the left one if `left`, else the right one. If the left branch gets rows 0, 2, 4, ...,
         its row 2 is row 4 of the node. Rows from 2^62 - 1 on are returned as 2^62 - 1.
         """
-        # Row `number` of a branch is row t - 1, where t is the first number of rows with
+        # Row `number` of a branch is row t - 1 of the node. t is the smallest integer with
         #   left:   share * t + offset >= number + 1, so t = ceil((number + 1 - offset) / share)
         #   right:  (1 - share) * t - offset > number, so t = floor((number + offset) / (1 - share)) + 1
         share = self.share if left else 1 - self.share
@@ -48,7 +48,7 @@ class _Split:
         numerator = (_wide(numbers, unit * share.denominator) * unit + int(addend * unit)) * share.denominator
         denominator = share.numerator * unit
         num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
-        # `lefts` limits a branch to 0 to t rows, so the branch has its row `number` only after number + 1 rows of the node
+        # `lefts` gives a branch at most t of t rows, so a branch has its row `number` only after number + 1 rows of the node.
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 
@@ -59,27 +59,27 @@ _Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
 class HalvingTree:
     """Tree whose leaves are the sources, for constant weights. Each row goes down the tree to its source.
 
-    Each node divides the rows that reach it between two branches: of the first t rows, the left one gets its share of t,
+    Each node divides the rows that reach it between two branches: of the first t rows, the left branch gets its share of t,
     rounded. So a few divisions find the source of any row.
 
     The distance of a source is the number of rows by which it differs from its share. A branch inherits its share of the node's
     distance, and the rounding adds up to half a row: if a node is up to 0.5 rows off, a branch with half of its rows is up to
-    0.25 + 0.5 rows off. `bound` is the distance of the
-    worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number. The largest distance
-    measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources (tests/sampling/test_proportions.py). A
-    `ScheduleTable` stays below one row, so it is used where the period is short enough.
+    0.25 + 0.5 rows off. `bound` is the distance of the worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and
+    less than 2 for any number. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources
+    (tests/sampling/test_proportions.py). In a `ScheduleTable` the distance is below one row, so a mixture uses such a table if
+    its sources repeat after few enough rows.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
-      deficit: Share minus rows of each source at the start; they sum to 0.
+      deficit: For each source, its share minus its rows at the start. The deficits sum to 0.
 
     Attributes:
-      bound: Most rows by which a source may differ from its share, if there is no deficit at the start.
+      bound: Most rows by which a source may differ from its share, if all deficits are 0.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._weights, self._deficit = weights, deficit
-        # for each source, the splits from the root to it, and whether it is on their left
+        # for each source, pairs from the root to the source: a split, and whether the source is in its left branch
         self._paths: dict[int, list[tuple[_Split, bool]]] = {}
         self.bound = 0.0
         sources = [source for source, weight in enumerate(weights) if weight]
@@ -89,12 +89,13 @@ class HalvingTree:
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
         """Return the tree of `sources`, heaviest first.
 
-        The first sources go left. For up to `_ALL_TRIED` sources, the cut is the one whose worst source has the smallest
-        distance. For more sources, the cut makes the weights of both sides as equal as possible.
+        A cut sends the first sources to the left branch, and the others to the right branch. For up to `_ALL_TRIED` sources,
+        the cut is the one whose worst source has the smallest distance. For more sources, the cut makes the weights of both
+        branches as equal as possible.
 
         Args:
-          sources: Sources of the tree.
-          path: Splits from the root to the tree, and whether the tree is on their left.
+          sources: Sources of the tree, heaviest first.
+          path: Pairs from the root to this tree: a split, and whether this tree is in its left branch.
           distance: Most rows by which the sources together differ from their share.
         """
         if len(sources) == 1:
@@ -120,8 +121,9 @@ class HalvingTree:
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
-        # Triples of a node, the indices in `rows` of the rows that reach it, and their numbers among all rows that reach it: if
-        # rows 0, 2, 4, ... of the mixture reach a node, row 4 is its row 2.
+        # Triples (node, entries, node_rows). `entries` are the indices in `rows` of the rows that reach the node. `node_rows`
+        # are the numbers of these rows among all rows that reach the node: if rows 0, 2, 4, ... of the mixture reach it, row 4
+        # of the mixture is row 2 of the node.
         stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
         while stack:
             node, entries, node_rows = stack.pop()
@@ -162,8 +164,8 @@ class HalvingTree:
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
     """Return the distance of the worst source in the best tree, and the number of sources to the left of its root.
 
-    The best tree is the one whose worst source has the smallest distance. `weights` are those of the sources, heaviest first.
-    `distance` is as in `HalvingTree._tree`.
+    The best tree is the one whose worst source has the smallest distance. `weights` are the weights of the sources, heaviest
+    first. `distance` is as in `HalvingTree._tree`.
     """
     if len(weights) == 1:
         return distance, 0
@@ -177,6 +179,6 @@ def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
-    """Return `values` for a product with `factor`: as an array of Python integers if int64 may be too small for it."""
+    """Return `values` for a product with `factor`: as an array of Python integers if the product may exceed int64."""
     highest = int(values.max(initial=0)) + 2
     return values if highest * factor * 2 < _INT64_LIMIT else values.astype(object)

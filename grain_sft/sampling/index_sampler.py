@@ -1,4 +1,4 @@
-"""IndexSampler: the rows that this host reads at each step."""
+"""IndexSampler: computes the rows that this host reads at each step."""
 
 import functools
 import hashlib
@@ -26,35 +26,38 @@ class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
     Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. Each
-    epoch has its own permutation. By default, it has `num_instances // global_batch_size` steps, and the run never ends.
-    `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler itself divides the rows between hosts.
-    So it declares `NoSharding`, which keeps `grain.DataLoader` from dividing them again.
+    epoch has its own permutation of the rows. By default, an epoch has `num_instances // global_batch_size` steps, and the run
+    never ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler itself divides the rows
+    between hosts. So it declares `NoSharding`, which keeps `grain.DataLoader` from dividing them again.
 
-    The orders of `grain_sft.sampling.ORDERS` are described in docs/guide.md ("Orders"). In order `maxtext` alone, host h
-    reads the h-th contiguous block of each permutation, so that batches depend on the number of hosts.
+    docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`. Only in order `maxtext`, host h reads the h-th
+    contiguous block of each permutation, so that batches depend on the number of hosts.
 
     Args:
       num_instances: Number of rows.
-      global_batch_size: Rows of a step, of all hosts together.
+      global_batch_size: Number of rows of a step, of all hosts together.
       seed: Seed of the order, 0 or more.
-      order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode`, `openchat` and `grain` replay these systems; `random`
-        draws with replacement; with `balanced`, attention costs the same in all rows of a step; `package.module:Name` is an
-        order of yours.
-      host: This host, and the number of hosts.
+      order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode`, `openchat` and `grain` are the orders of these
+        systems. `random` draws with replacement. In `balanced`, the rows of a step have similar costs of attention.
+        `package.module:Name` is an order of yours.
+      host: Index of this host, and the number of hosts.
       shuffle: Whether rows are shuffled. `false` reads them in ascending order, divided between hosts as in `order`.
-      epochs: Epochs after which the pipeline ends. Without it, never.
-      last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
-        loss, or `run_on`: the next epoch fills the step. Orders `maxtext`, `grain` and `random` always run on.
-      schedule: Pairs (step, global_batch_size): rows of each step from that step on. An epoch still has each row once. With
-        `drop` it ends where too few rows are left for the next step, with `fill` where no row is left.
-      costs: Function that returns the cost of each row, int64 [num_instances], for an order by cost: `layout.row_costs`.
+      epochs: Number of epochs after which the run ends. Without it, the run never ends.
+      last_batch: Use of the last rows of an epoch if they do not fill a step. `drop` leaves them out, `fill` fills the step
+        with rows that take no loss, and `run_on` fills it with rows of the next epoch. Orders `maxtext`, `grain` and `random`
+        always run on.
+      schedule: Pairs (step, global_batch_size): number of rows of each step from that step on. An epoch still has each row
+        once. With `last_batch` `drop`, an epoch ends when too few rows are left for the next step. With `fill`, it ends when no
+        row is left.
+      costs: Function that returns the cost of each row, int64 [num_instances], such as `layout.row_costs`. Orders by cost, such
+        as `balanced`, need it.
       chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader.
-      start: Epoch of the first row of step 0, and index of that row in the epoch's order: not (0, 0) where an earlier stage
+      start: Epoch of the first row of step 0, and index of that row in the epoch's order. It is (0, 0) unless an earlier stage
         of the run read rows.
-      cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+      cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
-      SamplerError: Arguments that don't fit together.
+      SamplerError: An argument is out of bounds, or contradicts another argument.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class IndexSampler(EpochSampler):
         self._source = source
         if traits.by_cost and (start[1] or self.chunk_size > 1):
             problem = f"order {order!r} composes whole epochs of single rows"
-            fix = "Begin with an epoch, without chunks, or take another order."
+            fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
         # Epochs are computed for one block. It has the rows of one host if each host reads its own block, else all rows.
         num_blocks = self._num_blocks

@@ -1,4 +1,4 @@
-"""StagedSampler: one sampler of a run whose stages have samplers of their own."""
+"""StagedSampler: joins the samplers of the stages of a run to one sampler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StagedSampler(Sampler):
         self.stages = tuple(stages)
         hosts = list(dict.fromkeys(stage.host for stage in self.stages))
         if len(hosts) > 1:
-            raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give it to each sampler.")
+            raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give each sampler the same.")
         self._first_steps = [stage.first_step for stage in self.stages]
         sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
         super().__init__(sizes, hosts[0], host_blocks=any(stage.host_blocks for stage in self.stages))

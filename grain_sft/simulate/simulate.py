@@ -1,4 +1,4 @@
-"""Figures of a simulated run on many hosts, as a dict of JSON values."""
+"""`simulate`: predicts the requests, bytes, times and memory of a run on many hosts, as a dict of JSON values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,25 +18,28 @@ from grain_sft.types import Ints
 from grain_sft.version import __version__
 
 MOST_COUNTED = 1 << 27
-"""Maximum number of rows of a layout whose reads are counted row by row."""
+"""Maximum number of rows of a layout for which the reads of each row are counted."""
 CACHED_HOSTS = 16
-"""Number of hosts that are modelled if hosts have shard caches, because a model of every block of a cache is slow."""
+"""If hosts have shard caches, only this many hosts are modelled, because a model of every block of a cache is slow."""
 POINTS = 200
 """Maximum number of points of each curve."""
 
 
 class _Totals:
-    """Sums of a model's demand over all steps. If the model has 16 of 64 hosts, the sum of the 16 hosts is multiplied by 4.
+    """Sums, over all steps, of what hosts read: `requests`, bytes `received` from a bucket, and bytes of `local` files.
 
     Attributes:
-      model: Model of the demand.
+      model: Model of what each host reads at each step.
+      waits: Times at which the trainer waits for a batch.
       rows: Number of rows that the modelled hosts read.
-      counts: uint32 [layout rows], how often each row is read; None if the layout is too large or a host is not modelled.
-      per_host: int64 [hosts], sum over the steps of each figure.
-      checks: int64 [hosts], sum of the requests that check files.
-      first: [hosts], the figures of the first step.
-      per_step: Figures of each step. `requests`, `received` and `local` are sums over all hosts. `most_requests`,
-        `most_received` and `seconds` are those of the host with the most. `waited` is the wait of the trainer.
+      counts: uint32 [layout rows], how often each row is read. None if the layout has more than `MOST_COUNTED` rows, or if not
+        all hosts are modelled.
+      per_host: int64 [hosts] for each of `requests`, `received` and `local`, the sum over the steps.
+      checks: int64 [hosts], number of the requests that check files.
+      first: [hosts] for each of `requests`, `received`, `local` and `seconds`, the value of the first step.
+      per_step: Lists by name, with one number for each step. `requests`, `received` and `local` are sums over all hosts: if 16
+        of 64 hosts are modelled, the sum of the 16 hosts is multiplied by 4. `most_requests`, `most_received` and `seconds` are
+        those of the host with the most. `waited` is the wait of the trainer.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -87,10 +90,10 @@ def simulate(
     Args:
       pipeline: Pipeline of the run, of any host.
       hosts: Number of hosts.
-      steps: Consecutive steps of the run, or of one of its stages. The hosts start at the first one.
-      conditions: Speeds of hosts, network and bucket. Ignored with `real`, which has its own.
+      steps: Consecutive steps of the run, or of one of its stages. The hosts start at the first of these steps.
+      conditions: Speeds of hosts, network and bucket. Ignored with `real`, which has conditions too.
       as_bucket: Whether reads of local files count as requests to a bucket.
-      restart_hosts: Number of hosts of a restart after these steps; None for `hosts`.
+      restart_hosts: Number of hosts of a restart after the last of `steps`; None for `hosts`.
       real: Measurements of real processes; None for a model without start-up time and memory.
 
     Raises:
@@ -135,7 +138,7 @@ def simulate(
 
 
 def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandModel:
-    """Return the model of all hosts or, if they have shard caches, of `CACHED_HOSTS` evenly spaced ones."""
+    """Return the model of all hosts or, if they have shard caches, of `CACHED_HOSTS` evenly spaced hosts."""
     hosts = sampler.host.count
     has_cache = any(gather.options.cache is not None for gather in reads.gathers)
     modelled = min(hosts, CACHED_HOSTS) if has_cache else hosts
@@ -149,7 +152,7 @@ def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
-    """Return the numbers of rows read, of slots and of distinct rows, and how often the most frequent row was read."""
+    """Return four counts: rows read, slots of the batches, distinct rows, and reads of the row that was read most often."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
         "rows_read": round(totals.rows * totals.model.scale),
@@ -160,7 +163,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return the means of the second half of the steps, and the mean and highest rates per second if no step waits."""
+    """Return means over the second half of the steps, and rates per second. The rates assume that no step waits."""
     seconds = totals.model.conditions.step_ms / 1e3
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
@@ -173,7 +176,7 @@ def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
 
 
 def _files(model: DemandModel) -> dict[str, Any]:
-    """Return numbers of files, and how many files and connections a host has open at most."""
+    """Return the numbers of files, and the highest number of files and connections that a host has open at a time."""
     gathers = model.reads.gathers
     local = sum(int((~gather.remote).sum()) for gather in gathers)
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
@@ -245,9 +248,9 @@ def _opened(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return what `step` costs new processes on `hosts` hosts. None if the run has no such step.
+    """Return the requests, bytes and seconds of `step` in new processes on `hosts` hosts; None if the run has no such step.
 
-    The hosts keep the shard caches of `model`, which has made the steps before `step`. The new processes have checked no file.
+    The hosts keep the shard caches that `model` has filled at the steps before `step`. The new processes check all files again.
     """
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
@@ -272,7 +275,10 @@ def _restart(
 
 
 def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
-    """Return curves of at most `POINTS` groups of steps: sums of `waited`, maxima of `seconds`, and means of the others."""
+    """Return curves with a point for each of at most `POINTS` groups of steps.
+
+    A point is the sum of `waited`, the maximum of `seconds`, or the mean of another figure over the steps of the group.
+    """
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
     curves: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
     for name, values in per_step.items():

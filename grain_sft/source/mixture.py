@@ -14,11 +14,11 @@ from grain_sft.source.npy import NpyDataSource, RowSource
 
 
 class MixtureSource(RowSource):
-    """Rows of several sources by number: first all of the first, then all of the second, and so on.
+    """Rows of several sources by number: first all rows of the first source, then all rows of the second, and so on.
 
-    Every row has the keys of `NpyDataSource` in the same dtypes. `tokens` have the widest dtype of all sources. If any source
-    has `loss_weights`, all rows have them: a source without weights gives 1 where a token takes loss, else 0. Each source
-    pads its rows with its own padding token. A `FILL_ROW`, a row of padding, is read from the first source.
+    Every row has the keys of `NpyDataSource`. The dtypes are the same in all rows: `tokens` have the widest dtype. If any
+    source has `loss_weights`, all rows have them: a source without weights gives 1 where a token takes loss, else 0. Each
+    source pads its rows with its own padding token. A `FILL_ROW`, a row of padding, is read from the first source.
 
     Args:
       sources: Sources by name, of one sequence length.
@@ -45,7 +45,7 @@ class MixtureSource(RowSource):
         for name, index, own in self.layout.split(rows):  # a `FILL_ROW` counts as a row of the first source
             element = self._readers[name].read(own)
             for key, array in batch.items():
-                array[index] = element.get(key, element["loss_mask"])  # the mask is for a missing `loss_weights`
+                array[index] = element.get(key, element["loss_mask"])  # a source without `loss_weights` gives its mask
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:

@@ -39,7 +39,7 @@ class SegmentRow:
         self.inputs, targets, self._segments, self._positions, target_segments = (array[row] for array in stack.arrays)
         self.tokens = self.inputs if tokens is None else tokens
         self.memory = self.tokens.data
-        # the rest are memoryviews of these arrays
+        # memoryviews of the same arrays, because a copy by memoryview begins sooner than a copy by numpy
         self._first_targets, self._last_target = targets[:-1].data, targets[-1:].data
         self._next_inputs = self.inputs[1:].data
         self._segments_data, self._positions_data = self._segments.data, self._positions.data
@@ -47,7 +47,7 @@ class SegmentRow:
         self._counting, self._length = counting, len(targets)
 
     def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[int, int] = BEGIN_OF_ROW) -> None:
-        """Fill positions and segment ids. The columns from the last end on are padding.
+        """Fill positions and segment ids. The columns after the last segment are padding.
 
         Args:
           ends: Column after each segment's last token, in order.
@@ -96,28 +96,28 @@ class SegmentReader:
         self._counting = np.arange(self._length, dtype=np.int32).data
 
     def read(self, rows: Ints, arrays: Arrays, *, shifted: bool) -> tuple[ReadRows, list[list[int]], bool]:
-        """Return (`rows`, ends of each row's segments, fit).
+        """Read rows. Return them, the ends of each row's segments, and whether all tokens fit into int32.
 
         Args:
           rows: int64 [n], row numbers in [0, len(layout)).
           arrays: Arrays that the rows are read into.
-          shifted: Whether to make targets and their segment ids, as if all tokens took loss. If so, `fit` is False if a token
-            does not fit into int32. Otherwise tokens are not checked, and `fit` is True.
+          shifted: Whether to make targets and their segment ids, as if all tokens took loss. Without `shifted`, tokens are not
+            checked, and the third result is True.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         fit, check = True, shifted and not self._fit
-        of_rows, made = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
-        inputs, targets, segments, positions, target_segments = made
+        batch_rows, stacked = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
+        inputs, targets, segments, positions, target_segments = stacked
         pieces_of, ends_of, begins = [], [], []
-        for number, row in zip(rows.tolist(), of_rows, strict=True):
+        for number, row in zip(rows.tolist(), batch_rows, strict=True):
             starts, lengths, begin = self._row_segments(number)
             ends = list(accumulate(lengths))
             ends_of.append(ends)
             begins.append(begin)
             pieces_of.append(self._in_shards(starts, ends, row.memory))
-        filled = zip(self._reader.fill(pieces_of), of_rows, ends_of, begins)  # noqa: B905
+        filled = zip(self._reader.fill(pieces_of), batch_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding_begin = ends[-1] if ends else 0
             if padding_begin < self._length:
@@ -132,7 +132,7 @@ class SegmentReader:
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> RowPieces:
-        """Return the segments of a row as pieces. A segment that continues in the next shard is cut where its shard ends.
+        """Return the segments of a row as pieces to read. A segment in several shards becomes one piece in each.
 
         Args:
           starts: First token of each segment, counted through the corpus.

@@ -1,7 +1,7 @@
-"""Local files that appear under their name when they are complete.
+"""`write_whole`: writes a local file that appears under its name only when it is complete.
 
-A writer locks a temporary file, `.NAME.HOST-PID.RANDOM.tmp`, and renames it at the end. The kernel frees the lock when the
-writer's process ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
+A writer writes a temporary file, `.NAME.HOST-PID.RANDOM.tmp`, under a lock, and renames it at the end. The kernel frees the
+lock when the writer's process ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
 """
 
 import atexit
@@ -20,22 +20,23 @@ from typing import IO, Any
 from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
-_LONGEST_NAME = 150  # bytes of NAME in a temporary name, which may have 255 bytes in all
-_ABANDONED_AFTER = 86_400.0  # seconds since the last write; only for files of other hosts, whose locks may be invisible
+_LONGEST_NAME = 150  # most bytes of NAME in a temporary file's name, which may have 255 bytes in all
+# Seconds without a write after which another host's file is abandoned. Some file systems hide the locks of other hosts.
+_ABANDONED_AFTER = 86_400.0
 
-_cleaned_folders: set[str] = set()  # each is cleaned once per process
+_cleaned_folders: set[str] = set()  # folders that this process has cleaned: it cleans each of them once
 _temporary_paths: set[str] = set()  # files that this process writes now
 
 
 @atexit.register
 def _remove_temporary_files() -> None:
-    """Remove the process's own temporary files at its end. Ctrl-C inside native code may leave one."""
+    """Remove, when this process ends, the temporary files that it has left. Ctrl-C inside native code may leave a file."""
     for path in _temporary_paths.copy():
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
-os.register_at_fork(after_in_child=_temporary_paths.clear)  # the parent's files are not the child's to remove
+os.register_at_fork(after_in_child=_temporary_paths.clear)  # a forked child must not remove its parent's files
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     _temporary_paths.add(path)
     try:
         with lock or contextlib.nullcontext():
-            # without locks, `_create` has closed its descriptor
+            # if the file system has no locks, `_create` has closed its descriptor, so the file is opened by its path
             with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
@@ -61,7 +62,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the entries of `folder`, such as a new name of a file, to disk. Ignore errors: some network file systems can't."""
+    """Sync the names in `folder` to disk. Ignore errors, because some network file systems can't sync a folder."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:
@@ -71,14 +72,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def _create(target: Path) -> tuple[str, HeldLock | None]:
-    """Create a temporary file next to `target`. Return its path and its lock, None if the file system has no locks."""
+    """Create a temporary file next to `target`. Return its path and its lock; None if the file system has no locks."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
         path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(fd, wait=False)
-        except BlockingIOError:  # another process locked the new file before this one, and removes it as abandoned
+        except BlockingIOError:  # another process has locked the new file, takes it for abandoned, and will remove it
             continue
         except OSError:
             return path, None
@@ -104,7 +105,7 @@ def _clean(folder: str) -> None:
 
 
 def remove_abandoned(path: str) -> bool:
-    """Remove an unfinished file and return True, or return False if a process holds its lock."""
+    """Remove an unfinished file and return True. If a process holds the lock of the file, keep it and return False."""
     try:
         with HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False):
             os.unlink(path)
@@ -118,5 +119,5 @@ def _host() -> str:
     """Return a hash of this machine's name and boot, 8 hex digits. It tells apart the machines that write to one folder."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
-        name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers of two machines may have one name
+        name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers on two machines may have the same name
     return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()

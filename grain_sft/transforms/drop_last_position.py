@@ -1,4 +1,4 @@
-"""`DropLastPosition`: cuts the column without targets, as in nanoGPT's batches."""
+"""`DropLastPosition`: cuts the last column of a batch, which has no targets, as in nanoGPT's batches."""
 
 import grain
 import numpy as np
@@ -8,20 +8,20 @@ from grain_sft.transforms.element import first_columns, require_keys
 
 
 class DropLastPosition(grain.transforms.Map):
-    """Transform that cuts the last column off a batch of `ShiftTargets`: its inputs have no target.
+    """Transform that cuts the last column off a batch of `ShiftTargets`, because the inputs of that column have no targets.
 
     Rows of L + 1 tokens make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The transform comes after
     ShiftTargets, and returns contiguous arrays.
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # if only some columns are read, `map` cuts the last of these, so one more is read
+    column_reach = (0, 1)  # if a host reads only some columns of a row, it reads one more, because `map` cuts the last
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.
 
         Raises:
-          TransformError: `element` is the source's dict, without shifted targets.
+          TransformError: `element` has no targets: `ShiftTargets` has to come before this transform.
         """
         require_keys(self, element, ("targets",))
         cut = first_columns(element, element["targets"].shape, -1)

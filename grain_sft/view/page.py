@@ -1,4 +1,4 @@
-"""Frame of all HTML pages: they load nothing, and run no script but their own."""
+"""`make_page`: the frame of all HTML pages of this package. A page loads nothing, and runs no script but its own."""
 
 import base64
 import hashlib
@@ -28,24 +28,24 @@ _PAGE = """<!doctype html>
 
 
 def part(name: str) -> str:
-    """Return a style sheet or script of this package."""
+    """Return the text of a file in the folder `parts`: a style sheet such as "page.css", or a script."""
     return (importlib.resources.files("grain_sft.view") / "parts" / name).read_text(encoding="utf-8")
 
 
 def make_page(title: str, body: str, *, styles: str, data: Any, script: str = "") -> str:
-    """Return a page of HTML. Its Content-Security-Policy forbids it to load anything, and to run another script than `script`.
+    """Return a page of HTML. Its Content-Security-Policy forbids it to load anything, and to run any script but `script`.
 
     Args:
       title: Title, as plain text.
       body: HTML of the body. The caller has escaped its texts.
       styles: Style sheet, in addition to that of all pages.
-      data: JSON value. The page has it in the element with the id `data`, for the script and for other programs.
+      data: JSON value that the page has in the element with the id `data`, for the script and for other programs.
       script: JavaScript; "" for none.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     script_src = f"'sha256-{digest}'" if script else "'none'"
     json_text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # so that no HTML parser reads the data as markup
+    for character in "<>&":  # escaped, so that no HTML parser reads the data as markup
         json_text = json_text.replace(character, f"\\u{ord(character):04x}")
     return _PAGE.format(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {script_src}; base-uri 'none'; form-action 'none'",

@@ -1,4 +1,4 @@
-"""Numbers that the report of a config shows, as JSON values."""
+"""`make_report`: computes the numbers that `grain-sft report` shows of a run, as JSON values."""
 
 import contextlib
 import dataclasses
@@ -20,20 +20,20 @@ from grain_sft.view.text import TokenTexts
 MOST_TOKENS = 1 << 25
 """Maximum number of tokens of all sampled steps together."""
 MOST_SCANNED = 1 << 28
-"""Maximum number of tokens that are searched for EOS for the report alone."""
+"""If a corpus has more tokens than this, a search for its documents reads only some of its shards."""
 MOST_PACKED = 3_000_000
-"""Maximum number of documents that the algorithms are compared on. `multipack` takes 2 to 10 s for a million."""
+"""Maximum number of documents on which packing algorithms are compared. `multipack` takes 2 to 10 s for a million."""
 
 _PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 _PACKING_OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
 
 
 def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64) -> dict[str, Any]:
-    """Return the numbers of a run. To bound the time, only some steps, and some files of a very large corpus, are read.
+    """Return the numbers of a run. To bound the time, it reads only some steps, and only some files of a very large corpus.
 
     Args:
       pipeline: Pipeline of the run.
-      texts: Texts of the tokens, for examples.
+      texts: Texts of the tokens, to show examples.
       name: Name of the pipeline, for the title.
       steps: Maximum number of sampled steps.
 
@@ -94,7 +94,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            with contextlib.suppress(GrainSftError):  # `trace` raises it again
+            with contextlib.suppress(GrainSftError):  # `trace` raises the error again
                 _ = layout.corpus.sources  # cached here, so that not every step's trace reads the file
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(traces)
@@ -107,13 +107,13 @@ def lengths(layout: Layout) -> dict[str, Any]:
     """Return statistics of the lengths of documents.
 
     Returns:
-      documents, tokens: Numbers of both.
-      mean, longest: Lengths in tokens.
-      longer_than_a_row: Number of documents.
+      documents, tokens: Number of documents, and of their tokens.
+      mean, longest: Mean length and greatest length, in tokens.
+      longer_than_a_row: Number of documents that are longer than a row.
       percentiles: Lengths in tokens, by names such as "50%".
-      bins: First and last length of each bin, such as 8 and 15, and its documents and tokens.
+      bins: First and last length of each bin, such as 8 and 15, and the numbers of its documents and their tokens.
       sampled: A sentence if only some files were scanned for documents, else None.
-      If documents cannot be found, only `error`.
+      If documents cannot be found, the dict has only `error`, which is a sentence.
     """
     try:
         scanned = [_scanned(part) for part in layout.parts.values()]
@@ -142,10 +142,8 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus of `layout`, or some of its shards if it would take too long to search it all for documents.
-
-    Returns:
-      The corpus, and None; or a corpus of some shards, and a sentence for the reader of the report.
+    """Return the corpus of `layout` and None. Or, if a search of all its tokens for documents would take too long, return a
+    corpus of some of its shards, and a sentence about these shards for the reader of the report.
     """
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
@@ -159,15 +157,15 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
     Returns:
       algorithms: The results of `compare_algorithms`.
-      used: The config's algorithm, or None.
+      used: The config's algorithm, or None if its layout is not packed.
       sampled: A sentence if only some documents were packed, else None.
-      On failure, only `error`.
+      If documents cannot be packed, the dict has only `error`, which is a sentence.
     """
     layout = pipeline.source.layout
     if "" not in layout.parts:
         return {"error": "Not compared for a mixture: its sources are packed separately. Run `grain-sft pack` on each."}
     if layout.of_pairs:
-        return {"error": "Preference pairs are not packed: a row holds one."}
+        return {"error": "Preference pairs are not packed: a row holds one pair."}
     used = None if layout.packing is None else layout.packing.algorithm
     options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
     if layout.packing is not None:
@@ -189,13 +187,13 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     """Return how unevenly the cost of attention is spread over devices.
 
-    The spread of a step is the highest cost of a device divided by the mean of all devices.
+    The spread of a step is the highest cost of a device divided by the mean cost of all devices.
 
     Returns:
       A list of dicts, one for each number in `ROWS_A_DEVICE` that divides the number of rows of every step:
-      - rows_a_device: the number of rows;
+      - rows_a_device: this number, the rows that a device gets at a step;
       - mean: mean spread of the steps;
-      - worst, step: highest spread of a step, and this step.
+      - worst, step: highest spread, and the step that has it.
     """
     layout = pipeline.source.layout
     costs = []
@@ -217,7 +215,8 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what an epoch leaves out, and the padding of its last step.
 
     Returns:
-      Dicts of `what`, a text, and the numbers of `documents` and `tokens`; None where they are not counted.
+      Dicts of `what`, a text such as "3 rows that fill no step ...", and `documents` and `tokens`, numbers. A number is None if
+      it is not counted.
     """
     layout = pipeline.source.layout
     entries: list[LeftOut] = []
@@ -230,10 +229,10 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     if steps is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
         num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)  # below 0 if the last step has padding rows
         num_tokens = num_rows * layout.sequence_length
-        if layout.row_lengths:  # rows of several lengths: every step has the tokens of `global_batch_size` longest rows
+        if layout.row_lengths:  # a step of shorter rows has more rows, and as many tokens as a step of the longest rows
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
         if num_rows > 0:  # rows of the layout that no step reads
-            what = "that fill no step of their epoch; a shuffled order leaves out others in each epoch"
+            what = "that fill no step of their epoch; a shuffled order omits other rows in each epoch"
         else:
             what = "of padding, which fill the last step of an epoch"
         if num_rows:
@@ -242,7 +241,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
-    """Return what `grain-sft prepare` cut and left out, from the prepare.json of the corpus; [] without one."""
+    """Return what `grain-sft prepare` cut and left out, from the prepare.json of the corpus; [] if it has no such file."""
     path = prepare_manifest(corpus.shards[0].path)
     if path is None:
         return []
@@ -263,8 +262,8 @@ def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
     """Return a corpus of evenly spaced shards, and a sentence about the sample for the reader of the report.
 
     Args:
-      corpus: Corpus.
-      share: Share of its shards to return.
+      corpus: Corpus to sample.
+      share: Share of its shards that the sample has.
       why: Last words of the sentence: the reason for a sample.
     """
     total = len(corpus.shards)

@@ -1,4 +1,4 @@
-"""HTML page of a report. Each section has a table of numbers, and most have a picture."""
+"""`report_page`: the HTML page of `grain-sft report`. Each section has a table of numbers, and most sections have a picture."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ Lines = Iterable[Sequence[object]]
 
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
-    """Return the report as one page of HTML, which also has the report as JSON, in the element `data`."""
+    """Return the report as one page of HTML. The element `data` of the page has the same report as JSON."""
     receipt_lines = [("code", report["receipt"]), *report["parts"].items()]
     receipt = _table("receipt-table", ("", ""), receipt_lines, text_columns=(0, 1))
     sections = {
@@ -40,7 +40,8 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    longest = run["sequence_length"]  # batches of shorter rows have as many tokens, in more rows
+    # A batch of shorter rows has more rows, and as many tokens as a batch of the longest rows.
+    longest = run["sequence_length"]
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():
         lines.append(("rows", f"{rows:,} of {length:,} tokens"))
@@ -69,7 +70,7 @@ def _packing(comparison: Report) -> str:
     if "error" in comparison:
         return _note(comparison["error"])
     head = ["algorithm", "rows", "padding", "no padding", "truncated", "dropped", "split"]
-    head += ["segments", "median", "max", "attention", "s"]
+    head += ["mean segments", "median", "max", "attention", "seconds"]
     used_title = ""
     lines: list[Sequence[object]] = []
     for packing in comparison["algorithms"]:
@@ -85,16 +86,16 @@ def _packing(comparison: Report) -> str:
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
         measured = (round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2))
         lines.append((title, packing["rows"], *shares, *cut, *counts, *measured))
-    note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments "
-    note += "of a row: mean, median and max. Attention: highest cost of a device divided by the mean; one random row a device."
+    note = "One epoch. Truncated and dropped count tokens; split counts documents. Segments are those of a row. "
+    note += "Attention is the highest cost of a device divided by the mean cost, with one random row per device."
     if comparison["used"] is not None:
         note += f" This config packs by {comparison['used']}."
     return _note(comparison["sampled"]) + _note(note) + _table("packing-table", head, lines, used=used_title)
 
 
 def _attention(spreads: Sequence[Report]) -> str:
-    note = "The highest cost of a device over the mean of the devices, in the sampled steps. A row costs the sum of "
-    note += "the squares of its segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
+    note = "The highest cost of a device divided by the mean cost, in the sampled steps. A row costs the sum of the "
+    note += "squares of its segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
     lines = [(each["rows_a_device"], f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["step"]) for each in spreads]
     return _note(note) + _table("attention-table", ("rows a device", "mean", "worst", "in step"), lines)
 
@@ -120,8 +121,8 @@ def _sources(report: Report) -> str:
     if sampled["steps"] == sampled["of"] and sampled["ends"]:
         note = f"All {sampled['of']:,} steps."
     else:
-        endless = "" if sampled["ends"] else ", which read as many rows as the layout has (the run never ends)"
-        note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps{endless}."
+        endless = "" if sampled["ends"] else " The run never ends; these steps read as many rows as the layout has."
+        note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps.{endless}"
     return _note(note) + _table("sources-table", head, lines)
 
 
@@ -138,10 +139,10 @@ def _mixture(sources: Report) -> str:
 def _filter(rejected: Report) -> str:
     owner = "of this config" if rejected["used"] else "with defaults, since this config has no filter"
     lines = [("rows checked", rejected["rows"]), ("rejected", rejected["rejected"])]
-    lines.append(("of these for their padding alone", rejected["rejected_for_padding"]))
+    lines.append(("rejected for their padding alone", rejected["rejected_for_padding"]))
     body = _note(f"{rejected['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
     if not rejected["examples"]:
-        return body + _note("None of these rows is rejected for its text.")
+        return body + _note("No row is rejected for its text.")
     head = ("step", "row of the layout", "from token", "period", "times", "the repeated text")
     keys = ("step", "instance", "at", "period", "times", "text")
     examples = [tuple(example[key] for key in keys) for example in rejected["examples"]]
@@ -165,8 +166,8 @@ def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequen
       name: Id of the table.
       head: Titles of the columns.
       lines: Cells of each line. If a line is shorter than `head`, its last cell is text that spans the other columns.
-      text_columns: Numbers of the columns that have text. The others have numbers.
-      used: First cell of the line that is highlighted.
+      text_columns: Indices of the columns of text. All other columns have numbers.
+      used: First cell of the line to highlight; "" for none.
     """
 
     def row(tag: str, line: Sequence[object]) -> str:

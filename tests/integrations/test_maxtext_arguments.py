@@ -59,7 +59,7 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
         (["--grain_sft_config={config}"], "options have no dashes here. Write grain_sft_config="),
         (["grain_sft_trainer=dpo"], "grain_sft_trainer is given as 'sft' and as 'dpo'. Give one"),
         (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
-        (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data are grain_sft's"),
+        (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data come from"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(config, capsys, words, message):

@@ -156,7 +156,7 @@ def test_a_plan_of_other_tokens_is_refused(made, tmp_path):
     first = int(np.flatnonzero(tokens == EOS)[3])
     tokens[[first, first - 1]] = tokens[[first - 1, first]]  # the same size, another boundary
     tokens.tofile(path)
-    for eos, wrong in ((EOS, "expected a document, or the part of one.*"), (7, "")):
+    for eos, wrong in ((EOS, "expected a document, or the part of a document.*"), (7, "")):
         changed = open_corpus(tmp_path, dtype=PLAN_CASE.dtype, eos_token_id=eos)
         with pytest.raises(LayoutError, match=rf"{wrong}made from other tokens, or with another EOS"):
             read((changed, work, names))

@@ -63,7 +63,7 @@ def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(fold
     """The rows of all of these have 80 tokens."""
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
-    with pytest.raises(LayoutError, match="expected that all sources are preference pairs"):
+    with pytest.raises(LayoutError, match="expected that all sources have preference pairs"):
         load(config_of(folder, sources, layout))
 
 

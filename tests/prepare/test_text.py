@@ -65,7 +65,7 @@ def test_bos_eos_and_empty_documents(options, expected, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bos": True}, "documents begin with BOS, and this tokenizer has none. Give another, or --no-bos"),
+        ({"bos": True}, "documents begin with BOS; this tokenizer has no such token. Give --no-bos"),
         ({"empty": "keep", "eos": False}, "empty=keep: a document without text, BOS and EOS has no tokens"),
         ({"fim_spm_rate": 0.5}, "fim_spm_rate applies to the documents that fim_rate chooses"),
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>",)}, "1 tokens; expected three"),

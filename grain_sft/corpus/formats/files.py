@@ -1,6 +1,7 @@
 """Format "files": token files that a path, a list, a glob or a folder names.
 
-The name of each token file, and the names next to it, decide its format. That format finds the sidecar files.
+The name of each token file, and the names next to it, decide its format. That format finds the file's sidecar files, such as
+its loss mask.
 
 A token file that no other format recognizes has one possible sidecar file: `NAME.csv.gz` next to `NAME.npy`, the document
 boundaries that Dolma's tokenizer writes.
@@ -31,7 +32,7 @@ _NOT_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|
 
 
 class Files(Format):
-    """Format of token files, in order. Sidecar files and metadata among the paths are not read as tokens."""
+    """Format of token files that the caller lists in order. Sidecar files and metadata in the list are not read as tokens."""
 
     expected = "a token file, a folder of .npy files, a glob, or a list of these"
     rank = 2
@@ -70,7 +71,7 @@ class Files(Format):
 
 
 class FileFormats:
-    """Formats of files that are named one by one. The name of a file and the names in its folder decide its format."""
+    """Finder of the format of each file in a list. The name of a file and the names in its folder decide its format."""
 
     def __init__(self, listing: DirectoryListing) -> None:
         self._formats = formats()
@@ -82,7 +83,7 @@ class FileFormats:
         return any(re.fullmatch(form.metadata_files, name) for form in self._formats)
 
     def owner(self, path: str) -> tuple[Format, str]:
-        """Return the format of a file, and its token file: `path` itself, or the token file whose sidecar it is."""
+        """Return the format of a file, and its token file: the token file that `path` is a sidecar of, or `path` itself."""
         owners = ((form, form.owner(path, self._listing)) for form in self._formats)
         return next((form, owner) for form, owner in owners if owner is not None)  # format "files" takes any path
 
@@ -94,7 +95,7 @@ class FileFormats:
         return form.part(path, self._listing)
 
     def followed(self, path: str) -> str:
-        """Return the target if `path` is a link that has no sidecar files and its target has some, else `path`."""
+        """Return the target of `path` if `path` is a link and only the target has sidecar files; else return `path`."""
         if files.is_remote(path) or not os.path.islink(path):
             return path
         target = os.path.realpath(path)
@@ -107,7 +108,7 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of the files `sources`, in order. Sidecar files among them may be anywhere.
+    """Return the corpus of the files `sources`, in order. Sidecar files may be at any place in `sources`.
 
     Args:
       sources: (path or URL, label) of each file.
@@ -119,10 +120,10 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     options.check_paths([path for path, _ in labelled])  # before any file is opened
     remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
     if len(remote_folders) > 1:
-        in_threads(listing.names, remote_folders)  # each takes a request
+        in_threads(listing.names, remote_folders)  # a listing takes a request, so they run at the same time
 
     parts: list[TokenFile] = []
-    splits: list[Split] = []  # of each part
+    splits: list[Split] = []  # the split of each of `parts`
     split_at: dict[tuple[Format, str], Split] = {}
     token_file_of: dict[str, str] = {}  # by the path of a sidecar file
     for named_path, label in labelled:
@@ -188,7 +189,7 @@ def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) 
 
 
 def expand(path: str) -> list[str]:
-    """Return the matches of a glob, the .npy files below a folder, both sorted, or the one file at `path`."""
+    """Return the files that `path` names: the sorted matches of a glob, the sorted .npy files below a folder, or one file."""
     if is_glob(path):
         found = files.glob(path)
         if not found:
@@ -237,13 +238,13 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:
         split = splits[0]
-        if split.files != tuple(paths):  # it also lists the documents of files left out
+        if split.files != tuple(paths):  # `sources` also lists the documents of files that are left out
             split = dataclasses.replace(split, sources="")
         return split
     facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}
 
     def common(name: str) -> Any:
-        """Return the value of a fact that all splits state; None if a split does not. Different values are an error."""
+        """Return the "dtype", or other `name`, of all splits; None if a split does not state it. Two values are an error."""
         stated = [(facts[name], path) for path, facts in facts_of.items() if facts[name] is not None]
         for value, path in stated:
             first, first_path = stated[0]

@@ -32,14 +32,14 @@ PREFIX_SUFFIX = ".idx"
 """Suffix of the index of a prefix."""
 
 _TOKENS, _INDEX = ".bin", PREFIX_SUFFIX
-_NO_PREFIX = (".npy", ".parquet", ".json", ".csv", ".txt")  # suffixes of files of other formats
+_NO_PREFIX = (".npy", ".parquet", ".json", ".csv", ".txt")  # a path with such a suffix is a file of another format
 _SPLIT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(,\s*(\d+\.?\d*|\.\d+)\s*){0,2}", re.ASCII)
 
 
 class Megatron(Format):
-    """Format of one or several prefixes, in order."""
+    """Format of one prefix, of several prefixes in order, or of a blend of prefixes."""
 
-    expected = "a prefix of .bin and .idx files, one of these, a folder of them, or weights and prefixes in turn"
+    expected = "a prefix of .bin and .idx files, such a file, a folder of them, or weights and prefixes in turn"
     any_path = lists_paths = takes_lists = True
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
@@ -51,7 +51,7 @@ class Megatron(Format):
         return path if prefixes or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether `paths` are a blend, name a prefix or a folder of prefixes, or are all .bin or .idx files."""
+        """Return whether `paths` are a blend, include a prefix or a folder of prefixes, or are all .bin or .idx files."""
         if _is_blend(paths):
             return True
         without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]
@@ -66,17 +66,17 @@ class Megatron(Format):
         return self.read_list(words, options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open prefixes in order, or a blend of weights and prefixes in turn. All have one dtype."""
+        """Open prefixes in order, or a blend of weights and prefixes in turn. All prefixes have one dtype."""
         weights, named = _blend(paths)
         listed = set(named)
         prefixes: list[str] = []
         for path in named:
-            # A glob matches both A.bin and A.idx. The prefix is taken from the .bin.
+            # A glob matches both A.bin and A.idx, which name the same prefix. Only A.bin is used.
             if not weights and not path.endswith(_TOKENS) and f"{_stem(path)}{_TOKENS}" in listed:
                 continue
             prefixes_of_path = self._prefixes(files.absolute(path), listing)
             if weights and len(prefixes_of_path) > 1:
-                raise CorpusError(f"{path}: {len(prefixes_of_path)} prefixes; expected one for each weight. Name them.")
+                raise CorpusError(f"{path}: {len(prefixes_of_path)} prefixes; expected one for each weight. List them.")
             prefixes += prefixes_of_path
         options.check_paths([prefix + suffix for prefix in prefixes for suffix in (_TOKENS, _INDEX)])
         if options.masks is not None:
@@ -119,7 +119,7 @@ class Megatron(Format):
         return prefixes
 
     def _in_folder(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return the prefixes in a folder or, if it has none, in its train/, sorted; [] if that has none either."""
+        """Return the sorted prefixes in a folder or, if it has none, in its subfolder train/; [] if both have none."""
         for folder in (path, files.join(path, "train")):
             names = listing.names(folder)
             stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
@@ -175,17 +175,17 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
-    """Return (first, stop): of `count` sequences or documents, a subset has those from `first` to `stop - 1`.
+    """Return the range [first, stop) of the sequences or documents of a subset, of which there are `count` in all.
 
     `split` has the weights of the training, validation and test subset. Of 1000 sequences, "969,30,1" gives "train" (0, 969)
     and "valid" (969, 999).
     """
     expected = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
-        raise CorpusError(f"{expected}. Fix it.")
+        raise CorpusError(f"{expected}. Fix the split.")
     weights = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
     if not 0 < sum(weights.tolist()) < math.inf:
-        raise CorpusError(f"{expected}, finite and at least one of them above 0. Fix it.")
+        raise CorpusError(f"{expected}, finite and at least one of them above 0. Fix the split.")
     shares = (weights / weights.sum()).tolist()
     bounds = [0, *itertools.accumulate(shares)]
     i = SUBSETS.index(subset)
@@ -250,7 +250,7 @@ def _stem(path: str) -> str:
 
 
 def _is_index(path: str) -> bool:
-    """Return whether the index `path` exists. A.npy.idx is never one, because A.npy is a file of another format."""
+    """Return whether the index `path` exists. `A.npy.idx` does not count, because `A.npy` is a file of another format."""
     if path.removesuffix(_INDEX).endswith(_NO_PREFIX):
         return False
     try:

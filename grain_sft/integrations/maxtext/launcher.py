@@ -1,4 +1,4 @@
-"""Launcher: runs MaxText's training command with iterators of grain_sft."""
+"""Launcher: runs MaxText's training command on batches of grain_sft."""
 
 import importlib
 import sys
@@ -14,16 +14,16 @@ from grain_sft.integrations.maxtext.options import Options, split
 
 
 class _TrainerRun:
-    """Run of a MaxText trainer: the functions that replace MaxText's own, and the batches that they made.
+    """Run of a MaxText trainer: functions that replace functions of MaxText, and the batches that they have made.
 
     Args:
-      options: Options of grain_sft.
+      options: Options of grain_sft, such as the path of its config.
     """
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._batches: list[iterators.MaxTextBatches] = []  # of training and of evaluation
-        # config, loading processes and batches of the last call of `make_training`
+        self._batches: list[iterators.MaxTextBatches] = []  # all batches, of training and of evaluation
+        # config, process indices and result of the last call of `make_training`
         self._training: tuple[Any, Sequence[int], iterators.MaxTextBatches] | None = None
 
     def make_training(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
@@ -54,7 +54,7 @@ class _TrainerRun:
                 iterators.continue_at(step, config, batches, self._options, process_indices)
 
     def close(self) -> None:
-        """Close all batches. If reading some of them failed, raise that error in place of MaxText's, which follows from it."""
+        """Close all batches. If grain_sft failed to read a batch, raise its error: MaxText's error is only a consequence."""
         for batches in self._batches:
             batches.close()
         for batches in self._batches:
@@ -74,7 +74,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
 
     Raises:
       MissingExtraError: MaxText is not installed.
-      GrainSftError: The config contradicts MaxText's, or reading the data failed during the run.
+      GrainSftError: The config of grain_sft contradicts MaxText's, or the data could not be read during the run.
     """
     trainer, run = options.of_trainer, _TrainerRun(options)
     try:

@@ -1,4 +1,4 @@
-"""Options of grain_sft in a run of MaxText, from its command line and the environment."""
+"""Options of grain_sft in a run of MaxText: reads them from MaxText's command line and from the environment."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ class Options:
 
     @classmethod
     def from_environment(cls, /, **arguments: str) -> Self:
-        """Return the options in `arguments`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
+        """Return the options. An option that is not in `arguments` comes from the environment, such as $GRAIN_SFT_CONFIG.
 
         Raises:
           ConfigError: The name of an option or of the trainer is unknown, or a boolean option is neither "true" nor "false".
@@ -56,7 +56,7 @@ class Options:
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path of the option `name`. `noun` says what it is a path of, for the message.
+        """Return the path of the option `name`. The error calls its file `noun`, such as "the config of the data to train on".
 
         Raises:
           ConfigError: The option is not given.
@@ -73,7 +73,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
 
     Raises:
       ConfigError: As in `Options.from_environment`. Or an option is given twice with different values, `dataset_type` is not
-        `olmo_grain`, or a word of MaxText has dashes or is not `key=value` (the first may be a config file).
+        `olmo_grain`, or an argument of MaxText begins with a dash or is not `key=value`. Only the first argument may be the
+        path of a config file instead.
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
@@ -86,7 +87,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     theirs = [word for word in arguments if not word.startswith((PREFIX, "dataset_type="))]
     for word in arguments:
         if word.startswith("dataset_type=") and word != "dataset_type=olmo_grain":
-            raise ConfigError(f"{word}: the data are grain_sft's here. Remove this argument.")
+            raise ConfigError(f"{word}: the data come from grain_sft. Remove this argument.")
     for number, word in enumerate(theirs):
         if word.startswith("-"):
             raise ConfigError(f"{word}: options have no dashes here. Write {word.lstrip('-')}.")

@@ -1,4 +1,4 @@
-"""Rows of Megatron-LM and of MaxText's `mmap` and `mmap_npy`."""
+"""Layout `megatron_gpt`: the rows of Megatron-LM, and of MaxText's file types `mmap` and `mmap_npy`."""
 
 from grain_sft.layout.megatron.blending import blend, normalized
 from grain_sft.layout.megatron.gpt import MegatronGptLayout

@@ -1,4 +1,4 @@
-"""Recipe of Megatron's indices: which data sets a corpus has, the stream of samples of each, and the blend of the streams."""
+"""Recipe of Megatron's indices: makes the stream of samples of each data set of a corpus, and the blend of the streams."""
 
 import dataclasses
 import math
@@ -25,14 +25,14 @@ class Variant(NamedTuple):
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
       blends: Whether megatron-core's rules for blends apply. If True, each shard is a data set, even if the corpus has no
-        weights, and each share of a weighted blend is rounded up: weights 0.5 and 0.5 and 5 samples give 3 + 3 rows. If False,
-        the shards of a corpus without weights are one data set, and a weighted blend has `num_samples` rows, 5 in the example.
-      by_documents: Whether the units of a stream, which shuffles move, are whole documents. If False, they are sequences, and
-        those of one document may be far apart.
+        weights. Each share of a weighted blend is rounded up: weights 0.5 and 0.5 and 5 samples give 3 + 3 rows. If False, the
+        shards of a corpus without weights are one data set. A weighted blend has `num_samples` rows, 5 in the example.
+      by_documents: Whether the units of a stream, which a shuffle moves, are whole documents. If False, the units are
+        sequences, and the sequences of one document may be far apart.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
       masks_targets: Whether predictions of EOD take no loss.
-      splits: Whether the layout splits the documents of each data set.
+      splits: Whether the layout can divide the documents of each data set into subsets (`document_split`).
     """
 
     extra: bool = True
@@ -81,7 +81,7 @@ class Recipe:
       cut: How streams are cut into samples.
       num_samples: Number of samples that the run needs; None for one epoch.
       seed: Seed of the shuffles; None for no shuffle.
-      surplus: Share of additional samples that each data set of a blend has.
+      surplus: Share of additional samples that the stream of each data set of a blend has, such as 0.005.
       split: Shares and subset of the documents of each data set, such as ("99,1", "train"); None for all documents.
       index_dir: Folder of indices that megatron-core or MaxText made; None to make them here.
     """
@@ -122,8 +122,8 @@ class Recipe:
             starts: First token of each unit, counted through the corpus.
             documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
             firsts: First unit of each data set.
-            order N, ends N, shuffle N: `Stream` of data set N, counted without data sets of weight 0.
-            chosen, taken: `Blend` of several data sets.
+            order N, ends N, shuffle N: Arrays of the `Stream` of data set N. Data sets of weight 0 are not counted.
+            chosen, taken: Arrays of the `Blend` of several data sets.
 
         Raises:
           LayoutError: The corpus has too few tokens or samples, or weights that the variant refuses.
@@ -143,7 +143,7 @@ class Recipe:
         return arrays
 
     def _datasets(self, corpus: Corpus, units: Documents) -> list[_Dataset]:
-        """Return the data sets of the corpus that have a weight above 0. Each is one shard, or the only one is all shards."""
+        """Return the data sets with a weight above 0. Each data set is one shard, or all shards are one data set."""
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
         # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
@@ -152,7 +152,7 @@ class Recipe:
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
         datasets, weights = [], self._weights(corpus)
-        # Not strict: a data set of all shards has two borders, and only the first shard is used.
+        # Not strict: if all shards are one data set, there are only two borders, and the loop uses only the first shard.
         for shard, weight, border, end in zip(corpus.shards, weights, borders, borders[1:], strict=False):
             if weight:
                 first, stop = (0, end - border) if self.split is None else split_range(*self.split, end - border)
@@ -184,7 +184,7 @@ class Recipe:
                 raise LayoutError(f"{shard.path}: {problem}. {fix}")
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
-        """Return the stream of a data set. It has `num_samples` samples or more; with None, it is one epoch."""
+        """Return the stream of a data set. It has at least `num_samples` samples; if that is None, it is one epoch."""
         sizes = units.length[dataset.first : dataset.stop]
         if self.index_dir is None:
             return make_stream(sizes, num_samples, self.cut, self.seed)

@@ -1,4 +1,4 @@
-"""ChatTemplate: a Jinja chat template, which renders the text that transformers renders, and the tokens that end its turns."""
+"""ChatTemplate: a Jinja chat template. It renders the same text as transformers, and finds where turns in the text end."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
-"""Markup that templates write around turns. A tokenizer without such a token encodes it as ordinary text."""
+"""Markup such as `<|im_end|>` that templates write around turns. A tokenizer without this token encodes it as ordinary text."""
 
 _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 
@@ -24,12 +24,12 @@ _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    It runs in a sandbox with the functions that transformers gives to templates, except `strftime_now`, today's date. A
-    template that needs the date uses a date of its own, or is refused.
+    The template runs in a sandbox, with the functions that transformers gives to templates except `strftime_now`, which returns
+    today's date. A template may test whether `strftime_now` is defined, but a template that calls it is refused.
 
     Attributes:
       source: Text of the template.
-      marks_turns: Whether the template itself marks the assistant's texts.
+      marks_turns: Whether the template itself marks the assistant's texts, with {% generation %}.
 
     Raises:
       PrepareError: The text is not a Jinja template.
@@ -58,7 +58,7 @@ class ChatTemplate:
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
         """Return the text of a conversation; None if the template refuses the conversation.
 
-        With `prompt`, the text ends in what begins a turn of the assistant, such as "<|im_start|>assistant".
+        With `prompt`, the text ends with the beginning of a turn of the assistant, such as "<|im_start|>assistant".
         """
         try:
             return self.render(messages, tools, add_generation_prompt=prompt)
@@ -75,10 +75,10 @@ class ChatTemplate:
         variables = {"add_generation_prompt": False, **self._variables, **variables}
         try:
             return str(self._compiled.render(messages=messages, tools=tools, **variables))
-        except Exception as error:  # templates are programs
+        except Exception as error:  # a template is a program, which may raise anything
             reason = str(error) or type(error).__name__
             if "strftime_now" in reason:
-                reason = "it asks for today's date, so tomorrow's corpus would be another; give one with a fixed date"
+                reason = "it asks for today's date, so tomorrow's corpus would differ; give one with a fixed date"
             raise RecordError(f"messages: the chat template can't render them: {reason}.") from error
 
     def marked_spans(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans:
@@ -102,14 +102,14 @@ class ChatTemplate:
         return list(zip(stops[:-1:2], stops[1::2], strict=True))
 
     def end_of_turn(self, text: str, stop: int) -> int:
-        """Return the end of a turn whose content ends at `stop`: after the special token that ends it, if one follows."""
+        """Return the end of a turn whose content ends at `stop`: after the token that ends the turn, or `stop` without one."""
         token = self._special_next.match(text, stop)
         return token.end() if token and token.group(1) in self._ends else stop
 
     def end_with_eos(self, text: str, end: int) -> int:
-        """Return the end of a turn whose last token ends at `end`: after EOS, if another token ended the turn before it.
+        """Return the end of a turn whose last token ends at `end`. If that token is not EOS and EOS follows, EOS is part of it.
 
-        Cohere's turns end in "<|END_RESPONSE|>" and EOS. An EOS that is also BOS may begin the next turn, and does not count.
+        Cohere's turns end in "<|END_RESPONSE|>" and EOS. An EOS that is also BOS may begin the next turn, so it does not count.
         """
         eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
@@ -141,7 +141,7 @@ class ChatTemplate:
         return frozenset(end for end in ends if end is not None)
 
     def _token_after(self, content: str, messages: Messages) -> str | None:
-        """Return the special token that follows a content, directly or after whitespace, in the rendered messages."""
+        """Return the special token that follows the text `content`, directly or after whitespace, in the rendered messages."""
         _, content, following = (self.attempt(messages) or "").partition(content)
         token = self._special_next.match(following) if content else None
         return token.group(1) if token else None
@@ -157,9 +157,9 @@ def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
-    """Return `count` characters that occur in no string of the values. By default they are from the private-use planes."""
+    """Return `count` characters that occur in no string of `values`. By default they are from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    # codes that end in FFFE or FFFF are no characters
+    # codes that end in FFFE or FFFF are not characters
     usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
@@ -168,7 +168,10 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers, each with a number, that occur in no string of the values. `pattern` finds them and their numbers."""
+    """Markers with numbers, made of characters that occur in no string of `values`.
+
+    `mark(3)` returns the marker with the number 3. `pattern` matches a marker, and its group 1 is the number.
+    """
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

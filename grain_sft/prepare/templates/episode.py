@@ -1,13 +1,15 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
+A block is a text with its opening and closing tag: a turn, or a part of a turn such as `<myPT_think>...</myPT_think>`. Template
 episode_tool also renders tool calls, and ends each block with a line break. In a turn of the assistant, the opening tag takes
-no loss; all that follows, to the closing tag, takes loss. `<myPT_eot>` takes loss, too. A tag that is not a token of the
-tokenizer is encoded as ordinary text, so a content that spells this tag is an error, even with `--special-text encode`.
+no loss; everything after it takes loss, up to and including the closing tag. `<myPT_eot>` takes loss, too. A tag that is not a
+token of the tokenizer is encoded as ordinary text, so a content that spells this tag is an error, even with
+`--special-text encode`.
 
-Rendered are the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite` of
-assistant messages. The `context` of a record and the content of a tool call are not rendered.
+The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
+of assistant messages. They do not render the `context` of a record and the content of a tool call.
 
-Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
+Source of these rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
 
 import json
@@ -29,7 +31,7 @@ _TAGS = {EOT, *(f"<{slash}myPT_{block}>" for block in _BLOCKS for slash in ("", 
 
 
 class Episode(PiecesTemplate):
-    """Chats of the episode tools."""
+    """Template `episode`, for chats without tool calls, as the tools of MyPT render them."""
 
     name = "episode"
     roles: ClassVar[tuple[str, ...]] = ("system", "user", "assistant", "assistant_context")
@@ -59,12 +61,12 @@ class Episode(PiecesTemplate):
             pieces += self._block("system", [(system, 0.0)])
         for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
-                raise RecordError(f"messages[{index}].arguments: has the key 'name', the key of the tool's name.")
+                raise RecordError(f"messages[{index}].arguments: has the key 'name', which is for the tool. Rename it.")
             pieces += self._turn(message, float(loss))
         return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
     def _turn(self, message: Message, loss: float) -> list[Piece]:
-        """Return the block of a message, with the blocks inside it."""
+        """Return the block of a message, which may contain other blocks, such as its `think`."""
         extra = message.extra or {}
         content: list[Piece] = [(message.content, loss)]
         think = self._inner("think", extra.get("think"), loss)
@@ -83,7 +85,7 @@ class Episode(PiecesTemplate):
         return self._block(message.role, content, loss)
 
     def _inner(self, block: str, text: str | None, loss: float = 0.0) -> list[Piece]:
-        """Return a text between its tags; an empty list for no text."""
+        """Return `text` between the tags of `block`; an empty list if there is no text."""
         if not text:
             return []
         return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]
@@ -94,7 +96,7 @@ class Episode(PiecesTemplate):
 
 
 class EpisodeTool(Episode):
-    """Chats of the episode tools that call tools."""
+    """Template `episode_tool`, for chats with tool calls, as the tools of MyPT render them."""
 
     name = "episode_tool"
     roles = (*Episode.roles, "assistant_toolcall", "toolresult")

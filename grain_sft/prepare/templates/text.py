@@ -14,7 +14,8 @@ from grain_sft.prepare.tokenizers import Tokenizer
 class Text(PiecesTemplate):
     """Template of plain documents: BOS, the text and EOS.
 
-    The options `bos` and `eos` add BOS and EOS. With the option `fim_rate`, the middle of some texts moves to their end.
+    The options `bos` and `eos` add BOS and EOS. With the option `fim_rate`, the middle of some texts moves to the end of the
+    text, so that the model learns to fill in the middle.
     """
 
     name = "text"
@@ -38,7 +39,7 @@ class Text(PiecesTemplate):
             if form is not None and not unicodedata.is_normalized(form, text):
                 raise PrepareError(f"{name}: {text!r} is not {form}, so normalized texts lack it. Leave out normalize.")
         if self.special is not None and options.fim_split_sample is not None:
-            # a text may spell this special token, at which it is divided
+            # A text may spell this special token, because texts are divided at it.
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
         if self._fim is not None:
             self.forbid(self._fim.ids)
@@ -50,7 +51,7 @@ class Text(PiecesTemplate):
             self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return BOS, the normalized text, perhaps with its middle moved, and EOS."""
+        """Return BOS, the normalized text, and EOS. With `fim_rate`, the middle of the text may have moved to its end."""
         text = conversation.messages[0].content
         form = self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
@@ -61,7 +62,7 @@ class Text(PiecesTemplate):
         return [*self._before, *pieces, *self._after]
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. If the text has no tokens and `empty` is "drop", the document has none either."""
+        """See `PiecesTemplate.document`. With `empty` "drop", a document whose text has no tokens loses BOS and EOS too."""
         rendered = super().document(pieces, ids)
         text_bytes = sum(len(value.encode()) for value, _ in pieces if isinstance(value, str))
         has_text = any(len(part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str))
@@ -70,11 +71,11 @@ class Text(PiecesTemplate):
 
 
 def _piece(number: int | None, place: str, option: str) -> Piece:
-    """Return the piece of BOS or EOS. `place` and `option`, such as "begin with BOS" and "--no-bos", are for the error.
+    """Return BOS or EOS, whose id is `number`, as a piece. The error shows `place`, "begin with BOS", and `option`, "--no-bos".
 
     Raises:
       PrepareError: `number` is None, because the tokenizer has no BOS or EOS.
     """
     if number is None:
-        raise PrepareError(f"template text: documents {place}, and this tokenizer has none. Give another, or {option}.")
+        raise PrepareError(f"template text: documents {place}; this tokenizer has no such token. Give {option}.")
     return [number], 1.0

@@ -1,8 +1,8 @@
 """Writer of format olmo: the files of open-instruct's `convert_sft_data_for_olmocore.py`, which OLMo-core reads.
 
-The folder of a split, `train` or `val`, has three files for each part:
+A split is divided into parts of the same size. The folder of a split, `train` or `val`, has three files for each part:
   `token_ids_part_NNNN.npy`: tokens without a header, in the smallest unsigned dtype that holds the vocabulary.
-  `labels_mask_part_NNNN.npy`: bool without a header; absent if all tokens take loss, as in plain documents.
+  `labels_mask_part_NNNN.npy`: bool without a header; absent for plain documents, whose tokens all take loss.
   `token_ids_part_NNNN.csv.gz`: `start,end` of each document, counted from the first token of the part.
 A document may begin in one part and end in the next.
 """
@@ -21,7 +21,7 @@ from grain_sft.storage import files
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Return one task for each part of `part_bytes` of tokens. The last part is shorter."""
+    """Return one task for each part of a split. A part has `part_bytes` bytes of tokens; the last part may have fewer."""
     part_tokens = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
     ends = plan.ends(split)
     total = int(ends.max(initial=0))
@@ -36,25 +36,26 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write the files of one part: boundaries, mask and tokens. The tokens appear last.
+    """Write the files of one part: boundaries, mask and tokens.
 
-    Plain documents, whose tokens all take loss, have no mask.
+    Plain documents, whose tokens all take loss, have no mask. The file of tokens appears last, so it shows that the part is
+    finished: a later run skips the part.
     """
     number = f"{task.number:04d}"
     names = (f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz", f"labels_mask_part_{number}.npy")
     num_files = 3 if plan.masked else 2
     paths = [plan.path(task.split, name) for name in names[:num_files]]
     if files.exists(paths[0]):
-        return  # a part that an earlier run has finished
+        return
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         written = 0  # tokens
-        start = task.skip  # index in the block of the first token that this part has
+        start = task.skip  # index in the block of the first token that belongs to this part
         for block in plan.blocks(task):
             stop = min(len(block.tokens), start + task.tokens - written)
             tokens.write(block.tokens[start:stop].tobytes())
             for mask in masks:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
-            # end of each document in the part; a document of another part gets no tokens here, and no line
+            # End of each document, counted in the part. A document without tokens in this part gets no line.
             ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written
             borders = itertools.pairwise([written, *ends.tolist()])
             boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())
@@ -94,7 +95,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
         **({} if plan.masked else {LABEL_MASKS: False}),
     }
-    # a reader of the boundary files alone can't tell whether a part begins with the rest of a document
+    # The boundary files do not state which parts begin with the rest of a document, so the statistics list these parts.
     continued = [task.number for task in tasks(plan, split) if task.skip]
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)

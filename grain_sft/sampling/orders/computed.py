@@ -1,4 +1,4 @@
-"""Orders whose rows are computed from their indices, without a table of a long epoch: shuffle, grain, random and sequential."""
+"""Orders that compute the row at any index of an epoch: shuffle, grain, random and sequential. A long epoch needs no table."""
 
 import functools
 import hashlib
@@ -17,16 +17,16 @@ _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 
 
 def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return an order: a hash of seed and epoch chooses each epoch's permutation.
+    """Return an order in which a hash of the seed and the epoch chooses the permutation of each epoch.
 
-    From 2^16 rows on, it is the permutation of `grain.experimental.index_shuffle`, else numpy's.
+    The permutation is one of `grain.experimental.index_shuffle` or, for fewer than 2^16 rows, one of numpy.
 
     Advantages: constant memory, and constant time per index, at any number of rows.
-    Disadvantages: the key has 32 bits, so there are 2^32 permutations of a number of rows. It takes 6 microseconds an index
-    for few indices, and 0.3 to 0.7 microseconds for thousands. It is not cryptographic.
+    Disadvantages: the key has 32 bits, so a number of rows has at most 2^32 permutations. An index takes 6 microseconds if few
+    indices are requested at once, and 0.3 to 0.7 microseconds if thousands are. The permutation is not cryptographic.
 
-    The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. The
-    library is slow below 2^16 rows, so there numpy makes the permutation of an epoch, which is kept in memory.
+    The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. Below
+    2^16 rows, `index_shuffle` is slow, so numpy makes the permutation of an epoch, which is kept in memory.
     """
 
     if num_rows < _FEW_ROWS:
@@ -37,20 +37,20 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
 
 def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return the order of `grain.MapDataset.shuffle(seed).repeat()`, at constant memory.
+    """Return the order of `grain.MapDataset.shuffle(seed).repeat()`, in constant memory.
 
     Disadvantages: epoch e of seed s is epoch 0 of seed s + e, and permutations of two keys are visibly correlated.
     """
     if seed >= _KEYS:
         raise SamplerError(f"seed={seed}: order 'grain' takes seeds below {_KEYS}, as Grain does. Give a smaller seed.")
     if not has_every_row(num_rows):
-        found = f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice and one never"
+        found = f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice, another never"
         raise SamplerError(f"{found}. Take order 'shuffle'.")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
         return permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
-    # below 2^16 rows, the library takes up to 0.5 ms an index, so an epoch is computed once and kept
+    # Below 2^16 rows, `permuted` takes up to 0.5 ms an index, so an epoch is computed once and kept.
     return cached_by_epoch(lambda epoch: rows_at(epoch, np.arange(num_rows))) if num_rows < _FEW_ROWS else rows_at
 
 
@@ -83,7 +83,8 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
         first_draw = epoch * num_rows + int(indices.min())
         last_draw = epoch * num_rows + int(indices.max())
         counter = first_draw // _VALUES_PER_COUNT
-        # Philox starts at a counter, up to 3 values before the first draw. `values[0]` is draw `first_value`.
+        # Philox can start only at a counter, so it may generate up to 3 values before the first draw. `values[0]` is draw
+        # `first_value`.
         first_value = counter * _VALUES_PER_COUNT
         values = np.random.Philox(key=key, counter=counter).random_raw(last_draw - first_value + 1)
         return (values[indices + (epoch * num_rows - first_value)] % np.uint64(num_rows)).astype(np.int64)

@@ -1,6 +1,7 @@
-"""Orders equal to the orders of other systems: permutations by numpy's generators, of up to billions of rows.
+"""Orders of rows that equal those of other systems, such as OLMo-core and MaxText.
 
-A large permutation is made once per machine, as a file that all processes of the machine map."""
+In these orders, an epoch is a permutation of all rows by one of numpy's generators. A permutation of 2^21 rows or more is made
+once per machine, as a file that all processes of the machine map into memory."""
 
 import functools
 import hashlib
@@ -27,11 +28,11 @@ _VERSION = 1
 _SEEDS = 1 << 32  # RandomState takes seeds below this
 
 IN_MEMORY_ROWS = 1 << 21
-"""A permutation of this many rows or more is a file. With fewer, each process makes its own in tens of milliseconds."""
+"""A permutation of this many rows or more is a file. A shorter one takes tens of milliseconds, so each process makes it."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
-    """Return the `Order.make` of an order whose epochs are permutations by a generator of numpy.
+    """Return the function `Order.make` of an order whose epochs are permutations by a generator of numpy.
 
     Args:
       name: Name of the order, which is part of the names of its files.
@@ -41,7 +42,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
         """See `Order.make`."""
-        seed_of(seed, 0)  # an invalid seed raises here, and not in the first batch
+        seed_of(seed, 0)  # an invalid seed raises an error here, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
@@ -52,7 +53,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
             rows = permutation(epoch)
             found = rows[indices].astype(np.int64)
             if isinstance(rows, np.memmap):
-                # The kernel maps 64 KiB or more around each index; without this, an epoch would leave the whole file resident.
+                # For each index, the kernel maps 64 KiB or more. Without this call, memory would fill up with the whole file.
                 rows.base.madvise(mmap.MADV_DONTNEED)  # type: ignore[union-attr]
             return found
 
@@ -62,14 +63,15 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 
 
 def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
-    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder.
+    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from a file in the cache folder.
 
-    A child process makes the file, so that no training process needs the memory; a lock admits one at a time. It takes a minute
-    for 724,000,000 rows. Each process that opens the file checks its hash, which takes 3.5 s of processor time for these rows.
+    A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. To
+    make the file of 724,000,000 rows takes a minute. Each process that opens a file checks its hash, which takes 3.5 s of
+    processor time for as many rows.
 
     Args:
-      depends: What identifies the file: order, rows, seed and epoch.
-      generator: Name and seed of the generator that makes it, as in `permute.permutation`.
+      depends: Values by name that identify the file: the order, the number of rows, the seed and the epoch.
+      generator: Name and seed of the generator that makes the permutation, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
 
     Raises:
@@ -79,7 +81,7 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
     if cache_dir is not None:
         cache_dir = files.normalize(cache_dir)
         if files.is_remote(cache_dir):
-            raise StorageError(f"cache_dir={cache_dir!r}: orders are mapped; expected a folder on a local disk.")
+            raise StorageError(f"cache_dir={cache_dir!r}: expected a local folder, because orders are mapped.")
     if num_rows < IN_MEMORY_ROWS:
         return permute.permutation(num_rows, *generator)
     name = "-".join(str(depends[key]) for key in ("order", "rows", "seed", "epoch")) + artifact.SUFFIX
@@ -94,7 +96,7 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
 
 
 def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
-    """Write the file `target` in a child process. The other arguments are as in `load_permutation`."""
+    """Write the file `target` in a child process. `depends` and `generator` are as in `load_permutation`."""
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
@@ -119,7 +121,7 @@ def _sum(seed: int, epoch: int) -> int:
 
 def _episode_seed(seed: int, epoch: int) -> int:
     if seed + epoch >= _SEEDS:
-        expected = f"order 'episode' seeds numpy's RandomState with seed + epoch; it takes 0 to {_SEEDS - 1}"
+        expected = f"order 'episode' seeds numpy's RandomState with seed + epoch, which may be 0 to {_SEEDS - 1}"
         raise SamplerError(f"seed={seed}, epoch {epoch}: {expected}. Take a smaller seed.")
     return seed + epoch
 
@@ -138,4 +140,4 @@ EPISODE = Order(stored_order("episode", "RandomState", _episode_seed), epoch_see
 """Order of the episode-indexed loader: `RandomState(seed + epoch).permutation(n)`."""
 
 OPENCHAT = Order(stored_order("openchat", "PCG64", _sum), epoch_seed=_sum)
-"""Order of documents in OpenChat (ochat/training_deepspeed/multipack_sampler.py), before it makes batches."""
+"""Order of documents in OpenChat (ochat/training_deepspeed/multipack_sampler.py), before OpenChat makes batches of them."""

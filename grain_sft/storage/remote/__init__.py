@@ -1,1 +1,1 @@
-"""Remote files: clients, requests with retries, and checks of their responses."""
+"""Files in buckets: clients for each kind of storage, requests with retries, and checks of the responses."""

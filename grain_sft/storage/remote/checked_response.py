@@ -1,4 +1,7 @@
-"""HTTP responses with bounded bodies. The module needs aiohttp, so only clients that use aiohttp import it."""
+"""`CheckedResponse`: an HTTP response that refuses a body that is too long or of another range of bytes than requested.
+
+The module needs aiohttp, so only clients that use aiohttp import it.
+"""
 
 import re
 
@@ -7,14 +10,14 @@ import aiohttp
 from grain_sft.storage.remote.responses import body_headers, check_encoding, checked_sizes
 from grain_sft.storage.remote.retries import WrongBodyError
 
-_LARGEST_OTHER = 16 << 20  # bytes of a response without file contents, such as a page of a listing
+_LARGEST_OTHER = 16 << 20  # most bytes of a response that has no part of a file, such as a page of a listing
 
 
 class CheckedResponse(aiohttp.ClientResponse):
-    """A response with a bounded body, whose headers have to match the requested range."""
+    """HTTP response that refuses a body longer than expected, and headers that do not match the requested range."""
 
     async def read(self) -> bytes:
-        """Return the body; refuse one that is longer than expected."""
+        """Return the body. Raise an error if it is longer than expected."""
         if self._body is not None:
             return self._body
         parts, size = [], 0

@@ -103,7 +103,7 @@ def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, te
 
 @pytest.mark.parametrize(
     ("template", "missing"),
-    [("primer", "<|asst|>, <|eot|>"), ("openchat", "<|end_of_turn|>"), ("text", "EOS, and this tokenizer has none")],
+    [("primer", "<|asst|>, <|eot|>"), ("openchat", "<|end_of_turn|>"), ("text", "EOS; this tokenizer has no such")],
 )
 def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(template, missing, tmp_path):
     tokenizer = load_tokenizer(makers.save_huggingface(tmp_path, makers.byte_level_json(makers.PRIMER_TOKENS[:2])))
