@@ -12,7 +12,7 @@ from grain_sft.pipeline import PREFETCH
 TOLERATED_SHARE = 0.02  # a median wait of at most this share of the step counts as no wait
 TOLERATED_MS = 0.5  # a median wait of at most this counts as no wait: waking a thread on a shared machine may take it
 AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it
-RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, if the user gives none
+RATES = (1_000, 5_000, 20_000, 100_000)  # speeds of accelerators in tokens/s, if the user gives no speed
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
 _WIDTH = 102  # columns
 

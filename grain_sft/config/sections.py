@@ -114,7 +114,7 @@ class SamplerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys that a source of `corpus.mixture` takes besides those of `corpus`.
+    """Keys that a source of `corpus.mixture` takes besides the keys of `corpus`.
 
     Args:
       weight: Share of the rows, relative to the other weights: a number, or text such as `1/3`.
@@ -123,7 +123,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       max_epochs: Number of epochs after which the source has no rows left. Without this key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`; by default the value of
         `sampler.on_exhausted`. In a source that is a mixture itself: what happens when one of its own sources has no rows left.
-      schedule: Changes of weights, only in a source that is a mixture itself. Entries are those of `sampler.schedule`, without
+      schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
         batch sizes.
     """
 
@@ -139,13 +139,13 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Keys of a stage.
 
     Args:
-      steps: Number of steps of the stage. The last stage may have neither `steps` nor `tokens`.
+      steps: Number of steps of the stage. A stage states `steps` or `tokens`; the last stage may omit both.
       tokens: Number of tokens of the stage, padding included, rounded up to whole steps.
       corpus: Keys of `corpus` that differ in the stage. If the stage gives a `path`, or a `mixture` in place of the config's
         `path`, it inherits no key of the config's `corpus`.
       layout: Keys of `layout` that differ in the stage.
       sampler: Keys of `sampler` that differ in the stage. The steps of `schedule` count from the first step of the stage.
-      transforms: Transforms of the stage, in place of all those of the config.
+      transforms: Transforms of the stage, in place of all transforms of the config.
     """
 
     steps: Annotated[int, msgspec.Meta(ge=1)] | None = None

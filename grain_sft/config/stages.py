@@ -45,10 +45,10 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
         if _replaces(own.get("corpus"), inherited.get("corpus")):
             del inherited["corpus"]
         configs.append(copy.deepcopy(overlay(inherited, own)))  # stages share sections; layouts change below
-    lengths = [each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))]
+    lengths = [stage["layout"]["sequence_length"] for stage in configs if any(_layouts_with_max_length(stage))]
     if all(isinstance(length, int) for length in lengths) and len(set(lengths)) > 1:
-        for each in configs:
-            for layout in _layouts_with_max_length(each):
+        for stage_config in configs:
+            for layout in _layouts_with_max_length(stage_config):
                 layout.setdefault(_MAX_LENGTH, max(lengths))
     return configs
 

@@ -96,7 +96,7 @@ class Delivery(NamedTuple):
 
 
 class Observer:
-    """Base class of observers. Every method does nothing; a subclass overrides those it needs.
+    """Base class of observers. Every method does nothing; a subclass overrides the methods that it needs.
 
     Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in a method ends the
     run. For worker processes, a pipeline is pickled together with its observers.
@@ -125,7 +125,7 @@ class Observer:
         """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """Take the counts of many batches at once. Called on the observers of the process, not on those of a pipeline.
+        """Take the counts of many batches at once. Only the observers of the process (`standing_observers`) get this call.
 
         Args:
           make_seconds: Seconds that each batch took to make, for the batches that this process made.

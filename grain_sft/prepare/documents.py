@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def in_blocks(lengths: npt.NDArray[Any], ids: Ids) -> Iterator[Ids]:
-    """Yield `ids` in blocks of at most `BLOCK_DOCUMENTS` documents and `BLOCK_TOKENS` tokens, or of one longer document."""
+    """Yield `ids` in blocks of at most `BLOCK_DOCUMENTS` documents and `BLOCK_TOKENS` tokens. A longer document is a block."""
     begin = 0
     while begin < len(ids):
         candidates = ids[begin : begin + BLOCK_DOCUMENTS]
@@ -63,7 +63,7 @@ class Documents(abc.ABC):
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      blocks_at_once: Number of blocks that are gathered together. Each part is read once for all of them.
+      blocks_at_once: Number of blocks that are gathered together. Each part is read once for all these blocks.
     """
 
     lengths: npt.NDArray[Any]

@@ -88,7 +88,7 @@ class Job(Renderer):
         return plan
 
     def _outcome(self) -> str:
-        """Return the numbers of valid, dropped and rejected records, and the first rejected one, for a message."""
+        """Return text for a message: the numbers of valid, dropped and rejected records, and the first rejected record."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{sum(header.rejected for header in self.headers)} rejected")

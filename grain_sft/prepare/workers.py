@@ -53,7 +53,7 @@ class Runner:
     written, in order. If scanning, rendering or writing fails, the method raises the error.
 
     Attributes:
-      workers: Number of processes that render. None means one per core, or fewer for few groups.
+      workers: Number of processes that render. None means one process per core, or fewer processes for few groups.
     """
 
     workers: int | None

@@ -47,7 +47,7 @@ class Trace:
       source: Index into `source_names`. A source is a file that the corpus was prepared from. If the corpus does not record
         these files, a source is a label of shards.
       record: Line of the document in its source, from 1; -1 if the corpus does not record the line.
-      trainable: Number of tokens that take loss; None if the trace does not count them.
+      trainable: Number of tokens that take loss; None if the trace does not count these tokens.
       withdrawn: Number of tokens that an amendment has withdrawn at this step; None in a run without such amendments.
       source_names: Names of the sources; "" for a source without a name.
       paths: Paths of the shards.
@@ -76,7 +76,7 @@ class Trace:
         return len(self.step)
 
     def columns(self) -> dict[str, Ints]:
-        """Return the arrays by name, without those that are None."""
+        """Return the columns by name. `trainable` and `withdrawn` are left out if they are None."""
         return {name: column for name, column in vars(self).items() if isinstance(column, np.ndarray)}
 
     def select(self, lines: Bool[np.ndarray, " lines"]) -> Trace:
@@ -129,7 +129,7 @@ def trace(
 
 
 def _concatenated(parts: Sequence[Trace]) -> Trace:
-    """Return the lines of all parts as one trace."""
+    """Return the lines of several traces of one run as one trace."""
     columns = [part.columns() for part in parts]
     concatenated: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
     return dataclasses.replace(parts[0], **concatenated)
@@ -147,16 +147,17 @@ def iter_trace(
         raise RowIndexError(f"steps {steps.start} to {steps.stop - 1}: {expected}.")
     names = RunNames(pipeline)
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
-        own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
+        steps_of_stage = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
         yields_empty_trace = not steps and stage is pipeline.stages[0]
-        if not own and not yields_empty_trace:
+        if not steps_of_stage and not yields_empty_trace:
             continue
         sampler, hosts = _hosts(stage.sampler, host)
         columns = StageColumns(stage, sources, names, trainable=trainable)
         rows_per_step = len(hosts) * max(sampler.batch_sizes.sizes) // sampler.host.count
         steps_per_block = max(1, block_rows // rows_per_step)
-        for first in own[::steps_per_block] or [own.start]:  # without steps, yield one trace that has no lines
-            block = range(first, min(first + steps_per_block, own.stop))
+        # without steps, yield one trace that has no lines
+        for first in steps_of_stage[::steps_per_block] or [steps_of_stage.start]:
+            block = range(first, min(first + steps_per_block, steps_of_stage.stop))
             yield _trace(columns.of(sampler.slots(block, hosts=hosts)), names)
 
 

@@ -1,1 +1,1 @@
-"""Helpers for the exact replay of other systems: OpenChat's learning rate."""
+"""Helpers for the exact replay of other systems. `learning_rate` computes the learning rate that OpenChat chooses."""

@@ -77,7 +77,7 @@ class EpochSampler(StreamSampler):
           epoch: int64 [n], an epoch for each index.
           index: int64 [n], indices in the block, counted from the beginning of `epoch`. With `runs_on`, an index may be in a
             later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
-          block_start: Index of the block's first row in an epoch's order, int64 [n] or one for all.
+          block_start: Index of the block's first row in an epoch's order: int64 [n], or one number for all indices.
         """
         if self.runs_on:
             later_epochs, index = np.divmod(index, self._block_rows)
@@ -108,7 +108,7 @@ class EpochSampler(StreamSampler):
         epochs, begins = self._epochs.begins(steps)
         block = host if self.host_blocks else np.zeros_like(host)
         slots_per_block = self.batch_sizes.of_steps(steps).size // self._num_blocks
-        # the batch has the slots of block 0 first, then those of block 1
+        # the batch has the slots of block 0 first, then the slots of block 1, and so on
         index = begins[which] + slot - block * slots_per_block[which]
         columns = self._read_block(epochs[which], index, block * self._block_rows)
         return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *columns)

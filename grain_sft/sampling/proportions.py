@@ -28,7 +28,7 @@ The period of integer weights is their sum: with 2 and 1, the sources repeat aft
 
 
 class _Phase(NamedTuple):
-    """Consecutive rows of a mixture whose weights are constant.
+    """Consecutive rows of a mixture, between two changes of its weights.
 
     Attributes:
       row: First row.
@@ -61,11 +61,11 @@ class Proportions:
       limits: Number of rows of each source; None for a source without an end. Used only with `on_exhausted`.
       on_exhausted: For each source, what happens when it has no row left; empty if no source ends. "stop": the mixture ends
         before the first row that the source lacks. "fail": the same, and `failure` is set. "renormalize": after the last row
-        of the source, the others divide its share.
+        of the source, the other sources divide its share.
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
-      failure: First row of the mixture that a source with "fail" lacks, and the number of that source; None if none fails.
+      failure: First row of the mixture that a source with "fail" lacks, and the number of that source; None if no source fails.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Proportions:
         """Return the row at which a source is exhausted first, and the source; None if no source is exhausted.
 
         With "stop" and "fail", a source is exhausted at the first row that it lacks. With "renormalize", it is exhausted at the
-        row after its last one. If two sources are exhausted at one row, the one with "renormalize" is returned, because the
+        row after its last row. If two sources are exhausted at one row, the source with "renormalize" is returned, because the
         mixture goes on after it.
         """
         exhausted = []

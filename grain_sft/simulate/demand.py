@@ -42,8 +42,8 @@ class Demand:
       conditions: Speeds of hosts and network.
 
     Attributes:
-      requests: int64, all requests, those of checks included.
-      checks: int64, requests that check a file before its first read on a host.
+      requests: int64, number of all requests, including checks.
+      checks: int64, number of requests that check a file before its first read on a host.
       received: int64, bytes of the answers.
       local: int64, bytes of local files.
       seconds: float64, time to read the batch.
@@ -99,7 +99,7 @@ class DemandModel:
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
       checked: For each gather bool [hosts, files], whether the host has checked the remote file.
-      caches: Shard caches of the hosts, one for each of `hosts`. Gathers with the same `CacheOptions` share caches.
+      caches: A shard cache for each of `hosts`, by `CacheOptions`. Gathers with the same options share the caches.
     """
 
     def __init__(self, reads: Reads, sampler: Sampler, conditions: Conditions, hosts: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ class DemandModel:
         step, host = np.divmod(cell, len(self.hosts))
         turn = np.minimum(step // self.conditions.threads, turns)  # all later steps count as turn `turns`
         _, first, inverse = np.unique(host * num_files + file, return_index=True, return_inverse=True)
-        first_read = first[inverse]  # for each read, the index of the first one of the same file on the same host
+        first_read = first[inverse]  # for each read, the index of the first read of the same file on the same host
         is_first = np.arange(len(cell)) == first_read
         is_concurrent = (turn == turn[first_read]) & (turn < turns)
         checks = (is_first | is_concurrent) & ~checked[host, file]

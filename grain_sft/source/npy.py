@@ -22,7 +22,7 @@ from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import Buffers, ShardReader
 from grain_sft.types import Array, Ints
 
-workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
+workers.default_grain_flags()  # without these flags, worker processes of a grain.DataLoader may not start
 
 
 class RowSource(grain.sources.RandomAccessDataSource[Element]):
@@ -149,7 +149,7 @@ class NpyDataSource(RowSource):
         return {"": self}
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return the source in `sources` that replaces this one; this source if `sources` has none for it."""
+        """Return the source in `sources` that replaces this source. Without one, return this source."""
         return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
@@ -158,9 +158,9 @@ class NpyDataSource(RowSource):
         Raises:
           LayoutError: the rows do not have these columns.
         """
-        found = type(self)(ColumnsLayout(self.layout, start, stop), max_open_files=self._max_open_files)
-        found._open(self._reader, self._loss)
-        return found
+        of_columns = type(self)(ColumnsLayout(self.layout, start, stop), max_open_files=self._max_open_files)
+        of_columns._open(self._reader, self._loss)
+        return of_columns
 
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
@@ -265,8 +265,9 @@ def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> 
 def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
     """Fill `read.target_segment_ids` from `read.loss`; `lasts` indexes segments' last tokens in the flattened rows."""
     assert read.loss is not None
-    taken, found = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids
-    np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
-    found[...] = taken.reshape(found.shape)  # cast first: `multiply` would cast in small steps, which is slower
-    np.multiply(found, read.segment_ids, out=found)
-    found.reshape(-1)[lasts] = 0
+    takes_loss, target_ids = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids
+    np.not_equal(read.loss.reshape(-1)[1:], 0, out=takes_loss[:-1])
+    # cast to int32 first: `multiply` would cast in small steps, which is slower
+    target_ids[...] = takes_loss.reshape(target_ids.shape)
+    np.multiply(target_ids, read.segment_ids, out=target_ids)
+    target_ids.reshape(-1)[lasts] = 0

@@ -88,7 +88,9 @@ def load_or_make(
 def open_or_write(
     target: Path, depends: Mapping[str, Any], write: Callable[[], None], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of the file `target`. If it is missing or damaged, one process of the machine calls `write` first.
+    """Return the arrays of the file `target`. If it can't be used as it is, one process of the machine calls `write` first.
+
+    It can't be used if it is missing or damaged, or if `check` fails.
 
     Raises:
       StorageError: The file can't be written or opened.
@@ -189,7 +191,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return the arrays and the `depends` of an open file.
 
-    An OSError means that the file can't be read, any other exception that it is damaged.
+    An OSError means that the file can't be read. Any other exception means that the file is damaged.
     """
     start = file.read(_HEADER_START)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):

@@ -54,7 +54,7 @@ def read_whole(stored: FileStamp) -> bytes:
     """Return all bytes of a file.
 
     Raises:
-      CorpusFileError: The file can't be read, or is not the one that `stored` describes.
+      CorpusFileError: The file can't be read, or is not the file that `stored` describes.
     """
     with inside(stored.root):
         data = files.read_bytes(stored.path, version=stored.version)

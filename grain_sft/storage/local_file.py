@@ -77,7 +77,7 @@ class LocalFile:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """Raise a CorpusFileError if the file differs from the one that was indexed. Call this after each read.
+        """Raise a CorpusFileError if the file is no longer the file that was indexed. Call this after each read.
 
         If the size and the time of the last write are unchanged, the content is not compared.
         """
@@ -185,7 +185,7 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files are still those that were indexed.
+        """Check, after reads, that files are still the files that were indexed.
 
         A file that is no longer open is skipped: `_make_room` checked this file before it dropped it.
         """
@@ -194,7 +194,7 @@ class OpenFiles(dict[int, LocalFile]):
                 file.check_unchanged()
 
     def _make_room(self, keep: LocalFile | None = None) -> None:
-        """Check and drop the files that were opened first, except `keep`, until one more descriptor may be opened."""
+        """Make room for one more descriptor: check and drop the files that were opened first, but never `keep`."""
         in_use = len(self) + sum(1 for file in self.values() if file.address)
         for number, file in list(self.items()):
             if in_use < self.max_descriptors:

@@ -67,8 +67,8 @@ def make_train_iterator(
     Args:
       config: MaxText's config.
       mesh: Mesh of all devices.
-      process_indices: Processes that load data, this one included.
-      options: Options of grain_sft. None takes them from the environment.
+      process_indices: Processes that load data, this process included.
+      options: Options of grain_sft. None takes the options from the environment.
 
     Raises:
       GrainSftError: The config is missing or contradicts MaxText's config, or the checkpoint was made with other data.
@@ -162,7 +162,7 @@ def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *
 
 
 def first_step(config: Any, trainer: Trainer) -> int:
-    """Return the step after MaxText's latest complete checkpoint; 0 if there is none."""
+    """Return the step after MaxText's latest complete checkpoint; 0 without a checkpoint."""
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return 0
     import orbax.checkpoint as ocp

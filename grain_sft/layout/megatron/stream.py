@@ -24,7 +24,7 @@ class Cut:
     """How a stream is cut into samples.
 
     Attributes:
-      length: Number of tokens from the start of one sample to the start of the next.
+      length: Number of tokens from the start of one sample to the start of the next sample.
       extra: 1 if a sample also holds the first token of the next sample, else 0.
       drop_last: Whether a last sample of fewer tokens is left out.
     """

@@ -68,7 +68,7 @@ def expand(path: str) -> Sequence[str]:
 
 
 def _files_of(folder: str) -> Sequence[str]:
-    """Return the files of records below a folder or, if there are none, its texts. See `expand`."""
+    """Return the files of records below a folder, or its texts if it has no files of records. See `expand`."""
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
@@ -144,7 +144,7 @@ def _files_with_data(paths: Sequence[str]) -> list[str]:
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return the `names` of the files in a folder that hold data. If `save_to_disk` wrote the folder, state.json lists them."""
+    """Return the `names` of files in a folder that hold data. In a folder of `save_to_disk`, state.json lists these files."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         first = files.join(folder, *splits[:1])

@@ -39,7 +39,7 @@ TEMPLATES: Registry[type[Template]] = Registry(
 def render(
     template: type[Template], conversations: Sequence[Conversation], tokenizer: Tokenizer, options: TemplateOptions
 ) -> list[Result]:
-    """Return the document of each conversation, or the RecordError that explains why it has none.
+    """Return the document of each conversation, or the RecordError that explains why it has no document.
 
     A document with a token id outside of the tokenizer's vocabulary becomes a RecordError.
 

@@ -29,7 +29,7 @@ _SPELLINGS = (
 Draws = Sequence[int]
 """Four random numbers in [0, 2**64).
 
-The first decides whether a text is changed, and the second whether its suffix comes first. The others place the two cuts.
+The first decides whether a text is changed, the second whether its suffix comes first. The third and the fourth are the cuts.
 """
 
 
@@ -109,7 +109,7 @@ class FillInTheMiddle:
 
 
 def _draws(text: str, seed: int) -> Iterator[Draws]:
-    """Yield the draws of a text, then those of its fragments, without end. They depend on the text and the seed alone."""
+    """Yield the draws of a text, then the draws of its fragments, without end. They depend on the text and the seed alone."""
     digest = hashlib.blake2b(b"%d:%b" % (seed, text.encode()), digest_size=32).digest()
     yield np.frombuffer(digest, "<u8").tolist()
     for number in itertools.count():
@@ -117,7 +117,7 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens. `names` names them; None takes the spelling of the tokenizer."""
+    """Return the ids of the prefix, middle and suffix tokens `names`. None takes the `_SPELLINGS` that the tokenizer has."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

@@ -49,7 +49,7 @@ class Template(abc.ABC):
       masked: Whether some tokens may take no loss.
       weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
-      trim_trailing: Whether the tokens after the last one with loss are cut off. A document without loss is dropped.
+      trim_trailing: Whether the tokens after the last token with loss are cut off. A document without loss is dropped.
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
@@ -84,7 +84,7 @@ class Template(abc.ABC):
 
     @abc.abstractmethod
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the document of each conversation, or the RecordError that explains why it has none."""
+        """Return the document of each conversation, or the RecordError that explains why it has no document."""
 
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render.
@@ -142,7 +142,7 @@ class Template(abc.ABC):
                     raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}.")
 
     def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
-        """Return [id] for each special token. Raise a PrepareError if the tokenizer lacks some, and name them."""
+        """Return [id] for each special token. Raise a PrepareError that names the special tokens that the tokenizer lacks."""
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             raise PrepareError(
                 f"template {self.name}: the tokenizer has no special token {', '.join(missing)}. Train one that has them "
