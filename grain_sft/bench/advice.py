@@ -10,7 +10,7 @@ from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
 TOLERATED_SHARE = 0.02  # a median wait of at most this share of the step counts as no wait
-TOLERATED_MS = 0.5  # a median wait of at most this counts as no wait: waking a thread on a shared machine may take it
+TOLERATED_MS = 0.5  # a median wait of at most this counts as no wait: waking a thread may take as long
 AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it
 RATES = (1_000, 5_000, 20_000, 100_000)  # speeds of accelerators in tokens/s, if the user gives no speed
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting that keeps up with the shortest step of the trainer.
+    """Return the setting that keeps up with the shortest step of the trainer: the step does not wait for its batch.
 
     If several settings keep up with this step, the setting with the fewest threads or processes is chosen. A setting without
     threads and worker processes is never chosen, because the trainer would wait for each slow read. A setting with worker
@@ -109,7 +109,7 @@ def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> l
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps of `step_ms` do not wait, neither in the measurement nor later.
+    """Return whether no step of `step_ms` waits for its batch, in the measurement and later.
 
     A measurement may be too short to show a wait. If a batch takes 12 ms and a step 10 ms, the first steps take batches that
     were made ahead, and later steps wait. So the time to make a batch is checked too.

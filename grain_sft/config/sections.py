@@ -32,7 +32,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
       observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
         Metrics and the watchdog observe every run without being named.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
-        `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
+        `logs/audit.log` and `logs/audit.jsonl`. The first host writes the log.
       amendments: Changes of the run, in the order in which they were made. A change states the step from which it applies. See
         [amendments](#amendments).
       stages: Consecutive parts of the run, each with its own sequence length, batch size, mixture or layout. See
@@ -190,7 +190,7 @@ def order_of(sampler: Section) -> Order:
 
 
 def layout_options(kind: str) -> Options:
-    """Return the keys that only layouts of this kind have: all but the keys `LAYOUT`, which every layout has."""
+    """Return the keys of a layout of this kind, without the keys `LAYOUT`, which layouts of all kinds have."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
 
 
@@ -200,7 +200,7 @@ def all_layout_options() -> Options:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config. No key is required, because a config may inherit it."""
+    """Return the JSON Schema of a config. No key is required, because a config may inherit any key."""
     sections = {"Corpus": CORPUS, "Sampler": SAMPLER, "Source": SOURCE, "Config": TOP, "Stage": STAGE}
     sections |= {f"Layout{kind.title()}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
     definitions: dict[str, Any] = {}

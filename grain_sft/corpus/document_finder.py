@@ -13,7 +13,7 @@ from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
 from grain_sft.types import Ints
 
-_CACHED_FROM = 1 << 23  # bytes of tokens; the documents of fewer are found in milliseconds, so they are not cached
+_CACHED_FROM = 1 << 23  # bytes of tokens; in fewer, documents are found in milliseconds, so they are not cached
 
 
 class DocumentFinder:

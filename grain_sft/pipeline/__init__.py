@@ -1,4 +1,4 @@
-"""Pipeline: makes the batch of each step. With its iterators, its receipt, and the observers of its batches."""
+"""`Pipeline`, which makes the batch of each step, with its iterators, its receipt, and the observers of its batches."""
 
 from grain_sft.pipeline.amendments import Amendment, begins_before
 from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches

@@ -119,7 +119,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files. They take 8 bytes of memory per document.
+    """Documents of a preparation, in its chunk files. This object takes 8 bytes of memory per document.
 
     Args:
       chunks: Folder of the chunks.

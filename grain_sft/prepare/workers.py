@@ -75,7 +75,7 @@ class Runner:
                 yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
-        """Write the parts of the corpus, which `tasks` describe."""
+        """Write the parts of the corpus that `tasks` describe."""
         return write_tasks(plan, tasks)
 
 

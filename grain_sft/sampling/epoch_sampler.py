@@ -51,7 +51,7 @@ class EpochSampler(StreamSampler):
     def num_steps(self) -> int | None:
         """Number of steps; None means no end.
 
-        If steps straddle epochs, not every epoch has `steps_per_epoch` steps. Then this is not always
+        If steps straddle epochs, not every epoch has `steps_per_epoch` steps. Then the number may differ from
         `epochs * steps_per_epoch`.
         """
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)

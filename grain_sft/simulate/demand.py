@@ -98,7 +98,7 @@ class DemandModel:
 
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
-      checked: For each gather bool [hosts, files], whether the host has checked the remote file.
+      checked: For each gather, bool [hosts, files]: whether the host has checked the remote file.
       caches: A shard cache for each of `hosts`, by `CacheOptions`. Gathers with the same options share the caches.
     """
 

@@ -26,7 +26,7 @@ workers.default_grain_flags()  # without these flags, worker processes of a grai
 
 
 class RowSource(grain.sources.RandomAccessDataSource[Element]):
-    """Random access to the rows of `layout`."""
+    """Base of the sources: random access to the rows of `layout`."""
 
     layout: Layout
 

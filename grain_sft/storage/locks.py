@@ -31,10 +31,10 @@ class ForkSafeLock:
 
 
 class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
-    """Exclusive lock of an open file, usable as a context. `release` frees the lock and closes the file.
+    """Exclusive lock of an open file, usable as a context manager. `release` frees the lock and closes the file.
 
-    A failure to lock closes the file too. A forked child closes its copy of the descriptor: an open copy would keep the lock
-    for as long as the child lives.
+    If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor: an open copy would keep the
+    lock for as long as the child lives.
 
     Args:
       fd: Descriptor of the open file.

@@ -18,7 +18,7 @@ The loop places 200,000 documents in 0.8 s; the tree of `assign` takes 1.5 s.
 
 
 def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Return the rows of documents of `lengths`, int64 [documents], shuffled by seed and epoch."""
+    """Return the rows of the documents, which are shuffled by seed and epoch. `lengths` is int64 [documents]."""
     order = np.random.default_rng(options.seed + options.epoch).permutation(len(lengths))
     shuffled = lengths[order]
     totals = np.cumsum(shuffled)

@@ -89,7 +89,8 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render.
 
-        A template can't render a role that `roles` lacks, a second system text, or a text that spells a special token.
+        A template can't render a role that `roles` lacks, or a second system text. If the option `special_text` is "error", it
+        also can't render a text that spells a special token.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
@@ -152,7 +153,7 @@ class Template(abc.ABC):
 
 
 def unread(key: str) -> str:
-    """Return what to do about a key of a record that its template does not render."""
+    """Return the last sentence of a message: what to do if the template does not render the key `key` of a record."""
     return f"Choose a Jinja template that renders it (--template FILE.jinja), or ignore it, as by --schema chat:{key}="
 
 
