@@ -59,7 +59,7 @@ def prepare(parser: Parser) -> None:
 
 def _add_schema(parser: Parser) -> None:
     """Add `--schema`."""
-    schema = f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys of other names in the file, as in "
+    schema = f"schema of the records: {', '.join(SCHEMAS)}. If keys have other names in the file, name them, as in "
     schema += "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)"
     parser.add_argument("--schema", type=_schema, default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
 
@@ -204,7 +204,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     add = parser.add_argument
     add("-o", "--output", required=True, help=_FOLDER)
     add("--format", required=required, metavar="NAME", help=f"{format}: {_FORMATS}")
-    add("--tokenizer", help="tokenizer of the corpus, if the corpus does not hold it")
+    add("--tokenizer", help="tokenizer of the corpus (default: the tokenizer in its folder, if any)")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--overwrite", action="store_true", help="replace an output of another corpus")

@@ -114,8 +114,8 @@ class PartsMaker:
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Open the source `name`, add it to `sources` and return its order. If it is a mixture, do so with its sources, and
-            return the mixture."""
+            """Open the source `name`, add it to `sources` and return its order. If it is a mixture, open its sources instead,
+            and return the mixture."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -194,13 +194,13 @@ def _check_defaults(layout: Layout, where: str) -> None:
 
 
 def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
-    """Refuse a key of the sampler that is not for this layout: some keys are only for rows of one length, some for several."""
+    """Refuse keys of the sampler that do not fit the layout: some need rows of one length, others rows of several lengths."""
     if several_lengths:
         allowed, refused = CURRICULUM_SAMPLER, INDEX_SAMPLER
-        reason = "rows of one length, but those of this layout have several"
+        reason = "rows of one length, but the rows of this layout have several"
     else:
         allowed, refused = INDEX_SAMPLER, CURRICULUM_SAMPLER
-        reason = "rows of several lengths (olmo_vsl), but those of this layout have one"
+        reason = "rows of several lengths (olmo_vsl), but the rows of this layout have one"
     for key in sampler:
         if key in refused and key not in allowed:
             raise ConfigError(f"{where}: sampler.{key} is for {reason}. Take it out.")
@@ -217,7 +217,7 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
     where = f"{where}: algorithm {name}"
     if ALGORITHMS[name].whole_batches:
         problem = "makes whole batches, but the batches of a mixture hold rows of all its sources"
-        raise ConfigError(f"{where} {problem}. Choose another.")
+        raise ConfigError(f"{where} {problem}. Choose another algorithm.")
     if ALGORITHMS[name].packs_per_epoch and not order_of(order).sequential:
         hint = "Give the source sampler: {order: sequential}"
         raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")
@@ -248,15 +248,15 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         _expect(sampler, "shuffle", True, name, where, default=True)
         if sampler.get("epochs") is None and "epochs" not in layout:
             why = f"layout.algorithm {name} makes the rows of each epoch beforehand"
-            raise ConfigError(f"{where}: sampler.epochs is missing or null: {why}. Give a number.")
+            raise ConfigError(f"{where}: sampler.epochs is missing or null: {why}. Give the number of epochs.")
         for key in ("seed", "epochs"):
             value = sampler.get(key)
             if value is not None and layout.setdefault(key, value) != value:
                 found = f"layout.{key} is {layout[key]}, but sampler.{key} is {value}"
-                raise ConfigError(f"{where}: {found}. Leave one out.")
+                raise ConfigError(f"{where}: {found}. Leave one of them out.")
         sampler.update(order="sequential", epochs=1)
     elif "seed" not in layout:
-        raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
+        raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} shuffles by it. Give layout.seed.")
     elif order_of(sampler).sequential:
         _expect(sampler, "epochs", 1, name, where)
     else:
@@ -270,8 +270,8 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
 def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str, default: object = None) -> None:
     """Raise a ConfigError unless `sampler` has the value `expected` of `key`. Without the key, its value is `default`."""
     if sampler.get(key, default) != expected:
-        why = f"with layout.algorithm {algorithm}, which orders the rows of all its epochs (layout.epochs) itself"
-        raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {expected!r}.")
+        why = f"layout.algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself"
+        raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; expected {expected!r}, because {why}.")
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> Sizes:

@@ -25,7 +25,7 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
     per_chunk = _CHUNK_BYTES // corpus.dtype.itemsize
 
     def scan_chunk(shard: int, start: int) -> tuple[Ints, int, bytes]:
-        """Return where documents end in the chunk at token `start` of a shard, its highest token, and its hash."""
+        """Return where documents end in the chunk at token `start` of a shard, the chunk's highest token, and its hash."""
         tokens_left = corpus.shards[shard].num_tokens - start
         buffer: Tokens = np.empty(min(per_chunk + 1, tokens_left), corpus.dtype)
         reader.gather([shard], [start], [0], [buffer.nbytes], memoryview(buffer.data).cast("B"))
@@ -47,7 +47,7 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
             block_hashes[shard].append(block_hash)
     stop = np.concatenate(stops)
     # A document begins at the end of its predecessor, or at the start of its shard. If shard 3 has no EOS, `first_documents`
-    # has the same document for shards 3 and 4. Numpy assigns in order, so the document begins at the start of shard 4.
+    # has the same document for shards 3 and 4. Numpy assigns both starts in order, so it begins at the start of shard 4.
     start = np.append(0, stop)[:-1]
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)

@@ -25,7 +25,7 @@ class MaterializedLayout(Layout):
 
     kind = "materialized"
     follows_documents = True
-    _rows_receipt = property(repr)
+    _rows_receipt = property(repr)  # the fingerprint of the corpus covers the rows themselves
 
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")

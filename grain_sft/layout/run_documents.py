@@ -52,8 +52,8 @@ class RunDocuments:
         for name, part in parts_by_documents(layout):
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
-                # If a mixture has one corpus twice, two entries are the same. Prefer the entry of this name, then an entry that
-                # no other part of `layout` takes.
+                # If a mixture has one corpus twice, two entries have the same documents. Prefer the entry of this name, then an
+                # entry that no other part of `layout` takes.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)
@@ -80,7 +80,7 @@ class RunDocuments:
         return numbers
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
-        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents that it lacks."""
+        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`."""
         if len(self.layouts) == 1:
             return documents
         if layout is self.layouts[0]:

@@ -31,10 +31,10 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-# Number of checks in the time after which a wait is a stall: if that is 4 s, the thread checks every 0.5 s. If the interval of
-# summaries is shorter, this is the number of checks in that interval.
+# If a wait of 4 s is a stall, the thread checks the waits 8 times in 4 s: every 0.5 s. If summaries are logged every 2 s, it
+# checks them 8 times in 2 s: every 0.25 s.
 _CHECKS = 8
-_LONGEST_PAUSE = 1.0  # seconds between two checks
+_LONGEST_PAUSE = 1.0  # most seconds between two checks
 
 Wait = tuple[int, float]
 """A step that a caller waits for, and the time of `time.perf_counter` at which the wait began."""
@@ -114,9 +114,9 @@ class _IteratorWatch(_Watch):
         stats = iterator.stats
         recent = list(activity.recent)
         if recent:
-            lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
+            lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
         if stats.steps > 1:
-            lines.append(f"before, the training loop took {_short(stats.elsewhere / (stats.steps - 1))} a step")
+            lines.append(f"earlier, the training loop took {_short(stats.elsewhere / (stats.steps - 1))} a step")
         return lines
 
     def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
@@ -188,7 +188,7 @@ class Watchdog(Observer):
             self._watches.pop(id(iterator), None)
 
     def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
-        """Add a watch, and start the thread unless it runs."""
+        """Add a watch, and start the thread unless it is running."""
         with self._lock:
             if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return

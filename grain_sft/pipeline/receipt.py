@@ -33,7 +33,7 @@ class Receipt:
 
     Attributes:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
-        amendments. A mixture has the first three for each source, such as "corpus of NAME".
+        amendments. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
       data_step: Function that returns the data step of a step of the run: the step's number if skipped steps count, too. The
         parts of a later stage state the data step where it begins.
     """

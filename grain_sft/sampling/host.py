@@ -1,4 +1,4 @@
-"""Host: a process that shares the global batch with others."""
+"""Host: one of the processes that share the global batch."""
 
 import dataclasses
 from typing import Self

@@ -26,7 +26,7 @@ _KEPT = 1 << 28  # most bytes that an `Arrays` keeps
 
 
 class ReadRows(NamedTuple):
-    """Rows with targets as `ShiftTargets` makes them, filled while the rows are read: arrays [rows, L].
+    """Inputs and targets of rows, as `ShiftTargets` makes them, but made while the rows are read. All arrays are [rows, L].
 
     Attributes:
       inputs: int32, tokens.
@@ -49,7 +49,7 @@ class ReadRows(NamedTuple):
 
 
 class Arrays:
-    """Thread-safe allocator of arrays. It reuses the memory of an array that nobody refers to any more, not even by a view.
+    """Thread-safe allocator of arrays. When nothing refers to an array any more, not even a view, it reuses the memory.
 
     The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
     maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.
@@ -94,7 +94,7 @@ class Arrays:
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        # counted before the buffer is kept: after it, Ctrl-C could leave a kept buffer without its count
+        # set before the buffer is kept: Ctrl-C may interrupt this method, and a kept buffer needs its count
         buffer.references = sys.getrefcount(buffer.memory)
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys

@@ -41,8 +41,8 @@ class ShardCache:
 
     Args:
       options: Folder, maximum size, and size of a block.
-      limits: Limits of the requests. The reader waits for blocks that other processes fetch. If none of their files grows for
-        `limits.seconds`, it reads the pieces from the bucket.
+      limits: Limits of the requests. The reader waits for blocks that other processes fetch. If no file of these blocks grows
+        for `limits.seconds`, it reads their pieces from the bucket.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:

@@ -209,8 +209,8 @@ def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
     same_batches(loaded, load({**config, "sampler": {**sampler, "global_batch_tokens": 96}}))
     for place, value, expected in (
         ("layout.batch_rows", 4, "layout.batch_rows is 4, but the sampler's global batch has 3 rows"),
-        ("sampler.order", "shuffle", "sampler.order is 'shuffle'; with layout.algorithm multipack"),
-        ("sampler.epochs", 2, "sampler.epochs is 2; with layout.algorithm multipack"),
+        ("sampler.order", "shuffle", "sampler.order is 'shuffle'; expected 'sequential', because layout.algorithm"),
+        ("sampler.epochs", 2, "sampler.epochs is 2; expected 1, because layout.algorithm multipack"),
         ("sampler.schedule", [{"step": 1, "global_batch_size": 6}], "makes whole batches of one size beforehand"),
     ):
         assert expected in error_of(put(config, place, value))
@@ -223,10 +223,10 @@ def test_order_openchat_with_multipack_is_openchats_run(chats):
     stated["sampler"] = {"order": "sequential", "seed": 7, "global_batch_size": 3, "epochs": 1}
     same_batches(load(config), load(stated))
     for place, value, expected in (
-        ("layout.seed", 8, "layout.seed is 8, but sampler.seed is 7. Leave one out."),
-        ("layout.epochs", 3, "layout.epochs is 3, but sampler.epochs is 2. Leave one out."),
-        ("sampler.last_batch", "run_on", "sampler.last_batch is 'run_on'; with layout.algorithm multipack"),
-        ("sampler.shuffle", False, "sampler.shuffle is False; with layout.algorithm multipack"),
+        ("layout.seed", 8, "layout.seed is 8, but sampler.seed is 7. Leave one of them out."),
+        ("layout.epochs", 3, "layout.epochs is 3, but sampler.epochs is 2. Leave one of them out."),
+        ("sampler.last_batch", "run_on", "sampler.last_batch is 'run_on'; expected 'drop', because layout.algorithm"),
+        ("sampler.shuffle", False, "sampler.shuffle is False; expected True, because layout.algorithm multipack"),
     ):
         assert expected in error_of(put(config, place, value))
     del config["sampler"]["epochs"]

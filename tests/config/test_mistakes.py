@@ -54,7 +54,7 @@ def test_a_mistake_is_named_with_the_config(config, tmp_path, place, value, expe
     ("place", "value", "expected"),
     [
         ("layout.algorithm", "best_fit", "expected one of best_fit_decreasing, "),
-        ("layout.algorithm", "multipack", "lacks the key 'seed': algorithm multipack packs each epoch anew by it."),
+        ("layout.algorithm", "multipack", "lacks the key 'seed': algorithm multipack shuffles by it."),
         ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
         ("layout.keep", "last", "keep is an option of kind padded; kind packed takes sequence_length, algorithm,"),
     ],

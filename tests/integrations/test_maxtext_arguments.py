@@ -135,7 +135,7 @@ def test_options_under_which_a_step_is_not_a_batch_are_refused():
         ("dataset_type", "synthetic", "Remove the key"),
         ("enable_rampup_batch_size", True, "Set it to false"),
         ("reuse_example_batch", 1, "Set it to 0"),
-        ("training_objective", "block_diffusion", "Choose another"),
+        ("training_objective", "block_diffusion", "Choose another objective"),
         ("expansion_factor_real_data", 0.5, "Set it to -1"),
     ):
         with refused(rf"MaxText's {key} is {value!r}: .* {advice}\."):

@@ -99,7 +99,7 @@ def test_rows_of_several_buckets_that_are_read_together_are_padded(config_of):
     [
         ("layout.min_sequence_length", 6, "min_sequence_length=6: expected a power of two, such as 8"),
         ("layout.min_sequence_length", 64, "min_sequence_length=64: expected less than sequence_length=64"),
-        ("sampler.order", "olmo", "sampler.order is for rows of one length, but those of this layout have several"),
+        ("sampler.order", "olmo", "sampler.order is for rows of one length, but the rows of this layout have several"),
         ("sampler.num_cycles", 0, "num_cycles is 0"),
         ("sampler.curriculum", "grow", "curriculum is 'grow'.*grow_p2"),
         ("sampler.global_batch_tokens", 96, "global_batch_tokens is 96"),

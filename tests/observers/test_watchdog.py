@@ -53,7 +53,7 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
 
     said = (
         r"Step 2: no batch after (\d+\.\d) s\.\n.*in the transform Later.*\n"
-        r"  before, a batch took \d.* to make on average\n  before, the training loop took [23]\d\d ms a step"
+        r"  earlier batches took \d.* to make, on average\n  earlier, the training loop took [23]\d\d ms a step"
     )
     twice = rf"{said}(?s:.*){said}"
     with closing(make(folder, Later(log, twice)).iter(threads=0)) as batches:

@@ -17,9 +17,9 @@ from grain_sft.storage import Count, files
 T = TypeVar("T")
 
 PREPARE = "prepare.json"
-"""Name of the file in the folder of a corpus that `grain-sft prepare` writes: its request, tokenizer and inputs."""
+"""Name of the file in which `grain-sft prepare` states a corpus's request, tokenizer and inputs, in the corpus's folder."""
 SPLIT = "corpus.json"
-"""Name of the file in the folder of each split, so that a split that is copied alone keeps its tokenizer and ids."""
+"""Name of the file with a split's metadata, in the split's folder. A split that is copied alone keeps its tokenizer and ids."""
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
@@ -67,7 +67,7 @@ class CorpusMetadata:
 
 
 class DirectoryListing:
-    """Names of the files in local and remote folders. Each folder is listed once. One that can't be listed has no names."""
+    """Names of the files in local and remote folders. A folder is listed once. If that fails, it has no names."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
@@ -188,8 +188,8 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    For the shard DIR/train/shard_00000/tokens.bin, it may be in the folder of the shard, in DIR/train or in DIR. The search
-    ends at the first folder that is not named like a split or a shard, because folders above it are not part of the corpus.
+    For the shard DIR/train/shard_00000/tokens.bin, the file may be in the folder of the shard, in DIR/train or in DIR. The
+    search ends at the first folder that is not named like a split or a shard: folders above are not part of the corpus.
     """
     folder = files.parent(shard)
     while True:

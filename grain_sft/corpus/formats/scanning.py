@@ -106,7 +106,7 @@ class Split:
 
     @functools.cached_property
     def predecessors(self) -> dict[str, str]:
-        """The file before each of `files`; "" for the first."""
+        """For each of `files`, the file before it; "" for the first file."""
         return dict(zip(self.files, ("", *self.files), strict=False))
 
 

@@ -68,7 +68,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
         _check_responses(layout, where)
         if pipeline.withdrawals is not None:
             problem = "withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite"
-            raise ConfigError(f"{where}: {problem}. Write the corpus without them, or give dpo.algo=dpo.")
+            raise ConfigError(f"{where}: {problem}. Write the corpus without such pairs, or give dpo.algo=dpo.")
     for name in ("eos_token_id", "pad_token_id"):
         token = getattr(layout.corpus, name, None)  # a mixture's corpora may have several ids
         if token is not None and token >= config.vocab_size:
@@ -138,12 +138,15 @@ def _widths(pipeline: Pipeline) -> Mapping[str, int]:
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Raise a ConfigError if the corpus has token weights, which MaxText's loss ignores. With `ignore`, only log a warning."""
+    """Raise a ConfigError if the corpus has token weights: MaxText's loss counts every weight above 0 as 1.
+
+    With `ignore`, only log a warning.
+    """
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
         problem = "the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once"
-        fix = "Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks"
+        fix = "Give grain_sft_ignore_weights=true to count weights above 0 as 1, or give a corpus with masks"
         raise ConfigError(f"{where}: {problem}. {fix}.")
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 

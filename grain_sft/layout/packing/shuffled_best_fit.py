@@ -1,8 +1,8 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
 
-Advantage: documents that share a row in one epoch are in different rows in the next. Disadvantages: every epoch needs a plan,
-and rows have more padding than rows of all documents packed at once. The additional padding is 1-2% if an epoch has
-hundreds of rows, and 0.1-0.9% if it has thousands. It is under 0.1% if chunks have 65,536 documents, the maximum.
+Advantage: documents that share a row in one epoch are in different rows in the next epoch. Disadvantages: every epoch needs a
+plan, and the rows have more padding than if all documents were packed at once. The additional padding is 1-2% if an epoch has
+hundreds of rows, and 0.1-0.9% if it has thousands of rows. It is under 0.1% if chunks have 65,536 documents, the maximum.
 """
 
 import numpy as np

@@ -25,7 +25,7 @@ from grain_sft.prepare.records.strict_json import decoded, parse_json
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Unit, check_digest, damaged, read_exactly
 from grain_sft.storage import files
 
-SAMPLE = 100  # number of first records from which the encoding of a file is inferred
+SAMPLE = 100  # the encoding of a file is inferred from its first 100 records, or from fewer if it has fewer
 
 _MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _FILE = """
@@ -55,7 +55,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
       least: Least number of decompressed bytes in a part. The last part may have fewer.
       read: Function that is called with the number of bytes that were read so far.
     """
-    _footer.cache_clear()  # the file may replace another of the same size
+    _footer.cache_clear()  # the cached footer may be that of an earlier file with the same path and size
     scanner = Scanner(path, size, least, read)
     footer_offset = _footer_offset(path, size)
     chunks: list[int] = []  # number of records of each chunk

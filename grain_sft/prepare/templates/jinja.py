@@ -59,7 +59,7 @@ def raise_exception(message: str) -> None:
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return `value` as JSON. Unlike Jinja's own `tojson`, the filter does not escape the characters of HTML."""
+    """Return `value` as JSON. Unlike Jinja's own `tojson`, this filter does not escape the characters of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

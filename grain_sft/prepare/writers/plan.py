@@ -138,7 +138,7 @@ class Format:
       rule: Function that divides documents into splits and orders them.
       check: Function that raises PrepareError if the format can't hold the plan's documents.
       tasks: Function that returns the parts of a split, in order.
-      write: Function that writes the files of one part. They appear only when they are complete.
+      write: Function that writes the files of one part. A file appears only when it is complete.
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus's folder, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
