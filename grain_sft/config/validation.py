@@ -114,7 +114,7 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
         if None not in (source.get("max_epochs"), own_sampler.get("epochs")):
-            raise ConfigError(f"{where}.sampler.epochs means the same as max_epochs. Give one of the two.")
+            raise ConfigError(f"{where}.sampler.epochs is the same as max_epochs. Give one of the two.")
 
 
 def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:

@@ -124,7 +124,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
         if tokens and batching != stream.batching:
             earlier = f"an earlier stage ended inside an epoch of the same rows, in batches of {batching}"
             problem = f"stage {number}: {earlier}; this stage has batches of {stream.batching}"
-            raise PipelineError(f"{problem}. End that stage with an epoch, or keep its batches.")
+            raise PipelineError(f"{problem}. End that stage at the end of an epoch, or keep its batches.")
         index = -(-tokens // length)
         gap += index * length - tokens
         start = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)

@@ -171,8 +171,8 @@ class Sampler(abc.ABC):
         Raises:
           SamplerError: The sampler is not that of a mixture, or the mixture lacks a source.
         """
-        problem = f"reweight {', '.join(changes[0][1])}: one corpus has no weights"
-        raise SamplerError(f"{problem}. Take it out, or make a mixture.")
+        problem = f"reweight {', '.join(changes[0][1])}: a run of one corpus has no weights"
+        raise SamplerError(f"{problem}. Take the amendment out, or make a mixture.")
 
     @functools.cached_property
     def rows_per_host(self) -> int:
@@ -210,7 +210,7 @@ class Sampler(abc.ABC):
         """Return `step`, or raise a `RowIndexError` if the run does not have it."""
         step = as_integer("step", step, 0, RowIndexError)
         if step < self.first_step or (self.num_steps is not None and step >= self.num_steps):
-            end = "on" if self.num_steps is None else f"to {self.num_steps - 1}"
+            end = "or more" if self.num_steps is None else f"to {self.num_steps - 1}"
             raise RowIndexError(f"step={step}: expected {self.first_step} {end}.")
         return step
 
