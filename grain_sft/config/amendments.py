@@ -46,7 +46,7 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
       path: New files of the source. They are read from the first row of their order or, if the run has read them before,
         from where it stopped. The other keys of the source stay.
       weight: New weight of the source.
-      max_epochs: Epochs after which the source has no rows left. Epochs before `from` count, too.
+      max_epochs: Number of epochs after which the source has no rows left. Epochs before `from` count, too.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.
     """
 

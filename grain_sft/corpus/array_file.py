@@ -34,7 +34,7 @@ class ArrayFile(NamedTuple):
 def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayFile:
     """Return the array file at `path`. Only its first and last bytes are read.
 
-    A file that begins with the magic of .npy files has a header; any other is raw.
+    A file that begins with the magic of .npy files has a header. Any other file is raw.
 
     Args:
       path: Path or URL of the file.
@@ -65,7 +65,7 @@ def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequen
         if size % raw_dtype.itemsize:
             raise CorpusError(
                 f"{path}: {size} bytes is not a multiple of {raw_dtype.itemsize}, the size of a {raw_dtype.name}. Copy the "
-                "file again if it was cut short. If its tokens are uint8, uint16, uint32 or uint64, give this as dtype."
+                "file again if it was cut short. If its tokens are of another dtype, give uint8, uint16, uint32 or uint64."
             )
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)

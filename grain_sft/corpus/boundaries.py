@@ -121,7 +121,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
 
 
 def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tokens: int) -> None:
-    """Check that each document has a token, begins where the one before ends or later, and ends within the shard.
+    """Check that each document has a token, does not overlap the document before it, and ends within the shard.
 
     `line` is the number of the first line; `previous_end` is the end of the document in the line before.
     """
@@ -133,7 +133,7 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
         if end[i] > num_tokens:
             why = f"the shard has {num_tokens} tokens"
         elif start[i] >= end[i]:
-            why = "it holds no token"
+            why = "a document holds at least one token"
         else:
             why = f"the document before it ends at {int(previous_ends[i])}: they overlap"
         raise CorpusError(f"{path}:{line + i}: {start[i]},{end[i]}, but {why}. It is damaged, or of another shard.")

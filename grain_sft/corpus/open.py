@@ -46,15 +46,16 @@ def open_corpus(
     Args:
       where: Path of the corpus, local or a URL that fsspec knows (`gs://`). It is a token file, a glob, a folder (each .npy
         file below it), the folder of a prepared corpus or of one of its splits, a mix file, a saved index (`.json`), or a
-        prefix of Megatron's files. A list has files, globs and folders. A blend has weights and prefixes of Megatron's files:
-        `[0.3, a, 0.7, b]` or "0.3 a 0.7 b". For the rules, see the section "What goes in" of the guide (docs/guide.md).
+        prefix of Megatron's files. It may also be a list of files, globs and folders, or a blend of weights and prefixes of
+        Megatron's files: `[0.3, a, 0.7, b]` or "0.3 a 0.7 b". The section "What goes in" of the guide (docs/guide.md) has the
+        rules.
       format: Format of the files; `auto` infers it from `where`. Formats that list files are "files", "mix" and "index".
         Formats of SFT corpora are "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
         "openchat" and "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize`
         writes. `package.module:Name` names your own `Format`.
       dtype: Dtype of the tokens in files without a .npy header. By default, the metadata of an SFT corpus or the sizes of its
         files decide it. For other files it is uint32, as AI2 writes; files that don't look like uint32 are refused.
-      eos_token_id: Token that ends a document. The default is the one in the corpus's metadata.
+      eos_token_id: Token that ends a document. The default is the EOS id in the corpus's metadata.
       path_remap: Prefixes of paths and their replacements. The longest prefix that matches applies. A key `{NAME}` is replaced
         anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
@@ -214,7 +215,7 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
         return
     for path in paths:
         remote = files.is_remote(path)
-        with files.reading(path):  # a path with a NUL is a CorpusFileError, not a ValueError
+        with files.reading(path):  # a path with a NUL raises a CorpusFileError, not a ValueError
             real = path if remote else os.path.realpath(path)
         climbs = remote and ".." in urllib.parse.unquote(path).split("/")  # clients resolve %2e%2e in URLs, too
         if climbs or not real.startswith(folder):

@@ -45,8 +45,8 @@ class PackedLayout(Layout):
         as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" sort
         as numpy does on a CPU with AVX-512, with AVX2, and with neither. This CPU must have these instructions, too.
       max_segments: Maximum number of documents in a row; None for any number.
-      boundaries: Where documents end. With "auto", they end where those of the corpus do. With "eos", they end after each EOS
-        token and at the end of each file, as OLMo-core finds them in local files.
+      boundaries: Where documents end. With "auto", documents are those of the corpus. With "eos", a document ends after each
+        EOS token and at the end of each file, as in OLMo-core for local files.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
       seed: Seed of an algorithm that packs each epoch anew.
       epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. The rows of epoch 1 follow those of epoch

@@ -17,7 +17,7 @@ def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> 
     for key, array in arrays.items():
         if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
             problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
-            raise PipelineError(f"step {step}: {problem}. Keep all rows, and take the loss off those not to train on.")
+            raise PipelineError(f"step {step}: {problem}. Keep all rows, and take the loss off rows not to train on.")
 
 
 def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:

@@ -47,7 +47,7 @@ class ReadAhead(Generic[T]):
       ahead: Number of steps that are made in advance, at least 1.
       threads: Number of threads, which start with the first `advance`.
       name: Prefix of the names of the threads.
-      close: Function that `close` calls, in any thread.
+      close: Function that the method `close` calls. Any thread may call it.
 
     Attributes:
       slots: Results by step, ascending, from the step of the last `advance` on. The caller may read a slot that is ready, and
@@ -139,7 +139,7 @@ class ReadAhead(Generic[T]):
                 slot.ready = True
                 slot.done.release()
                 del slot  # while this thread waits, it must not keep a batch that the caller has taken
-        self._wanted.put(None)  # for the other threads
+        self._wanted.put(None)  # ends the next thread
 
 
 _open: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""`Renderer`: it makes documents (tokens and loss) of records, and a chunk file of each group of units.
+"""`Renderer`, which makes documents (tokens and loss) of records, and a chunk file of each group of units.
 
 A unit is a range of an input's records. A chunk file holds the documents until the corpus is written.
 """
@@ -23,7 +23,7 @@ from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, r
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
-BATCH = 1024  # conversations that are tokenized together, at most
+BATCH = 1024  # maximum number of conversations that are tokenized together
 BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
 
 Source = tuple[int, int]

@@ -48,7 +48,7 @@ def prepare(
 
     Raises:
       RecordError: A record is invalid, and `request.on_error` is "stop". The message has its file and line.
-      PrepareError: Options conflict, or the output has other inputs or options. The message lists the differences.
+      PrepareError: Options conflict, or the output was made from other inputs or options. The message lists the differences.
       CorpusFileError: An input can't be read.
       StorageError: The output can't be written, or would replace an input.
     """

@@ -57,7 +57,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 
 
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
-    """Return the numbers of an epoch's batches in the order of reading, int64 [batches]. They are counted bucket by bucket.
+    """Return the numbers of an epoch's batches in the order of reading, int64 [batches]. Bucket 0 has the lowest numbers.
 
     Args:
       curriculum: Name of the curriculum.

@@ -15,15 +15,15 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a file, or a part of a file of the size that the options state. A gather is the reading of all pieces that one
-    call of `read` gets.
+    A block is a whole file, or a part of a file that has the block size of the options. A gather is the reading of all pieces
+    that one call of `read` gets.
 
     Args:
       options: Size limit and block size of the cache.
 
     Attributes:
-      hits: Number of blocks that gathers found in the cache, one for each gather and block.
-      misses: Number of blocks that gathers did not find.
+      hits: Number of blocks that gathers found in the cache. A block counts once in each gather that reads it.
+      misses: Number of blocks that gathers did not find, counted in the same way.
       used: Bytes of the files of all blocks in the cache.
     """
 

@@ -22,7 +22,7 @@ _TITLES = {
 
 
 def simulation_page(figures: Figures, name: str) -> str:
-    """Return a page of HTML that shows the figures of `simulate`. Its element `data` has all of them as JSON.
+    """Return a page of HTML that shows the figures of `simulate`. The page's element `data` has all figures as JSON.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -51,7 +51,7 @@ def _answer(answer: Mapping[str, Any]) -> str:
 
 
 def _hosts(figures: Figures) -> str:
-    """Return a table of what hosts read: the mean, least and most over the hosts."""
+    """Return an HTML table of what the hosts read, with the mean, the least and the most of all hosts."""
     names = FIGURES | {"seconds": "seconds to read the batch"}
     spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
     spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]

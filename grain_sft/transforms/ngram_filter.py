@@ -19,7 +19,7 @@ from grain_sft.transforms.element import require_keys
 if TYPE_CHECKING:
     from jaxtyping import Bool, Integer
 
-_PROBES = 8  # neighbours on each side of an equal pair that are compared before the whole run is measured
+_PROBES = 8  # columns on each side that the search compares before it measures a whole run; see `NgramFilter`
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.intp]
@@ -109,7 +109,7 @@ class NgramFilter(grain.transforms.Map):
         repeats = max(self.max_count, 3)
         later, earlier, period = _samples(rows.shape[1], self.min_period, self.max_period, repeats)
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
-        row, sample = np.divmod(np.flatnonzero(equal), len(later))  # in a third of the time of `np.nonzero`
+        row, sample = np.divmod(np.flatnonzero(equal), len(later))  # takes a third of the time of `np.nonzero`
         if segments is not None:
             inside = segments[row, later[sample]] != 0  # for the later token only; `_has_run` checks both tokens
             row, sample = row[inside], sample[inside]

@@ -32,7 +32,7 @@ class Piece:
       record: Line or row of the document in its input, from 1; None if the corpus does not state it.
       file: Path of the token file.
       start, stop: Range of tokens in the file.
-      withdrawn: Number of these tokens whose document is withdrawn at this step.
+      withdrawn: Number of the piece's tokens that are withdrawn at the step of the row.
       mixed: Whether the rows are those of a mixture.
     """
 
@@ -152,7 +152,7 @@ def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[in
 def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     """Return (segment, first token, last token + 1) of each segment and each stretch of padding, in order.
 
-    If segments have names, such as "chosen", those without tokens are included.
+    A segment that has a name, such as "chosen", is included even if it has no tokens.
     """
     edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
@@ -215,7 +215,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return the pieces of a row, cut where a segment or the padding ends in the batch. Each has its segment in the batch.
+    """Return the pieces of a row, cut where a segment or the padding ends in the batch. They get the segments of the batch.
 
     Args:
       pieces: Pieces with the layout's segments, which a transform has divided.
@@ -247,7 +247,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # A transform may cut the last columns. Then the first segment that differs is shorter, and none follows it.
+    # A transform may cut the last columns. Then the first segment that differs is shorter in the batch, and it is the last.
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"
@@ -258,5 +258,5 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         if len(wrong):
             example = f"the target of input {wrong[0]} is {targets[wrong[0]]}"
             reason = "A transform changed targets; the row shows inputs"
-            notes.append(f"{len(wrong)} targets are not the next input, the first of them: {example}. {reason}.")
+            notes.append(f"{len(wrong)} targets are not the next input. For example, {example}. {reason}.")
     return notes

@@ -115,7 +115,7 @@ NO_PAIRS = ("5", "5,x", "5,6,7", "", "-5,6", "5,99999999999999999999", ",6", "5,
     [
         *((f"0,5\n{line}\n", f":2: expected 'start,end' in digits, found '{line}'") for line in NO_PAIRS),
         ("0,5\n4,6\n", ":2: 4,6, but the document before it ends at 5: they overlap"),
-        ("0,5\n5,5\n", ":2: 5,5, but it holds no token"),
+        ("0,5\n5,5\n", ":2: 5,5, but a document holds at least one token"),
         ("0,5\n5,101\n", ":2: 5,101, but the shard has 100 tokens"),
         ("", "lists no document, but the shard has 100 tokens"),
         ("1" * 1000, ":1: expected 'start,end' in digits, found"),

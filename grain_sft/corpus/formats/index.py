@@ -238,6 +238,6 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
             verb = "shrank" if shard.num_tokens < entry.n_tokens else "grew"
             raise CorpusFileError(
                 f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens, but MaxText's index {path} "
-                f"lists {entry.n_tokens}. Restore it, or build the index again."
+                f"lists {entry.n_tokens}. Restore the file, or build the index again."
             )
     return dataclasses.replace(corpus, tokenizer=index.tokenizer or corpus.tokenizer)

@@ -18,14 +18,14 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A request for a file or a part of it: its URL; text for messages, such as "bytes 0 to 9 ", or "" for the whole file; and a
-function that takes the fsspec file system and makes the request."""
+"""A request for a file or for a part of a file. It has three items: the URL of the file; the part as text for messages, such as
+"bytes 0 to 9 ", or "" for the whole file; and a function that takes the fsspec file system and makes the request."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
     """Return the version in a file system's description of a file: a generation, an entity tag or a time.
 
-    It begins with its kind, as in "generation 1712" or "ETag abc".
+    The version begins with its kind, as in "generation 1712" or "ETag abc".
     """
     for key in _VERSION_KEYS:
         if info.get(key) not in (None, ""):
@@ -125,7 +125,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # a process that knows the version, maybe not this one, has reached the server before
+    # a known version means that this process or another process has reached the server before
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 
