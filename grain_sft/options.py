@@ -156,7 +156,7 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
     names = list(known)
     for key in section:
         if key not in names:
-            raise ConfigError(f"{where}: unknown key {key!r}.{_nearest(key, names) or ' It takes none.'}")
+            raise ConfigError(f"{where}: unknown key {key!r}.{_nearest(key, names) or ' Expected no keys.'}")
 
 
 def _nearest(word: object, known: list[str]) -> str:

@@ -42,8 +42,8 @@ class CurriculumSampler(EpochSampler):
         goes from short rows to long rows. A cycle has a part for each length, with the largest share of the batches of that
         length. With 4 lengths, the shares of the parts are 8/15, 4/15, 2/15 and 1/15 (`grow_p2`), or 4/10, 3/10, 2/10 and
         1/10 (`grow_linear`).
-      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
-      balanced: Whether a growing curriculum takes the same number of batches of every bucket, which drops more rows.
+      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length.
+      balanced: Whether a growing curriculum takes the same number of batches of every length, which drops more rows.
       host: This host, and the number of hosts.
       shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
         whatever the curriculum.
@@ -128,7 +128,7 @@ class CurriculumSampler(EpochSampler):
         return self._rows_of_bucket(number, bucket, epoch.first_row[step_of_epoch] + indices)
 
     def _rows_of_bucket(self, epoch: int, bucket: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the order of a bucket in an epoch."""
+        """Return the rows at `indices` of a bucket's order in an epoch."""
         shuffled = self._bucket_orders[bucket](epoch, indices) if self.shuffle else indices
         rows: Ints = shuffled + self._rows_before_bucket[bucket]
         return rows

@@ -1,8 +1,8 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
 `pwritev(2)` writes the pieces to an in-memory file, which has a memory map, too. From this map, the pieces are copied to the
-output. If a mapped file was cut, a direct copy from its map would kill the process (SIGBUS). `pwritev` writes fewer bytes
-instead.
+output. If a mapped file was truncated, a direct copy from its map would kill the process (SIGBUS). `pwritev` writes fewer
+bytes instead.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ _thread_state = threading.local()  # `memory_file`: the thread's _MemoryFile
 
 
 def _memory_file(size: int) -> _MemoryFile:
-    """Return this thread's in-memory file of at least `size` bytes. A forked child makes its own."""
+    """Return this thread's in-memory file of at least `size` bytes. A forked child makes a new file."""
     file: _MemoryFile | None = getattr(_thread_state, "memory_file", None)
     if file is None or len(file.bytes) < size or file.process != os.getpid():
         file = _thread_state.memory_file = _MemoryFile(max(1 << 20, 1 << (size - 1).bit_length()))
@@ -59,8 +59,8 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       out: Bytes that are filled.
 
     Returns:
-      Whether all pieces were copied. If not, `out` may have some of the pieces. A copy fails if a mapped file was cut, or if
-      memory or file descriptors run out.
+      Whether all pieces were copied. If not, `out` may have some of the pieces. A copy fails if a mapped file was truncated,
+      or if memory or file descriptors run out.
     """
     try:
         parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))

@@ -39,7 +39,7 @@ from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, Transfor
         ("transforms", [{"ngram_filter": {}, "shift_targets": {}}], "expected a name, or one name with its options"),
         ("transforms", [{"ngram_filter": {"maxperiod": 5}}], "ngram_filter: unknown key 'maxperiod'. The nearest"),
         ("transforms", [{"ngram_filter": {"max_period": 0}}], "max_period=0: expected an integer, 1 or more"),
-        ("transforms", [{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. It takes none."),
+        ("transforms", [{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. Expected no keys."),
         ("transforms", ["builtins:getattr"], "builtins:getattr has no signature"),
     ],
     ids=str,

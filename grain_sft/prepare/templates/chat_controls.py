@@ -75,7 +75,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     disguise = Disguise(chat, special)
     expected = disguise.expected_controls(find)
     if expected is None:
-        raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
+        raise RecordError("messages: the chat template refuses them with changed texts, so its own text is unknown.")
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
