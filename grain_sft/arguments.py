@@ -4,7 +4,7 @@ import functools
 import operator
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 from grain_sft.errors import GrainSftError, LayoutError, WrongTypeError, shortened
@@ -15,6 +15,9 @@ T = TypeVar("T")
 MOST_TOKENS = 2**31 - 1
 """Maximum number of tokens in a row: positions are int32."""
 
+MOST_AHEAD = 10_000
+"""Maximum number of threads, of worker processes, and of batches that are made ahead."""
+
 
 def as_sequence_length(value: object, name: str = "sequence_length") -> int:
     """Return `value` as the number of tokens in a row; raise a `LayoutError` unless it is from 1 to `MOST_TOKENS`."""
@@ -24,21 +27,41 @@ def as_sequence_length(value: object, name: str = "sequence_length") -> int:
     return length
 
 
-def as_integer(name: str, value: object, least: int, error: type[GrainSftError]) -> int:
-    """Return `value` as an int; raise `error` unless it is a Python or NumPy integer (not a bool) of at least `least`."""
+def as_integer(name: str, value: object, least: int, error: type[GrainSftError], most: int | None = None) -> int:
+    """Return `value` as an int; raise `error` unless it is a Python or NumPy integer, not a bool, from `least` to `most`."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or number < least or isinstance(value, bool):
         raise error(f"{name}={value!r}: expected an integer, {least} or more.")
+    if most is not None and number > most:
+        raise error(f"{name}={number}: expected at most {most}.")
     return number
+
+
+def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, int]:
+    """Return `value` as two ints of at least 0; raise `error` for anything else."""
+    values = list(value) if isinstance(value, Iterable) else []
+    if len(values) != 2:
+        raise error(f"{name}={value!r}: expected two integers.")
+    first, second = (as_integer(f"{name}={value!r}: a number", number, 0, error) for number in values)
+    return first, second
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Raise a `WrongTypeError` unless `value` is of the type or union `kind`. The message calls this type `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
+
+
+def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
+    """Return a sequence of objects of the class `kind` as a tuple; raise a `WrongTypeError` for anything else."""
+    check_type(name, values, Sequence, f"a list of objects of {kind.__name__}")
+    objects = tuple(cast("Sequence[T]", values))
+    for item in objects:
+        check_type(f"{name}: an item", item, kind, f"an object of {kind.__name__}")
+    return objects
 
 
 def check_choice(name: str, value: object, choices: Collection[str], error: type[GrainSftError]) -> None:

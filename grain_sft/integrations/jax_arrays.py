@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from grain_sft.arguments import as_integer, check_type
+from grain_sft.arguments import MOST_AHEAD, as_integer, check_type
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.context_order import ContextOrder
@@ -76,8 +76,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             raise PipelineError(f"{problem}. Load it with host=Host(0, 1).")
         check_type("GlobalBatches: sharding", sharding, Sharding, "NamedSharding(mesh, PartitionSpec(...)) or another")
         self.pipeline, self.sharding = pipeline, sharding
-        self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
-        self._threads = as_integer("threads", threads, 1, PipelineError)
+        self._prefetch = as_integer("ahead", ahead, 0, PipelineError, MOST_AHEAD)
+        self._threads = as_integer("threads", threads, 1, PipelineError, MOST_AHEAD)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         order = ContextOrder(load_balanced_shards)
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}

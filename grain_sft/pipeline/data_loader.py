@@ -8,7 +8,7 @@ from typing import Any
 import grain
 from absl import logging
 
-from grain_sft.arguments import as_integer, check_type
+from grain_sft.arguments import MOST_AHEAD, as_integer, check_type
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.observer import observers_of
@@ -54,7 +54,7 @@ class StepDataset(grain.MapDataset[Element]):
 
 def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:
     """Return a `grain.DataLoader` of the batches from `start_step` on. `Pipeline.data_loader` describes the arguments."""
-    worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
+    worker_count = as_integer("worker_count", worker_count, 0, PipelineError, MOST_AHEAD)
     if pipeline.audit is not None:
         logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")
     threads = 0 if worker_count else _THREADS

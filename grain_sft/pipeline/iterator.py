@@ -7,7 +7,7 @@ from typing import Any
 
 import grain
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import MOST_AHEAD, as_integer
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline.amendments import check_same_changes
 from grain_sft.pipeline.counts import make_batch
@@ -30,9 +30,9 @@ class PipelineIterator(StepIterator[Element]):
     """
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
-        self._threads = as_integer("threads", threads, 0, PipelineError)
-        self._prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
-        self._worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
+        self._threads = as_integer("threads", threads, 0, PipelineError, MOST_AHEAD)
+        self._prefetch = as_integer("prefetch", prefetch, 0, PipelineError, MOST_AHEAD)
+        self._worker_count = as_integer("worker_count", worker_count, 0, PipelineError, MOST_AHEAD)
         self._from_workers: workers.InOrder | None = None
         self._makes_ahead = bool(self._threads or self._worker_count)
         super().__init__(pipeline, start_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from grain_sft.arguments import check_type
+from grain_sft.arguments import as_objects
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline.run import Observer, Run
 from grain_sft.registry import Registry
@@ -30,10 +30,8 @@ def standing_observers() -> tuple[Observer, ...]:
 
 def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
     """Check the types of a pipeline's observers. Return these observers without the standing observers."""
-    check_type("observers", observers, Sequence, "a list of observers")
-    for observer in observers:
-        check_type("observer", observer, Observer, "an object of a subclass of Observer")
-    return tuple(observer for observer in observers if observer not in standing_observers())
+    objects = as_objects("observers", observers, Observer)
+    return tuple(observer for observer in objects if observer not in standing_observers())
 
 
 def observers_of(pipeline: Run) -> tuple[Observer, ...]:

@@ -13,7 +13,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import keyword_only
+from grain_sft.arguments import as_objects, keyword_only
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
@@ -76,8 +76,9 @@ class Pipeline:
     ) -> None:
         check_rows(source, sampler)
         check_maps(transforms)
-        self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
-        self.planned_sampler, self.sampler = sampler, amended(sampler, self.amendments)
+        self.source, self.transforms, self.planned_sampler = source, tuple(transforms), sampler
+        self.amendments = as_objects("amendments", amendments, Amendment)
+        self.sampler = amended(sampler, self.amendments)
         if self.sampler.num_steps == self.sampler.first_step:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, self.amendments)
@@ -141,9 +142,8 @@ class Pipeline:
           PipelineError: columns that the batch does not have.
         """
         if columns is not None:
-            start, stop = columns
-            first, part = self._of_columns(start, stop)
-            return cut_columns(part.read(step, slots), first, start, stop)
+            first, part = self._of_columns(*columns)
+            return cut_columns(part.read(step, slots), first, *columns)
         if not len(slots) and self.source.layout.row_lengths:  # the source infers the length of a batch from its rows
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
@@ -228,7 +228,7 @@ class Pipeline:
           A `grain.DatasetIterator`. Its threads and workers end when it is closed or collected.
 
         Raises:
-          RowIndexError: the pipeline does not have the step.
+          RowIndexError, PipelineError: the pipeline does not have the step, or a number is negative or above 10,000.
         """
         return PipelineIterator(self, start_step, threads=threads, prefetch=prefetch, worker_count=worker_count)
 
@@ -248,7 +248,7 @@ class Pipeline:
           start_step: Step of the first batch.
 
         Raises:
-          RowIndexError, PipelineError: the pipeline does not have the step, or the number of workers is negative.
+          RowIndexError, PipelineError: the pipeline does not have the step, or the number of workers is not 0 to 10,000.
         """
         return make_data_loader(self, worker_count, start_step)
 

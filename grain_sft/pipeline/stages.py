@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Self
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, as_objects
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
@@ -54,7 +54,8 @@ class StagedPipeline(Pipeline):
         observers: Sequence[Observer] = (),
         amendments: Sequence[Amendment] = (),
     ) -> None:
-        self._planned_stages, self.amendments = tuple(stages), tuple(amendments)
+        self._planned_stages = as_objects("stages", stages, Stage)
+        self.amendments = as_objects("amendments", amendments, Amendment)
         if not self._planned_stages:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())

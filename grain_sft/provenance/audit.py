@@ -17,6 +17,7 @@ from typing import Self
 
 from absl import logging
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.pipeline import Delivery, Observer, Run
 from grain_sft.provenance.events import Events, Fields
@@ -89,11 +90,14 @@ class AuditLog(Observer):
       paths: Paths of the files that are written.
 
     Raises:
-      PipelineError: The path is remote.
+      PipelineError: The path is remote or empty.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_type("audit", path, str | os.PathLike, "a path")
         self.path = files.absolute(files.normalize(path))
+        if not os.fspath(path):
+            raise PipelineError("audit='': expected a local path, such as logs/audit.")
         if files.is_remote(self.path):
             reason = "lines can't be added to a file in a bucket. Copy the log there when the run has ended"
             raise PipelineError(f"audit={self.path!r}: expected a local path: {reason}.")

@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer, check_choice
+from grain_sft.arguments import as_integer, as_pair, check_choice
 from grain_sft.errors import SamplerError
 from grain_sft.layout import groups
 from grain_sft.sampling.batch_sizes import BatchSizes
@@ -74,10 +74,7 @@ class CurriculumSampler(EpochSampler):
         epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        numbers = [[as_integer("buckets: a number", number, 0, SamplerError) for number in pair] for pair in buckets]
-        if any(len(pair) != 2 for pair in numbers):
-            raise SamplerError(f"buckets={numbers}: expected pairs (length, number of rows).")
-        self.buckets = tuple((length, rows) for length, rows in numbers)
+        self.buckets = tuple(as_pair("buckets: (length, number of rows)", pair, SamplerError) for pair in buckets)
         self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
         check_choice("curriculum", curriculum, get_args(Curriculum), SamplerError)
         self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)

@@ -87,7 +87,7 @@ class IndexSampler(EpochSampler):
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
-        self._source = source
+        self._source, start = source, source.start
         if traits.by_cost and (start[1] or self.chunk_size > 1):
             problem = f"order {order!r} composes whole epochs of single rows"
             fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."

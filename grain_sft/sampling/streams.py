@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, as_pair
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.orders import ORDERS, CacheDir, Costs, RowsAt
 from grain_sft.sampling.proportions import OnExhausted
@@ -54,6 +54,7 @@ class SourceOrder:
             bounds["epochs"] = 1
         for name, least in bounds.items():
             object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
+        object.__setattr__(self, "start", as_pair("start", self.start, SamplerError))
         if self.shuffle not in (False, True):
             raise SamplerError(f"shuffle={self.shuffle!r}: expected True or False.")
         object.__setattr__(self, "shuffle", bool(self.shuffle))
@@ -65,9 +66,8 @@ class SourceOrder:
         if self.num_instances % self.chunk_size:
             problem = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
             raise SamplerError(f"{problem}. Take another chunk_size, or a layout with max_target_sequence_length.")
-        epoch, index = self.start
-        if epoch < 0 or not 0 <= index < self.num_instances:
-            expected = f"an epoch from 0 on, and an index from 0 to {self.num_instances - 1}"
+        if self.start[1] >= self.num_instances:
+            expected = f"an epoch, and an index from 0 to {self.num_instances - 1}"
             raise SamplerError(f"start={self.start}: expected {expected}.")
 
     @property

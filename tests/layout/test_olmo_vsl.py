@@ -124,7 +124,7 @@ def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(config_of):
     [
         ([(3, 8), (4, 8)], "lengths that divide the last one"),
         ([(4.7, 8), (8, 8)], "a number=4.7: expected an integer"),
-        ([(4, 8, 1)], r"expected pairs \(length, number of rows\)"),
+        ([(4, 8, 1)], r"buckets: \(length, number of rows\)=\(4, 8, 1\): expected two integers"),
     ],
 )
 def test_impossible_buckets_are_refused_with_a_sentence(buckets, sentence):

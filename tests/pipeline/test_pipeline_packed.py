@@ -10,6 +10,7 @@ import grain_sft
 from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.observers import Observer
+from grain_sft.pipeline import StagedPipeline
 
 LENGTH = 32
 BATCH = 6
@@ -108,11 +109,18 @@ def test_parts_of_other_types_get_a_sentence(source):
         (r"sampler is 5.*expected a sampler, such as IndexSampler", lambda: Pipeline(source, 5)),
         (r"transforms is .*expected a list", lambda: Pipeline(source, sampler, iter([ShiftTargets()]))),
         (r"observers is .*expected a list", lambda: Pipeline(source, sampler, observers=Observer())),
-        (r"observer is .*Observer.*expected an object", lambda: Pipeline(source, sampler, observers=[Observer])),
+        (
+            r"observers: an item is .*expected an object of Observer",
+            lambda: Pipeline(source, sampler, observers=[Observer]),
+        ),
+        (r"amendments: an item is .*expected an object of Amend", lambda: Pipeline(source, sampler, amendments=[{}])),
+        (r"stages: an item is .*expected an object of Stage", lambda: StagedPipeline([source])),
+        ("threads=1000000000: expected at most 10000", lambda: pipeline(source).iter(threads=10**9)),
+        (r"audit is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
         (r"state is .*expected bytes", lambda: iter(pipeline(source).data_loader()).set_state({"next_step": 3})),
         ("corpus is .*expected the result of open_corpus", lambda: WindowLayout("a", 8)),
         ("corpus is .*expected the result of open_corpus", lambda: PaddedLayout("a", 8)),
         ("corpus is .*expected the result of open_corpus", lambda: PackedLayout("a", 8)),
     ):
-        with pytest.raises(WrongTypeError, match=message):
+        with pytest.raises((WrongTypeError, PipelineError), match=message):
             make()

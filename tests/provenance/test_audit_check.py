@@ -143,8 +143,9 @@ def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
     for content in (b"\n", b"hello\n", b"\x00\xff\n{}\n", b'{"a": 1}', b"[" * 5000):
         other.write_bytes(content)
         assert not check_audit(other, make()).accepted
-    with pytest.raises(PipelineError, match="expected a local path"):
-        make(audit="gs://bucket/audit")
+    for path in ("gs://bucket/audit", ""):
+        with pytest.raises(PipelineError, match="expected a local path"):
+            make(audit=path)
 
 
 @pytest.fixture

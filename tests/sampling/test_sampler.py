@@ -183,6 +183,7 @@ def test_the_repr_contains_what_decides_the_rows():
         ({"global_batch_size": 1 << 63}, r"at most 2\^62"),
         ({"schedule": [(1 << 61, 8)]}, r"rows up to step 2305843009213693952; expected at most 2\^62"),
         ({"start": (0, 100)}, "an index from 0 to 99"),
+        ({"start": (0, 2.5)}, r"start=\(0, 2.5\): a number=2.5: expected an integer, 0 or more"),
         ({"schedule": [(0, 8)]}, "schedule: step=0: expected an integer, 1 or more"),
         ({"schedule": [(5, 8), (5, 16)]}, "step 5 follows step 5"),
         ({"schedule": [(5, 0)]}, "global_batch_size at step 5=0"),
@@ -230,7 +231,7 @@ def shifted(shift):
     return Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: indices + shift)
 
 
-FROM_MINUS_ONE, FROM_ZERO, FROM_ONE = shifted(-1), shifted(0), shifted(1)
+FROM_MINUS_ONE, FROM_ZERO, FROM_ONE, FLOATS = shifted(-1), shifted(0), shifted(1), shifted(0.0)
 
 
 def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():
@@ -238,6 +239,7 @@ def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():
     for order, step, expected in (
         ("FROM_MINUS_ONE", 0, "row -1 at index 0; expected 0 to 5"),
         ("FROM_ONE", 1, "row 6 at index 5"),
+        ("FLOATS", 0, r"float64 of shape \[3\] for 3 indices"),
     ):
         with pytest.raises(SamplerError, match=rf"order .*, epoch 0: {expected}"):
             sampler(6, 3, f"{__name__}:{order}").rows(step)

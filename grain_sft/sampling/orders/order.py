@@ -103,14 +103,21 @@ class Order:
 
         def make(num_rows: int, **options: Any) -> RowsAt:
             """Return the `RowsAt` of `entry` with a check of each row."""
-            rows_at = entry.make(num_rows, **options)
+            expected = "Return the numbers of the rows at the indices."
+            with entry_errors(SamplerError, f"order {entry.make!r}", expected):
+                rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
-                rows = rows_at(epoch, indices)
+                where = f"order {entry.make!r}, epoch {epoch}"
+                with entry_errors(SamplerError, where, expected):
+                    rows = np.asarray(rows_at(epoch, indices))
+                if rows.shape != indices.shape or rows.dtype.kind not in "iu":
+                    problem = f"{rows.dtype} of shape {list(rows.shape)} for {len(indices)} indices"
+                    raise SamplerError(f"{where}: {problem}. {expected}")
                 outside = np.flatnonzero((rows < 0) | (rows >= num_rows))
                 if len(outside):
                     problem = f"row {rows[outside[0]]} at index {indices[outside[0]]}; expected 0 to {num_rows - 1}"
-                    raise SamplerError(f"order {entry.make!r}, epoch {epoch}: {problem}. Return numbers of rows.")
+                    raise SamplerError(f"{where}: {problem}. {expected}")
                 return rows
 
             return checked
