@@ -243,7 +243,7 @@ def test_samplers_sources_and_keys_that_do_not_belong_together(folder):
         with pytest.raises(GrainSftError, match=r"is for a mixture|unknown key 'weights'"):
             load(config)
     source = MixtureSource({"a": web, "b": web})
-    with pytest.raises(PipelineError, match="takes a MixtureSampler"):
+    with pytest.raises(PipelineError, match="Make a MixtureSampler"):
         Pipeline(source, IndexSampler(80, global_batch_size=8, seed=0))
     rows = SourceOrder(40, 1)
     Pipeline(source, MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=8))
