@@ -77,7 +77,7 @@ timed(build_blending_indices, *indices, weights / weights.sum(), datasets, count
 """,
 }
 PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTEXT)}
-"""Package and programs of each system to compare with, by its name."""
+"""Systems that grain_sft is compared with: the package and the programs, by name of the system."""
 
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
@@ -87,7 +87,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     whole index for the comparison, and are not timed. In the other systems, the function that makes the whole index is timed.
 
     Raises:
-      PipelineError: megatron-core's index differs from ours. MaxText makes a part of the index, which is not compared.
+      PipelineError: The indices of megatron-core and grain_sft differ. MaxText's part of the index is not compared.
     """
     installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
     figures: dict[str, dict[str, Any]] = {}  # by "samples, MaxText" or "blend of 8, MaxText"

@@ -18,7 +18,7 @@ from grain_sft.bench.measuring import run_program
 from grain_sft.errors import PipelineError
 from grain_sft.types import Ints
 
-DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens: table 17 of its paper
+DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens (OLMo-3's paper, table 17)
 MEDIAN = 5_400  # tokens of the median document for plans
 TRACED = 6_877  # tokens of the median document for traces; the mean, after cuts to `LENGTH`, is about OLMo-3's 10,007
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521

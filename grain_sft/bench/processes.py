@@ -14,7 +14,7 @@ from grain_sft.errors import StorageError
 
 IMPORT_GRAIN = "import grain"
 SHUFFLE_ROWS = 724_000_000  # number of rows of 8192 tokens in OLMo-3's pretraining mix
-SHUFFLE_FILES = 950  # number of its files
+SHUFFLE_FILES = 950  # number of token files of that mix
 
 # `run_program` puts imports and the function `memory` before each of these programs
 _PIPELINE = """
@@ -103,7 +103,7 @@ def measure_first_batch(folder: Path) -> dict[str, Any]:
                 file.truncate(rows * 8192 * 4)
     except OSError as error:
         reason = f"the file system takes no sparse files ({error.strerror})"
-        raise StorageError(f"{tokens}: {reason}. Give --dir on one that does.") from error
+        raise StorageError(f"{tokens}: {reason}. Set --dir to another disk.") from error
     index = folder / "sparse.json"
     open_corpus(tokens, dtype="uint32").save(index)
     return run_program(_PIPELINE + _SHUFFLE, str(index), cache=str(folder))

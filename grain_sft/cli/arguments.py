@@ -139,7 +139,7 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
 
     Args:
       options: Parsed arguments.
-      outputs: Paths that the command will write to. None in it means no output.
+      outputs: Paths that the command will write to. A path may be None.
 
     Raises:
       StorageError: An output would replace the config, a config that it inherits from, or a file that these name.

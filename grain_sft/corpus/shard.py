@@ -102,9 +102,9 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
       tokens: Tokens that were read from `shards`, as `dtype` or as int32.
       shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
-      pieces: Function that returns three arrays int64 [pieces]. A piece is those of the `tokens` that were read from one place
-        of a shard. The arrays are the shard of each piece, its token offset in the shard, and its first index in the flattened
-        `tokens`, ascending. The function is called only if a token is negative.
+      pieces: Function that returns three arrays int64 [pieces]. A piece is a range of the flattened `tokens` that was read from
+        one range of a shard. The arrays are the number of the shard, the token offset of the piece in the shard, and the first
+        index of the piece in the flattened `tokens`, ascending. The function is called only if a token is negative.
     """
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:

@@ -54,7 +54,7 @@ class Amendment:
         if documents.size and (documents.ndim != 1 or documents.dtype.kind not in "iu"):
             problem = f"withdraw={shortened(repr(self.withdraw))}"
             raise PipelineError(f"amendment from step {self.step}: {problem}. Expected a list of integers.")
-        # Without `return_counts`, NumPy hashes the numbers, and takes 30 times as long for a million.
+        # With `return_counts`, NumPy sorts the numbers. Without it, NumPy hashes them, and a million take 4 s, not 0.1 s.
         return np.unique(documents.astype(np.int64), return_counts=True)[0]
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]
 
 
 def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[Amendment]) -> Withdrawals | None:
-    """Return the documents that `amendments` withdraw; None if they withdraw none."""
+    """Return the documents that `amendments` withdraw; None if no document is withdrawn."""
     documents = [np.asarray(amendment.withdraw) for amendment in amendments]
     if not any(map(len, documents)):
         return None

@@ -49,7 +49,7 @@ class Pipeline:
         names.
       transforms: Grain `Map` transforms of batches [rows, L], such as `[NgramFilter(), ShiftTargets()]`.
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
-        logs/audit.jsonl. The first host writes it. It lacks batches of `pipeline[step]`, `dataset()` and `data_loader()`.
+        logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not logged.
       observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
       amendments: Changes of the run, each from a step on, in the order they were made.
 

@@ -160,7 +160,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            if own_parts != amendment_parts(self.amendments):  # a document has another number in this stage, or none
+            if own_parts != amendment_parts(self.amendments):  # here, a document has another number or no number
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)
 

@@ -83,7 +83,7 @@ class Pipelines(Runner):
 
     Attributes:
       workers: Not used: Beam chooses the number of workers.
-      shared: Folder for files between processes. This process writes the job and the plan, Beam's workers write results.
+      shared: Folder for files between processes. This process writes the job and the plan, and Beam's workers write results.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """
@@ -136,7 +136,7 @@ class Pipelines(Runner):
             ) from error
         if not files.exists(path):
             raise PrepareError(
-                f"the Beam pipeline ended without a result: {path} is missing. Give an output that all its workers reach."
+                f"the Beam pipeline ended without a result: {path} is missing. Give an output that all workers can reach."
             )
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
@@ -185,7 +185,7 @@ def save_results(path: str, results: Iterable[Result]) -> None:
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. An error becomes a result: Beam would retry a step that raises, and print a traceback."""
+    """Return the result of a step. Return an error as a result, too: if it were raised, Beam would try the step again."""
     try:
         return number, step(), None
     except GrainSftError as error:

@@ -45,7 +45,7 @@ def convert(
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
       output: Folder that does not exist yet or is empty.
       format: Format of the output.
-      tokenizer: Path of the corpus's tokenizer; None uses the one in the corpus folder, if any.
+      tokenizer: Path of the corpus's tokenizer. None means the tokenizer in the corpus's folder, if there is one.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one token file, for format olmo.

@@ -95,8 +95,8 @@ class Request(TemplateOptions):
       template: Template that renders conversations: a name in `TEMPLATES`, or package.module:Name.
       tokenizer: Path of a SentencePiece model, tokenizer.json, tiktoken file or directory.
       format: Format of the corpus: a name in `FORMATS`, or package.module:Name.
-      schema: Schema of the records: "auto", or a name in `SCHEMAS`. If the file's keys have other names, they follow a colon:
-        prompt_completion:prompt=question,completion=answer.
+      schema: Schema of the records: "auto", or a name in `SCHEMAS`. If keys of the file have other names than in the schema,
+        state them after a colon, as in prompt_completion:prompt=question,completion=answer.
       seed: Seed of the split and the shuffle.
       shuffle: Whether documents are shuffled; by default as the format's own tool does.
       val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
@@ -115,20 +115,20 @@ class Request(TemplateOptions):
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
       normalize: Form of Unicode to which texts are normalized; by default none (text).
       fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
-      fim_spm_rate: Share of the documents with a moved middle whose order is suffix, prefix, middle. In all other such
-        documents, the order is prefix, suffix, middle (text).
+      fim_spm_rate: Order of documents with a moved middle: this share of them has the order suffix, prefix, middle, and the
+        others have the order prefix, suffix, middle (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
       fim_split_sample: Special token between the parts of a document, such as its files. The middle of each part is moved
         within the part (text).
       fim_fragment_rate: Share of the parts whose middle is moved, in documents that fim_rate chooses (text).
-      fim_no_prefix: Text that marks a document or part at its beginning; the middle of such a text is not moved (text).
+      fim_no_prefix: If a document or part begins with this text, its middle is not moved (text).
       part_bytes: Bytes of tokens in one token file (olmo).
       shard_tokens: Tokens in one shard (episodes).
       source: Name of the corpus in its metadata.
 
     Raises:
-      PrepareError: An argument is not what is described here.
+      PrepareError: An argument has an invalid value.
     """
 
     datasets: tuple[Dataset, ...]

@@ -124,7 +124,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     """Yield lines of tokens: the position of the line's first token, then tokens of at most `width` columns in total."""
     line: list[Cell] = []
     used = 0  # columns of the line
-    most = width - (0 if colour else 2)  # 2: brackets of the first run of tokens with loss
+    most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
     for cell in cells:
         # `size` is the number of characters in a part of the token. A token that is wider than a line has parts of `most // 2`
         # characters, because a character may take two columns.

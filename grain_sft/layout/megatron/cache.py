@@ -36,7 +36,7 @@ _ENDINGS = (_DOCUMENTS, _SAMPLES, _SHUFFLE, *_BLEND, *(ending for ending, *_ in 
 
 
 def stamps_of(folder: str) -> list[list[Any]]:
-    """Return the name, size and modification time of each index file in a folder, by name, ready for JSON.
+    """Return the name, size and modification time of each index file in a folder, sorted by name, ready for JSON.
 
     Raises:
       LayoutError: The folder is not local, can't be read, or has no index files.
@@ -120,7 +120,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # a right blend is closer
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # a sound one is closer
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
@@ -132,7 +132,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
 
 
 def _starts(folder: str, ending: str) -> list[str]:
-    """Return the paths of the index files with an ending, without the ending."""
+    """Return the paths of the index files whose names have this ending. The ending is left out of the paths."""
     names = [name for name, *_ in stamps_of(folder)]
     return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
 

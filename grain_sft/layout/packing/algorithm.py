@@ -32,7 +32,7 @@ _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 
 class PackedRows(NamedTuple):
     """Result of a packing algorithm, as columns. A piece is the part of a document that is in one row.
 
-    All pieces of row 0 come first, then those of row 1, and so on. The pieces of a row are in their order in the row.
+    All pieces of row 0 come first, then those of row 1, and so on. The first piece of a row has the row's first tokens.
 
     Attributes:
       document: int64 [pieces], number of the document that each piece belongs to.
@@ -188,7 +188,7 @@ def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
 
 
 def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
-    """Return the rows of whole documents that `bins` assigns to rows.
+    """Return packed rows of whole documents. `bins` states the row of each document.
 
     Args:
       order: int64 [documents], numbers of the documents, in the order in which they were placed.

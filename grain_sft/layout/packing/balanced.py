@@ -38,7 +38,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
       short: Share of all tokens that are in the short documents, which best fit places.
     """
     totals = np.cumsum(lengths)
-    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # these documents have the other tokens
+    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # all documents that are not short
     num_rows = min(-(-int(totals[-1]) // capacity), num_long)
     bins = np.full(len(lengths), -1)
     costs = np.zeros(num_rows, np.int64)

@@ -111,7 +111,7 @@ def _check_greeting(greeting: str, sort: str) -> None:
         problem = f"this CPU has no {_NAMES[sort]}; its best is numpy:{found}"
         fix = f"Make the plan on a machine with {_NAMES[sort]} and copy it"
         raise LayoutError(
-            f"ties='numpy:{sort}': {problem}. {fix}, or read OLMo-core's with PackedLayout.from_olmo_core."
+            f"ties='numpy:{sort}': {problem}. {fix}, or read OLMo-core's plan with PackedLayout.from_olmo_core."
         )
     if found != sort:
         problem = f"this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't disable it"

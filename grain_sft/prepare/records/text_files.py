@@ -11,7 +11,7 @@ from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.decompression import decompressed
 from grain_sft.prepare.records.units import Part, ReadReport
 
-MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
+MAX_RECORD = 1 << 28  # most bytes of a record; a longer record is a mistake
 BOM = b"\xef\xbb\xbf"
 
 _ROW_FILES = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}

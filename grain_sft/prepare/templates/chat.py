@@ -79,7 +79,7 @@ class Chat(Template):
         If it is, the template writes nothing of what was left out.
         """
         shorter = {" or ".join(CALLS): _without(messages, CALLS)}
-        # A template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does. It is not refused.
+        # A template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does. So it is not refused.
         if self._chat.literals[0].isdisjoint(REASONING):
             shorter["reasoning_content"] = _without(messages, REASONING)
         for role in _OFTEN_LEFT_OUT:
@@ -109,7 +109,7 @@ class Chat(Template):
 
 
 class Olmo(Chat):
-    """Chats as in `Chat`. If neither the options nor the tokenizer have a chat template, it is OLMo's."""
+    """Chats as in `Chat`. If neither the options nor the tokenizer have a chat template, OLMo's is used."""
 
     name = "olmo"
 
