@@ -25,7 +25,7 @@ def index(parser: Parser) -> None:
     add("where", nargs="+", help="a mix file, directory, glob, index, or token files; local or gs://")
     add("-o", "--output", help="index to write (JSON); without this option, the corpus is only described")
     parser.add_corpus_options()
-    add("--sequence-length", type=at_least(1), help="tokens of a row, to print the number of rows too")
+    add("--sequence-length", type=at_least(1), help="tokens of a row; the number of rows is then printed too")
     add("--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)")
     parser.set_defaults(run=_index)
 

@@ -83,7 +83,7 @@ class StepIterator(grain.DatasetIterator[T]):
                     problem = f"step {step}: an observer or order raised StopIteration"
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 following, waiting = self._position
-                batch, _, _ = made = waiting[step]
+                batch, _, _ = undelivered = waiting[step]
                 # `waiting` has several batches only if several threads have put batches back.
                 rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
                 taken = step
@@ -92,7 +92,7 @@ class StepIterator(grain.DatasetIterator[T]):
         except BaseException:  # no function is called in here, because another exception could arrive in the call
             if taken >= 0:
                 following, waiting = self._position
-                self._position = following, {**waiting, taken: made}
+                self._position = following, {**waiting, taken: undelivered}
             raise
 
     def _offer(self) -> int:

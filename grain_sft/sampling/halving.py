@@ -64,10 +64,10 @@ class HalvingTree:
 
     The distance of a source is the number of rows by which it differs from its share. A branch inherits its share of the node's
     distance, and the rounding adds up to half a row: if a node is up to 0.5 rows off, a branch with half of its rows is up to
-    0.25 + 0.5 rows off. `bound` is the distance of the worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and
-    less than 2 for any number. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources
-    (tests/sampling/test_proportions.py). In a `ScheduleTable` the distance is below one row, so a mixture uses such a table if
-    its sources repeat after few enough rows.
+    0.25 + 0.5 rows off. `bound` is the distance of the worst source: at most 1 row for up to 4 sources, 1.2 rows for up to 10,
+    and less than 2 rows for any number of sources. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2
+    to 24 sources (tests/sampling/test_proportions.py). In a `ScheduleTable` the distance is below one row, so a mixture uses
+    such a table if its sources repeat after few enough rows.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
@@ -162,7 +162,7 @@ class HalvingTree:
 
 
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
-    """Return the distance of the worst source in the best tree, and the number of sources to the left of its root.
+    """Return the distance of the worst source in the best tree, and the number of sources in the left branch of its root.
 
     The best tree is the one whose worst source has the smallest distance. `weights` are the weights of the sources, heaviest
     first. `distance` is as in `HalvingTree._tree`.

@@ -62,10 +62,10 @@ class StreamSampler(Sampler):
         if type(step) is not int or not 0 <= step - first < len(computed):
             step = first = self._checked_step(step)
             indices = self._indices(self.batch_sizes.at(step))
-            steps_on = step - self._last_step
+            distance = step - self._last_step
             self._last_step = step
-            # Requests are in sequence if a step is 1 to 3 after the step before it: several threads may request 4, 6, 5.
-            if not 0 < steps_on < 4:
+            # A step counts as in sequence if it is 1 to 3 after the step of the last request: threads may request 4, 6, 5.
+            if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
             self._computed = step, computed

@@ -229,7 +229,7 @@ def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> di
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
     start = {
-        "seconds": _opened(real, hosts) + totals.per_step["waited"][0],
+        "seconds": _opening_seconds(real, hosts) + totals.per_step["waited"][0],
         "opening_requests": opening["requests"],
         "opening_received": opening["received"],
         "requests_of_all": opening["requests"] * hosts + totals.per_step["requests"][0],
@@ -238,7 +238,7 @@ def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> di
     return {"start": start, "measured": [*real.measured], "predicted": [*real.predicted], "errors": real.errors}
 
 
-def _opened(real: Measured, hosts: int) -> float:
+def _opening_seconds(real: Measured, hosts: int) -> float:
     """Return the seconds until all hosts have opened the corpus."""
     opening = real.fit.opening
     bucket_s = real.conditions.bucket_seconds(opening["requests"] * hosts, opening["received"] * hosts)
@@ -270,7 +270,7 @@ def _restart(
         "requests": _spread(demand.requests[0]),
         "received": _spread(demand.received[0]),
         "first_batch_s": seconds,
-        "recover_s": None if real is None else _opened(real, hosts) + seconds,
+        "recover_s": None if real is None else _opening_seconds(real, hosts) + seconds,
     }
 
 

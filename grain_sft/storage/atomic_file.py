@@ -30,7 +30,7 @@ _temporary_paths: set[str] = set()  # files that this process writes now
 
 @atexit.register
 def _remove_temporary_files() -> None:
-    """Remove, when this process ends, the temporary files that it has left. Ctrl-C inside native code may leave a file."""
+    """Remove the temporary files of this process when it ends. Ctrl-C inside native code may have left a file."""
     for path in _temporary_paths.copy():
         with contextlib.suppress(OSError):
             os.unlink(path)

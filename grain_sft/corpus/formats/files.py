@@ -122,10 +122,10 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     if len(remote_folders) > 1:
         in_threads(listing.names, remote_folders)  # a listing takes a request, so they run at the same time
 
-    parts: list[TokenFile] = []
+    parts: list[TokenFile] = []  # token files with their sidecar files
     splits: list[Split] = []  # the split of each of `parts`
-    split_at: dict[tuple[Format, str], Split] = {}
-    token_file_of: dict[str, str] = {}  # by the path of a sidecar file
+    split_at: dict[tuple[Format, str], Split] = {}  # by format, and by the path that identifies the split: its home
+    token_file_of: dict[str, str] = {}  # by the path of a sidecar file that the caller names
     for named_path, label in labelled:
         if by_name.is_metadata(named_path):
             continue
@@ -171,7 +171,7 @@ def boundaries_of(path: str, listing: DirectoryListing) -> str:
 
 
 def is_glob(path: str) -> bool:
-    """Return whether `path` is a glob pattern. An existing local file is not, even if its name has brackets."""
+    """Return whether `path` is a glob pattern. An existing local file is not a pattern, even if its name has brackets."""
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
 
 
