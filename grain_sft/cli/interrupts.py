@@ -80,7 +80,7 @@ class Guard:
             self._leave()
 
     def _watch(self, read: int) -> None:
-        """Wait for SIGINT, in a thread of its own. End the process if the handler has not done so in time.
+        """Wait for SIGINT, in a second thread. End the process if the signal handler does not end it in time.
 
         Python writes the number of each signal to the pipe `read` at once, even while the main thread runs native code.
         """
@@ -93,7 +93,7 @@ class Guard:
         os._exit(STATUS)
 
     def _leave(self) -> None:
-        """End the process with status 130, unless another thread is doing so."""
+        """End the process with status 130. If another thread is already ending it, return."""
         if self._leaving.acquire(False):
             self._status = STATUS
             self._announce()

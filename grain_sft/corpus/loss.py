@@ -88,7 +88,7 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`. Its first and last values are checked, unless they are labels: those need the tokens."""
+    """Return the loss file at `path`. Check its first and last values, except labels: a check of labels needs the tokens."""
     values = KINDS[kind]
     array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)

@@ -88,7 +88,7 @@ class ReadAhead(Generic[T]):
         return slot
 
     def advance(self, step: int) -> None:
-        """Drop the results before `step`. Request `ahead` steps from `step` on, unless more than half of them are requested."""
+        """Drop the results before `step`. If at most half of the next `ahead` steps are requested, request all of them."""
         slots = self.slots
         while slots and (before := next(iter(slots))) < step:
             slots.pop(before, None)
@@ -114,7 +114,7 @@ class ReadAhead(Generic[T]):
             self._close()
 
     def _start(self) -> None:
-        """Start the threads. Runs in a thread of its own, which Ctrl-C does not reach. Only the first call does anything."""
+        """Start the threads. This runs in a separate thread, which Ctrl-C does not reach. Only the first call does anything."""
         if not self._starting.acquire(blocking=False):  # the lock is never released, so a second call ends here
             return
         started = 0

@@ -58,7 +58,7 @@ class Target:
     def produce(
         self, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, overwrite: bool, wait: bool = False
     ) -> dict[str, Any]:
-        """Make the corpus unless it is finished. Return its manifest, with "already": True if this call made nothing.
+        """Make the corpus if it is not finished. Return its manifest, with "already": True if this call made nothing.
 
         Args:
           identity: JSON object of everything that decides the corpus. Its "key" is a hash of the rest.
@@ -161,7 +161,7 @@ class Target:
             return
         if replaces_corpus or (self.remote and old):
             # If the next two lines are interrupted, the next run finds this file, and removes the other files. Without this
-            # file, `finished` would take the others for the user's files.
+            # file, `finished` would take the other files for the user's own.
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)

@@ -148,7 +148,7 @@ class CurriculumSizes(ComputedSizes):
         order = self._order(epoch)
         ends = np.cumsum(self._counts)
         bucket = ends.searchsorted(order, side="right")
-        batch = order - (ends - self._counts)[bucket]  # number of the batch among those of its bucket
+        batch = order - (ends - self._counts)[bucket]  # number of the batch among the batches of its bucket
         rows_read = self._counts * self._rows_per_batch
         num_rows = np.append(self._rows_per_batch[bucket], self._rows - rows_read)
         first_row = np.append(batch * self._rows_per_batch[bucket], rows_read)

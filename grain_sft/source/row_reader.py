@@ -1,7 +1,7 @@
 """Reader of materialized rows, which `grain-sft pack --materialize` writes.
 
-In a file, the tokens of a row are followed by its positions and segment ids as small integers, which the reader widens to
-int32. Rows of long segments store the columns where segments end instead.
+A file has the tokens of a row, and then the positions and segment ids of the row as small integers. The reader widens them to
+int32. Rows of long segments store the columns where segments end, in place of positions and segment ids.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Block(NamedTuple):
     Attributes:
       rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
-      copied: A triple (destination, index into it, source) for each copy after the read, in the order of the copies.
-      by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
+      copied: Copies after the read, in order. A copy is (destination, index into the destination, source).
+      by_ends: For each row that stores the ends of its segments: (table of segment ends, views of the row's arrays).
     """
 
     rows: slice
@@ -80,7 +80,7 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        # One block needs no groups. `fill_rows` returns False, and has read nothing, if `read_groups` is faster or necessary.
+        # One block needs no groups. `fill_rows` reads nothing and returns False if `read_groups` is faster or necessary.
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:

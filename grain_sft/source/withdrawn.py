@@ -20,14 +20,14 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Withdrawals:
-    """Documents that are withdrawn from a run, each from a step on.
+    """Documents that are withdrawn from a run. Each document has a step from which it is withdrawn.
 
     From this step on, the tokens of the document are padding: the padding token, segment 0, position 0, no loss. All other
     tokens of a row keep their values.
 
     Args:
       source: Source of the rows.
-      documents: int64 [n], at least one, numbers of documents as a trace prints them, in [0, source.layout.num_documents).
+      documents: int64 [n], n > 0. Numbers of documents as a trace prints them, in [0, source.layout.num_documents).
       steps: int64 [n], step from which each document is withdrawn.
 
     Raises:
@@ -136,7 +136,7 @@ class _PaddedSource(RowSource):
 
 
 class _WithdrawnDocuments:
-    """Documents of one layout that are withdrawn, each from a step on.
+    """Withdrawn documents of one layout. Each document has a step from which it is withdrawn.
 
     Args:
       layout: Layout of the rows.
@@ -161,8 +161,8 @@ class _WithdrawnDocuments:
         """Return the parts of `pieces` that are withdrawn at some step, as columns.
 
         Returns:
-          Index of the piece, tokens of the piece before the part, tokens of the part, and step from which the part is
-          withdrawn: int64 [n] each.
+          Four columns, int64 [n] each: index of the part's piece, number of the piece's tokens before the part, number of
+          tokens of the part, and step from which the part is withdrawn.
         """
         if pieces.document is not None:
             piece = self._is_withdrawn[pieces.document].nonzero()[0]

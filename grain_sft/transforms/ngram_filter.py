@@ -41,13 +41,13 @@ class NgramFilter(grain.transforms.Map):
         a row that ends in `max_count` padding tokens takes no loss.
 
     Search: with p = 2 and `max_count` = 32, a row that fails has a run of 2 * 31 = 62 consecutive columns i with
-    `tokens[i] == tokens[i - 2]`. So the search compares only every 62nd column. If such a column is equal and in a run, half
-    of the run's other columns lie on its right or on its left. So the search compares up to 8 columns on each side. If all of
-    them are equal on one side, it measures the whole run.
+    `tokens[i] == tokens[i - 2]`. So the search compares only every 62nd column. Where the tokens are equal, the column may be
+    in a run, and half of the run's other columns lie on its right or on its left. So the search compares up to 8 columns on
+    each side. If they are all equal on one side, it measures the whole run.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
-      max_count: Number of repeats that fails a row.
+      max_count: Number of repeats from which on a row fails.
       count_padding: Whether padding counts like any other token.
     """
 
@@ -153,7 +153,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
     Args:
       rows: Tokens [rows, L].
       row, at, period: Row, later column and period of each equal pair.
-      repeats: Number of repeats that fails a row.
+      repeats: Number of repeats from which on a row fails.
     """
     # the shortest run that fails a row has p * (repeats - 1) columns; half of its other columns lie on one side of the pair
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)

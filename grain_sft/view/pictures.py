@@ -46,7 +46,7 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return the pictures for which a report has the numbers, by name. `pictures` None means those of this module.
+    """Return the pictures for which a report has the numbers, by name. `pictures` None means the pictures of this module.
 
     Raises:
       MissingExtraError: matplotlib is not installed.

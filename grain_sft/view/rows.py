@@ -141,7 +141,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch from which the pipeline's `NgramFilter`, if it has one, took the loss."""
+    """Return the rows of a batch whose loss the pipeline's `NgramFilter` took. Without this transform, return no rows."""
     tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
     for transform in transforms:
         if trait(transform, "filters_repetition") and tokens in batch:

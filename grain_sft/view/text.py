@@ -15,7 +15,7 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # invisi
 
 
 def visible(text: str) -> str:
-    """Return `text` with a sign for each character that is invisible or changes the display of others.
+    """Return `text` with a sign for each character that is invisible or changes the display of other characters.
 
     - A space becomes ·, a newline ⏎, a tab ⇥.
     - Other control characters, marks of direction, characters without width, unusual spaces and unassigned characters become
@@ -101,7 +101,7 @@ def texts_of(
       argument: Option that the line names, such as "--tokenizer".
 
     Raises:
-      GrainSftError: The tokenizer cannot be loaded, or is not the one that the corpus was made with.
+      GrainSftError: The tokenizer cannot be loaded, or the corpus was made with another tokenizer.
     """
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
@@ -114,7 +114,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
     """Yield (first, stop, joined text) for each group of tokens [first, stop) that together hold the bytes of a character.
 
     The tokens "a", "\\udcc3" and "\\udcbc" give (1, 3, "ü"): the last two are the bytes of "ü".
-    Tokens whose bytes are not those of a character are left out.
+    Tokens whose bytes never complete a character are left out.
 
     Args:
       texts: Texts of consecutive tokens, as from `TokenTexts.text`.

@@ -60,8 +60,8 @@ class Episodes(Format):
         name = files.name_of(path)
         if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
-        # Other formats use these names, too. In this format, tokens.bin has an index or a mask next to it, and any other file
-        # has tokens.bin or an index next to it.
+        # Other formats use these names, too. In this format, tokens.bin has an index or a mask next to it. Each of the other
+        # files has tokens.bin or an index next to it.
         neighbours = {self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name}
         return files.join(files.parent(path), _TOKENS) if listing.sidecars(path, *neighbours) else None
 

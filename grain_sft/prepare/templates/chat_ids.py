@@ -1,6 +1,6 @@
 """Encoders: they turn a rendered chat into token ids and loss, and refuse chats whose texts spell control tokens.
 
-A control token is a special token, such as `<|im_end|>`. A chat must have exactly those that its template writes.
+A control token is a special token, such as `<|im_end|>`. A chat must have exactly the control tokens that its template writes.
 """
 
 import abc
@@ -158,8 +158,8 @@ class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
     These libraries never make control tokens of text. A document ends in the tokenizer's EOS. If the template writes an EOS at
-    the end, whitespace after this EOS is left out. Otherwise an EOS is added. The added EOS takes loss if the chat ends in a
-    turn that takes loss, and this turn ends in text, not in a control token.
+    the end, whitespace after this EOS is left out. Otherwise an EOS is added. The added EOS takes loss if the last turn takes
+    loss and ends in text, not in a control token.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -167,7 +167,7 @@ class ChatPieces(Encoder):
         return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the texts between control tokens in one call, and join their ids with those of the control tokens."""
+        """Encode the texts between control tokens in one call, and put the ids of the control tokens between their ids."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id

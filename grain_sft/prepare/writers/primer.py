@@ -1,8 +1,12 @@
 """Writer of format primer: the SFT token cache of niels_gpt.
 
-For split train the files are `train_input_ids.bin` (little-endian uint16), `train_labels.bin` (little-endian int32, -100 where
-no loss is taken) and `train_idx.npy` (int64, the start of each document). `train/shard_00000.bin`, `…_labels.bin` and
-`…_idx.npy` are links to these files. Split val has files of the same kinds, and `meta.json` describes both splits.
+The files of split train are:
+  - `train_input_ids.bin`: tokens, little-endian uint16;
+  - `train_labels.bin`: labels, little-endian int32. A token without loss has label -100;
+  - `train_idx.npy`: start of each document, int64;
+  - `train/shard_00000.bin`, `…_labels.bin` and `…_idx.npy`: links to these three files.
+
+Split val has files of the same kinds. `meta.json` describes both splits.
 """
 
 from pathlib import Path
