@@ -247,7 +247,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
             prepare = importlib.import_module("grain_sft.prepare")  # by name: `corpus` may not `import` this room
             given_sha256 = prepare.load_tokenizer(path).sha256
         except MissingExtraError:  # without the tokenizers' package, names are compared
-            if name is None:
+            if name is None or not _is_same_name(name, given):
                 raise
     if given_sha256 is None and name is None:
         raise CorpusError(

@@ -77,7 +77,7 @@ class Report:
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of `part`, and its figures as one entry: those of stage 2 are `figures["stage 2"]`."""
+        """Add the findings of `part`, and its figures as one entry: `figures["stage 2"]` or `figures["source web"]`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

@@ -97,7 +97,7 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
             stage_vocab_sizes = []
             for name, part in stage.source.layout.parts.items():
                 corpus_key = (part.corpus.fingerprint, *(shard.path for shard in part.corpus.shards))
-                part_report = Report("corpus", name, report.full) if name else stage_report
+                part_report = Report("corpus", f"source {name}", report.full) if name else stage_report
                 if corpus_key not in vocab_sizes:
                     vocab_sizes[corpus_key] = check_corpus(part_report, part.corpus, "", vocab_size)
                     if name:

@@ -138,14 +138,15 @@ def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
         return write_config(tmp_path / "mixture.json", sections(None, LENGTH, corpus={"mixture": sources}))
 
     roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
-    mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
+    names = {"olmo": "receipt", "primer": "documents"}  # those of figures
+    mixture = {names[kind]: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
     path = of(**mixture)
     for full in (False, True):
         report = check(path, full=full)
         assert report.sound, sentences(report)
-        assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
+        assert {report.figures[f"source {name}"]["documents"] for name in mixture} == {300}
         assert report.figures["documents"] == 600  # of the plans of both
-    again = of(**mixture, again=mixture["olmo"] | {"eos_token_id": VOCABULARY})
+    again = of(**mixture, again=mixture["receipt"] | {"eos_token_id": VOCABULARY})
     assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(again, full=False))
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
     poke(roots["primer"] / "train_input_ids.bin", np.uint16, 2100, 1000)

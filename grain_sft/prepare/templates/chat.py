@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import CALLS, REASONING, Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
@@ -44,6 +46,11 @@ class Chat(Template):
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
         encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
         self._encoder = encoder(tokenizer)
+        if (
+            tokenizer.encodes_whole_chats and self._chat.leaves_turns_open()
+        ):  # other tokenizers add an EOS that takes loss
+            problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
+            logging.warning("%s, so a model does not learn to end it. Give a template that ends turns.", problem)
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none, or raise a PrepareError."""

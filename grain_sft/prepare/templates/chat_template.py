@@ -115,6 +115,12 @@ class ChatTemplate:
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
         return end + len(eos) if is_next else end
 
+    def leaves_turns_open(self) -> bool:
+        """Return whether the text ends with the content of the assistant's last turn, as in GLM's template."""
+        user, assistant = list(unused_characters(2, self.source))
+        turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
+
     def trim_end(self, text: str, start: int, stop: int) -> int:
         """Return where the content of the turn text[start:stop] ends: before the token that ends the turn, if there is one.
 

@@ -43,6 +43,15 @@ def squeezed(runs: list[Run]) -> list[Run]:
     return in_one([("".join(text.split()), loss) for text, loss in runs])
 
 
+@pytest.mark.parametrize(("name", "warned"), [("glm", True), ("plain", True), ("chatml", False), ("generation", False)])
+def test_a_template_that_ends_no_turn_is_reported(name, warned, tmp_path, caplog):
+    TEMPLATES["hf"](BY_NAME[name].load(tmp_path), TemplateOptions())
+    assert ("does not learn to end it" in caplog.text) == warned
+    caplog.clear()
+    TEMPLATES["hf"](load_tokenizer(KINDS["tiktoken"](tmp_path)), TemplateOptions(chat_template=BY_NAME[name].template))
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3", "gemma"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "seed"), [(24, 0), pytest.param(3000, 1, marks=pytest.mark.heavy)])
