@@ -162,7 +162,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     # Row 0 begins at entry 0, each later row begins where the row before it ends, and the last row ends after the last entry.
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
-        raise LayoutError(f"{where} is damaged: its {len(start)} documents are not in one row each. Delete it.")
+        raise LayoutError(f"{where} is damaged: its {len(start)} pieces are not in one row each. Delete it.")
     return start[chosen], stop[chosen], ends
 
 

@@ -142,8 +142,11 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus of `layout` and None. Or, if a search of all its tokens for documents would take too long, return a
-    corpus of some of its shards, and a sentence about these shards for the reader of the report.
+    """Return a corpus in which a search for documents takes little time.
+
+    Returns:
+      The corpus of `layout`, and None. Or, if a search of all its tokens would take too long, a corpus of some of its shards,
+      and a sentence about these shards for the reader of the report.
     """
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents

@@ -61,7 +61,7 @@ class _Dataset(NamedTuple):
     Attributes:
       shard: First shard of the data set.
       weight: Weight of the data set in the blend; 1 if the corpus has no weights.
-      first, stop: First unit of the stream, and the one after the last.
+      first, stop: First unit of the stream, and the unit after the last.
       skipped: Number of units of the data set before `first`, which the split leaves out.
     """
 
