@@ -9,7 +9,7 @@ from typing import TypeVar
 
 EVERY = 5.0  # seconds between lines, if stderr is not a terminal
 _REWRITTEN_EVERY = 0.2  # seconds between changes of the line, if stderr is a terminal
-_BAR_COLUMNS = 30
+_BAR_COLUMNS = 30  # width of the bar
 
 Progress = Callable[[str, int, int], None]
 """Function that takes the name of the work, the amount that is done, and the total amount in the same unit."""

@@ -15,7 +15,7 @@ from grain_sft.storage import CACHE_DIR_VARIABLE
 Next = Callable[[], Any]
 """Function that makes the next batch."""
 
-LIMIT = "limit: numpy, contiguous rows"
+LIMIT = "limit: numpy, contiguous rows"  # name of the figures of `limit` in tables
 SEED = 34521
 TURNS = 8  # turns of each loader in a measurement; see `seconds_in_turn`
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}

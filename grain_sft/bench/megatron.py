@@ -20,7 +20,7 @@ from grain_sft.bench.plans import made_up_lengths
 from grain_sft.errors import PipelineError
 
 LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
-DATASETS = (2, 8, 20)
+DATASETS = (2, 8, 20)  # number of datasets of each measured blend
 MAXTEXT_DIVISOR = 100  # MaxText's loops make 1/100 of the index: all of it would take minutes
 
 _BEGIN = """

@@ -25,6 +25,7 @@ LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
 STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus
 
+# Names in the table of `plans`.
 OURS = "PackedLayout, a plan for each file"
 GROUPED = "PackedLayout, one plan for all files"
 PACKED = "best_fit_decreasing alone, for all files"

@@ -12,7 +12,7 @@ from grain_sft.bench.measuring import Next, run_program, seconds_in_turn
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
-IMPORT_GRAIN = "import grain"
+IMPORT_GRAIN = "import grain"  # name in the table of `startup`
 SHUFFLE_ROWS = 724_000_000  # number of rows of 8192 tokens in OLMo-3's pretraining mix
 SHUFFLE_FILES = 950  # number of token files of that mix
 

@@ -16,7 +16,7 @@ from grain_sft.sampling import MappedSampler, Sampler, StepMap, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
 from grain_sft.types import Ints
 
-_FROM = re.compile(r"from step (\d+): ")
+_FROM = re.compile(r"from step (\d+): ")  # beginning of the text of an amendment or a later stage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

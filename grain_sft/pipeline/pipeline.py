@@ -228,7 +228,7 @@ class Pipeline:
           A `grain.DatasetIterator`. Its threads and workers end when it is closed or collected.
 
         Raises:
-          RowIndexError, PipelineError: the pipeline does not have the step, or a number is negative or above 10,000.
+          RowIndexError, PipelineError: the pipeline lacks the step, or another argument is not within 0 to 10,000.
         """
         return PipelineIterator(self, start_step, threads=threads, prefetch=prefetch, worker_count=worker_count)
 

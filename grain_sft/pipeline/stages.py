@@ -54,6 +54,7 @@ class StagedPipeline(Pipeline):
         observers: Sequence[Observer] = (),
         amendments: Sequence[Amendment] = (),
     ) -> None:
+        # "planned" means without amendments
         self._planned_stages = as_objects("stages", stages, Stage)
         self.amendments = as_objects("amendments", amendments, Amendment)
         if not self._planned_stages:

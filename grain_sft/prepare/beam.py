@@ -35,6 +35,7 @@ from grain_sft.prepare.workers import Failure, Runner
 from grain_sft.prepare.writers import Plan, SplitStatistics, Task
 from grain_sft.storage import files
 
+# Spellings of `--runner`, in lower case.
 LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 

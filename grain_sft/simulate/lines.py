@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_WIDTH = 24
+_WIDTH = 24  # columns of the names, which begin the lines
 
 FIGURES = {
     "requests": "requests",
@@ -73,7 +73,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
-    """Return as text how many rows were read, and how many of the layout's `rows` rows are among them."""
+    """Return as text how many rows were read, and how many of the layout's `rows` rows were read at least once."""
     read = f"{coverage['rows_read']:,} read in {coverage['slots']:,} slots"
     if coverage["distinct"] is None:
         return read

@@ -203,6 +203,7 @@ def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
     """Return the rows of several packings as one packing."""
     parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # `np.concatenate` needs one array or more
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
+    # `ends` counts the pieces of one part; add the pieces of the parts before it
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
     return PackedRows(document, offset, length, ends)

@@ -20,7 +20,7 @@ SORTS = ("avx512", "avx2", "baseline")
 """Implementations of the sort. A CPU that can run one of them can also run those after it. Every CPU can run "baseline"."""
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
-_dispatched = _umath.__cpu_dispatch__
+_dispatched = _umath.__cpu_dispatch__  # CPU features that this build of numpy uses only if the CPU has them
 _features = [name for name, has in _umath.__cpu_features__.items() if has]
 
 _PROGRAM = """

@@ -28,7 +28,7 @@ MANY_BLOCKS = 1024  # an input of at most this many blocks has units of one bloc
 _TAIL = 1 << 14  # bytes read after a unit to find the end of its last line; a longer line is read further
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
-SCAN_THREADS = 8
+SCAN_THREADS = 8  # threads that open files
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether

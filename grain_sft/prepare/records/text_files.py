@@ -14,10 +14,11 @@ from grain_sft.prepare.records.units import Part, ReadReport
 MAX_RECORD = 1 << 28  # most bytes of a record; a longer record is a mistake
 BOM = b"\xef\xbb\xbf"
 
+# First bytes of the files that can't be read once they are compressed.
 _ROW_FILES = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
-_OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')
+_OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')  # beginning of an object, or of an array of objects
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)

@@ -33,7 +33,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     def rows_of_epoch(epoch: int) -> Ints:
         """Return the row at each index of an epoch, int64 [num_rows]."""
         random = np.random.Generator(np.random.PCG64([seed, epoch]))
-        cuts = costs.cuts(epoch)
+        cuts = costs.cuts(epoch)  # first index of each step, then the index after the last row that is read
         rows: Ints = random.permutation(num_rows)
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]
