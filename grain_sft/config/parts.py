@@ -94,7 +94,7 @@ class PartsMaker:
     ) -> tuple[MixtureSource, MixtureSampler]:
         """Return the source and the sampler of a mixture.
 
-        Each source has these keys by default: all of `layout`, those of `corpus` except `mixture`, and `order`, `seed` and
+        By default, each source has all keys of `layout`, the keys of `corpus` except `mixture`, and `order`, `seed` and
         `shuffle` of `sampler`.
         """
         _check_sampler(sampler, False, self._where)

@@ -30,8 +30,8 @@ class RunDocuments:
     If the first stage has 100 documents, they are documents 0 to 99, as in its layout. The second stage continues with number
     100 for the first document that is new. So a stage that is added at the end of a run changes no number.
 
-    To count the documents of a layout that does not follow documents, all tokens may have to be read. So such a layout takes as
-    many numbers as its corpus has tokens.
+    If the rows of a layout do not follow documents, all tokens may have to be read to count its documents. So such a layout
+    takes as many numbers as its corpus has tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.

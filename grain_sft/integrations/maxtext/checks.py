@@ -145,8 +145,8 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
-        problem = "the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once"
-        fix = "Give grain_sft_ignore_weights=true to count weights above 0 as 1, or give a corpus with masks"
+        problem = "the corpus has weights of tokens, but MaxText's loss counts every weight above 0 as 1"
+        fix = "Give grain_sft_ignore_weights=true to accept this, or give a corpus with masks"
         raise ConfigError(f"{where}: {problem}. {fix}.")
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
@@ -167,7 +167,7 @@ def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callab
                 first = block.columns[0] if block.columns else 0
                 place = f"row {block.rows[row]} of the global batch, column {first + column} of {key}"
                 found = f"token {tokens[row, column]}, but MaxText's vocab_size is {vocabulary}"
-                fix = "Set vocab_size to that of the corpus's tokenizer; padding is corpus.pad_token_id"
+                fix = "Set vocab_size to that of the corpus's tokenizer, or corpus.pad_token_id if the token is padding"
                 raise TransformError(f"{where}: step {step}, {place}: {found}. {fix}.")
         return {key: batch[key] for key in keys}
 

@@ -135,7 +135,7 @@ class MegatronGptLayout(Layout):
         if not (mask or traits.masks_targets or attention or positions):
             return transforms
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
-            problem = "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none"
+            problem = "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus has no EOS id"
             raise LayoutError(f"{problem}. Give eod_token_id.")
         eod = as_integer("eod_token_id", eod, 0, LayoutError)
         if mask or traits.masks_targets:

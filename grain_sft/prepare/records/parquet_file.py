@@ -57,7 +57,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     stop = first + unit.records
     _check_version(entry)
     open_file, next_row, rows_left = getattr(_reading, "rows", None) or ((), 0, iter(()))
-    _reading.rows = None  # so that the next unit begins again if this one fails or is not read to its end
+    _reading.rows = None  # if this unit fails or is not read to its end, the next unit opens the file again
     with errors_named(f"{entry.path}: rows {unit.first} to {stop} can't be read"):
         if (open_file, next_row) != (key, first):
             rows_left = _rows_from(entry.path, first)

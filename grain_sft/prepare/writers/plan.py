@@ -40,7 +40,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Counts of one split. `truncated` is the number of documents that were cut, and `cut_tokens` what they lost."""
+    """Counts of one split. `truncated` documents were cut; together they lost `cut_tokens` tokens."""
 
     documents: int = 0
     tokens: int = 0
