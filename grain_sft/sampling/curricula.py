@@ -31,7 +31,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
       curriculum: Name of the curriculum.
       rows: Number of rows of each bucket, int64 [buckets].
       sizes: Number of rows of a batch of each bucket, int64 [buckets].
-      num_cycles: Number of cycles of a growing curriculum. Each cycle has the same number of batches of a bucket.
+      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket.
 
     Raises:

@@ -43,7 +43,7 @@ class _Block(NamedTuple):
 
 
 class RowReader:
-    """Thread-safe reader of the rows of a corpus of materialized rows. The corpus has `Corpus.rows`, their format."""
+    """Thread-safe reader of the rows of a corpus of materialized rows. `Corpus.rows` describes their format."""
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
         def reader_of(files: Sequence[FileStamp], row_bytes: int) -> ShardReader:

@@ -17,11 +17,11 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
-# Pieces are read (`preadv`) or copied from memory maps.
+# A piece is consecutive values of one file. Pieces are read (`preadv`), or copied from memory maps of their files.
 _FEWEST_COPIED = 24  # fewer pieces are read: reading 8 pieces of 180 tokens takes 0.6 of the time of copying them
 _LARGEST_COPIED = 1 << 13  # bytes; pieces whose mean size is larger are read
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # number of gathers that read, without trying a copy, after such a slow copy
+_READS_AFTER_SLOW_COPY = 1 << 8  # number of calls of `gather` that read, without trying a copy, after such a slow copy
 _COPIES_PER_RELEASE = 1 << 12  # number of copies after which the pages of the maps are released
 
 IntsOrList = Sequence[int] | Ints
@@ -29,13 +29,13 @@ Buffers = tuple[memoryview, ...]
 """Memory that one `os.preadv` fills in order."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
-"""Pieces of files, as (file number of each, first value of each, buffers of each, total number of bytes)."""
+"""Pieces of files: file number, first value and buffers of each piece, then the number of bytes of all pieces."""
 
 RowPieces = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
-"""Pieces of a row, without gaps between them: (file number of each, first value of each, end of each in the memory, memory).
+"""Pieces that fill the memory of a row without gaps: file number, first value and end of each piece, then the memory.
 
-The ends count values, and an item of the memory is a value. ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with values 50
-to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
+The end of a piece is its end in the memory, whose items are values. ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with
+values 50 to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
 """
 
 
@@ -44,8 +44,8 @@ class ShardReader:
 
     A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
     copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
-    in the page cache, such a copy takes 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, the
-    next calls of `gather` read.
+    in the page cache, a copy takes 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, the next
+    calls of `gather` read.
 
     Args:
       shards: Files to read. Methods name a file by its number in this sequence.
