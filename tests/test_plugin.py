@@ -151,6 +151,8 @@ WRONG_ROWS = [
     (lambda rows: rows._replace(ends=rows.ends[:-1]), "pieces after the last row"),
     (lambda rows: rows._replace(length=rows.length * 1.0), "Expected int64 columns"),
     (lambda rows: None, "Expected int64 columns"),
+    (lambda rows: rows._replace(document=rows.document[:1], offset=rows.offset[:1]), "columns of the shapes"),
+    (lambda rows: rows._replace(ends=rows.ends[:0]), "pieces after the last row"),
 ]
 
 

@@ -165,11 +165,12 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     """
     recorded = read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
-    if runs:
-        resume_step({**runs[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
+    now = data_state(pipeline, step)
+    last = runs[-1] if runs else now
+    resume_step({**last, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
     # The data may differ, and need a new record, although the check passed: an amendment from `step` or later may be new.
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
-        runs.append(data_state(pipeline, step))
+        runs.append(now)
     if write and runs != recorded:
         files.write_bytes(path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from grain_sft.arguments import as_integer
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
@@ -30,7 +31,8 @@ class ColumnsLayout(Layout):
 
     def __init__(self, layout: Layout, start: int, stop: int) -> None:
         length = layout.sequence_length
-        if not 0 <= start < stop <= length:
+        start, stop = as_integer("start", start, 0, LayoutError), as_integer("stop", stop, 0, LayoutError)
+        if not start < stop <= length:
             expected = f"expected 0 <= start < stop <= {length}"
             raise LayoutError(f"columns {start} to {stop} of rows of {length} tokens: {expected}.")
         if len(layout.parts) > 1:

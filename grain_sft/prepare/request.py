@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import json
-import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -171,9 +171,9 @@ class Request(TemplateOptions):
 def parse_amount(amount: str) -> float | int:
     """Return a factor as a float, 0.5 for "0.5", or a number of records as an int, 5000 for "5000"."""
     try:
-        value = float(amount) if "." in amount else int(amount)
-        if value < 0 or not math.isfinite(value):
+        if not re.fullmatch(r"[0-9]{,300}\.?[0-9]*", amount):  # `int` would also read "1_000"
             raise ValueError
+        value = float(amount) if "." in amount else int(amount)
     except (ValueError, TypeError) as error:
         raise PrepareError(
             f"amount {amount!r}: expected a factor, such as '0.5', '1.0' or '3.0', or a number of records, as text."

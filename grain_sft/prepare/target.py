@@ -39,12 +39,12 @@ class Target:
         check_name("output", os.fspath(output))
         if not os.fspath(output):
             raise self.error("output: is an empty path. Give the folder to write to.")
-        self.output = files.absolute(files.normalize(output)).rstrip("/")
-        self.remote = files.is_remote(self.output)
+        path = files.absolute(files.normalize(output))
+        self.output, self.remote = path.rstrip("/"), files.is_remote(path)
         if not self.output:
             raise self.error("output /: is the root of the file system. Give a folder in it.")
-        if self.remote and "/" not in self.output.split("://", 1)[1]:
-            raise self.error(f"{self.output}: is a bucket. Give a folder in it, such as {self.output}/corpus.")
+        if self.remote and "/" not in path.split("://", 1)[1].strip("/"):
+            raise self.error(f"{path}: is a bucket, or nothing. Give a folder in a bucket, such as gs://bucket/corpus.")
         self.rejected = f"{self.output}.rejected.jsonl"
         if not self.remote and os.path.islink(self.output):
             self.output = os.path.realpath(self.output)  # a rename would replace the link, not its folder

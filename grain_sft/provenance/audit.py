@@ -13,11 +13,10 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from absl import logging
 
-from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.pipeline import Delivery, Observer, Run
 from grain_sft.provenance.events import Events, Fields
@@ -48,17 +47,24 @@ def read_line(line: bytes) -> dict[str, str]:
     """Return the fields of a line, with values in the form of `as_text`. Raise ValueError for a line that is not an entry."""
     text = line.decode()
     if text.startswith("{"):
-        parsed = json.loads(text)
+        parsed = json.loads(text, object_pairs_hook=_distinct)
         fields, time = {name: as_text(value) for name, value in parsed.items()}, parsed.get("time")
     else:
         time, _, after_time = text.partition(" | ")
         named_values = _FIELD.findall(after_time.removeprefix(_CHANNEL))
         if after_time != _CHANNEL + "".join(f" | {name}={value}" for name, value in named_values):
             raise ValueError("it does not have the form 'time | TRAINING | INFO | name=value | ...'")
-        fields = {"time": as_text(time), **dict(named_values)}
+        fields = _distinct([("time", as_text(time)), *named_values])
     if not isinstance(time, str) or not _TIME.fullmatch(time) or "action" not in fields:
         raise ValueError("it has no time such as 2026-01-03T16:44:19.628Z, or no action")
     return fields
+
+
+def _distinct(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return `fields`, pairs (name, value), as a dict. Raise ValueError if a name is repeated."""
+    if len(names := dict(fields)) != len(fields):
+        raise ValueError("it has a field twice")
+    return names
 
 
 def as_text(value: object) -> str:
@@ -94,7 +100,6 @@ class AuditLog(Observer):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        check_type("audit", path, str | os.PathLike, "a path")
         self.path = files.absolute(files.normalize(path))
         if not os.fspath(path):
             raise PipelineError("audit='': expected a local path, such as logs/audit.")

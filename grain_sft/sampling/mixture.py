@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import get_args
 
-from grain_sft.arguments import check_choice
+from grain_sft.arguments import check_choice, check_type
 from grain_sft.deprecated import renamed_arguments
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import MOST_ROWS, checked_entries
@@ -56,6 +56,7 @@ class Mixture:
                 raise SamplerError(f"source {name!r}: {source!r}; expected (weight, SourceOrder or Mixture).")
         object.__setattr__(self, "schedule", tuple(checked_entries(self.schedule, "(step, {name: weight})")))
         for step, weights in self._planned.items():
+            check_type(f"schedule: the value at step {step}", weights, Mapping, "weights by name")
             if set(weights) != set(self.sources):
                 expected = f"expected one for each of {', '.join(self.sources)} (0 for none)"
                 raise SamplerError(f"schedule: step {step} has weights of {', '.join(weights)}; {expected}.")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
 from grain_sft.storage import atomic_file
 from grain_sft.storage.atomic_file import sync_folder as sync_folder
@@ -32,6 +33,7 @@ def is_remote(path: str) -> bool:
 
 def normalize(path: str | os.PathLike[str]) -> str:
     """Return `path` as text: URLs unchanged, `file://` stripped, `~` expanded."""
+    check_type("path", path, str | os.PathLike, "a path")
     text = os.fspath(path).removeprefix("file://")
     return text if is_remote(text) else os.path.expanduser(text)
 
@@ -252,15 +254,14 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         return
     if not folder:
         _check_replaceable(path)
-    existing = os.path.abspath(path) if folder else parent(path)
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
+    above = os.path.abspath(path) if folder else parent(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
     try:
-        tempfile.TemporaryFile(dir=existing).close()
+        tempfile.TemporaryFile(dir=above).close()
     except OSError as error:
-        reason = error.strerror if os.path.isdir(existing) else "it is not a folder"
-        message = f"{path}: can't be written: {existing}: {reason}. Give an output in another folder."
-        raise StorageError(message) from error
+        reason = error.strerror if os.path.isdir(above) else "it is not a folder"
+        raise StorageError(f"{path}: can't be written: {above}: {reason}. Give an output in another folder.") from error
 
 
 def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:

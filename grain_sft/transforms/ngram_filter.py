@@ -125,7 +125,7 @@ class NgramFilter(grain.transforms.Map):
     @property
     def no_loss_reason(self) -> str:
         """Text for a message about a batch without loss: why all rows may have lost their loss, and what to do."""
-        return f"each repeats an n-gram {self.max_count} times or more. Give a greater max_count, or remove the filter."
+        return f"each repeats an n-gram {max(self.max_count, 3)} times or more. Give a greater max_count, or remove the filter."
 
     def __repr__(self) -> str:
         options = ("max_period", "min_period", "max_count", "count_padding")

@@ -147,7 +147,8 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
             wrong |= sources[:, 0] >= num_inputs
         for number in np.flatnonzero(wrong).tolist():
             origin = f"comes from input {sources[number, 0]}, line {sources[number, 1]}"
-            sentence = f"{origin}, but there are {num_inputs} inputs."
+            inputs = f"an input from 0 to {num_inputs - 1}" if num_inputs else "an input from 0 on"
+            sentence = f"{origin}; expected {inputs}, and a line from 1 on. Prepare the corpus again."
             report.wrong("boundaries", corpus.sources_file.path, sentence, f"document {number}")
     return True
 

@@ -154,6 +154,8 @@ def record(tmp_path):
 
 def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, record):
     one, two = pipeline(folder), pipeline(folder, seed=2)
+    with pytest.raises(GrainSftError, match="expected 0 to"):
+        checkpoint.record_run(record, one, one.end_step + 1)
     checkpoint.record_run(record, one, 0, write=False)
     assert checkpoint.read_record(record) == []
     checkpoint.record_run(record, one, 0)

@@ -116,7 +116,7 @@ def test_parts_of_other_types_get_a_sentence(source):
         (r"amendments: an item is .*expected an object of Amend", lambda: Pipeline(source, sampler, amendments=[{}])),
         (r"stages: an item is .*expected an object of Stage", lambda: StagedPipeline([source])),
         ("threads=1000000000: expected at most 10000", lambda: pipeline(source).iter(threads=10**9)),
-        (r"audit is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
+        (r"path is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
         (r"state is .*expected bytes", lambda: iter(pipeline(source).data_loader()).set_state({"next_step": 3})),
         ("corpus is .*expected the result of open_corpus", lambda: WindowLayout("a", 8)),
         ("corpus is .*expected the result of open_corpus", lambda: PaddedLayout("a", 8)),

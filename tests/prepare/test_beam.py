@@ -194,8 +194,9 @@ def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: st
             function(other, f"{bucket}/out")
         with pytest.raises(PrepareError, match="not empty"):
             function(other, f"{bucket}/out2", overwrite=True)
-        with pytest.raises(PrepareError, match="is a bucket"):
-            function(other, bucket)
+        for no_folder in (bucket, "gs://"):
+            with pytest.raises(PrepareError, match="is a bucket"):
+                function(other, no_folder)
     beam.prepare(other, f"{bucket}/out", overwrite=True)
     prepare(other, f"{bucket}/fresh", workers=1)
     for name in ("out", "fresh"):

@@ -60,7 +60,8 @@ def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_pa
     for at, line in enumerate(lines):
         before, after = lines[:at], lines[at + 1 :]
         wrong = [([*before, line, line, *after], at + 2), ([*before, b"# a note", line, *after], at + 1)]
-        wrong.append(([*before, line + line, *after], at + 1))
+        twice = line.replace(b"{", b'{"entry":9,', 1) if ending == ".jsonl" else line + b" | entry=9"  # a field twice
+        wrong += [([*before, changed, *after], at + 1) for changed in (line + line, twice)]
         if after:
             wrong += [([*before, *after], at + 1), ([*before, after[0], line, *after[1:]], at + 1)]
         for changed_lines, first in wrong:

@@ -55,6 +55,12 @@ class PackedRows(NamedTuple):
         """
         try:
             rows = cls._make(np.asarray(column).astype("i8", casting="safe") for column in columns)
+            if (
+                any(column.shape != rows.length.shape for column in rows[:2])
+                or rows.length.ndim != 1
+                or rows.ends.ndim != 1
+            ):
+                raise ValueError(f"columns of the shapes {[list(column.shape) for column in rows]}")
             faults = rows._faults(lengths, options.sequence_length)
         except (TypeError, ValueError, IndexError) as error:
             raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error
@@ -69,7 +75,7 @@ class PackedRows(NamedTuple):
         counts, stop, order = np.diff(ends, prepend=0), offset + length, np.lexsort((offset, document))
         before, after = order[:-1], order[1:]
         return {
-            "pieces after the last row": np.array(ends[-1:] != len(length)),
+            "pieces after the last row": np.array((ends[-1] if len(ends) else 0) != len(length)),
             "a document that does not exist": (document < 0) | (document >= len(lengths)),
             "a piece without tokens": length < 1,
             "tokens past the end of a document": (offset < 0) | (stop > lengths[document]),

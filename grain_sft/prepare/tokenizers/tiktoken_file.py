@@ -166,6 +166,8 @@ def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
             continue
         encoded, _, decimal = line.partition(b" ")
         try:
+            if not (encoded and decimal.isdigit()):  # `int` would also read "2_56"
+                raise ValueError
             token, rank = base64.b64decode(encoded, validate=True), int(decimal)
         except ValueError as error:
             found = f"found {line[:40]!r}. Download the file again."

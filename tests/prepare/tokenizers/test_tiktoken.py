@@ -59,6 +59,8 @@ def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
     [
         (200, b"", "single bytes|expected base64"),
         (None, b"YQ== 9999\n", "line [0-9]+: its token already has rank 97"),
+        (None, b" 256\n", "expected base64 and a rank"),
+        (None, b"cXhxeA== 9_7\n", "expected base64 and a rank"),
         (None, b"cXhxeA== 97\n", "two tokens have one rank"),
     ],
 )
