@@ -76,10 +76,9 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
     # if uint64 ids are read as uint32, every second value is 0
     looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()
     if len(tokens) and (int(tokens.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
-        raise CorpusError(
-            f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given. "
-            "Give dtype=uint8, uint16, uint32 or uint64: usually the smallest that holds the vocabulary."
-        )
+        problem = f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given"
+        fix = "Give dtype=uint8, uint16, uint32 or uint64: usually the smallest that holds the vocabulary"
+        raise CorpusError(f"{problem}. {fix}.")
 
 
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:

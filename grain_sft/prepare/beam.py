@@ -131,10 +131,9 @@ class Pipelines(Runner):
             raise
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
             last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise PrepareError(
-                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). The runner's own log may name the cause. "
-                "Start again: this continues the unfinished work."
-            ) from error
+            problem = f"the Beam pipeline failed ({type(error).__name__}: {last_line})"
+            fix = "The runner's own log may name the cause. Start again: this continues the unfinished work"
+            raise PrepareError(f"{problem}. {fix}.") from error
         if not files.exists(path):
             raise PrepareError(
                 f"the Beam pipeline ended without a result: {path} is missing. Give an output that all workers can reach."

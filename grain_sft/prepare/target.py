@@ -111,10 +111,9 @@ class Target:
         else:
             has_files = os.path.isdir(self.output) and bool(os.listdir(self.output))
         if has_files:
-            raise self.error(
-                f"{self.output}: is not empty, and holds no {self.manifest_name}, so it was not made here. "
-                "Give a folder that is empty or does not exist yet, or remove its files yourself."
-            )
+            problem = f"{self.output}: is not empty, and holds no {self.manifest_name}, so it was not made here"
+            fix = "Give a folder that is empty or does not exist yet, or remove its files yourself"
+            raise self.error(f"{problem}. {fix}.")
         return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

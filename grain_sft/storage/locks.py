@@ -110,10 +110,9 @@ def locked(target: Path) -> Iterator[None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise StorageError(
-            f"{target.parent}: {target.name} can't be written there ({error.strerror}). "
-            f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
-        ) from error
+        problem = f"{target.parent}: {target.name} can't be written there ({error.strerror})"
+        fix = f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to"
+        raise StorageError(f"{problem}. {fix}.") from error
     try:
         lock = HeldLock(fd)
     except OSError as error:

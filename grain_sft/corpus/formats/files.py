@@ -249,10 +249,9 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         for value, path in stated:
             first, first_path = stated[0]
             if value != first:
-                raise CorpusError(
-                    f"{first_path}: its {name} is {first}, but that of {path} is {value}. All files of a corpus are made with "
-                    "one tokenizer and have one dtype: open them as two corpora."
-                )
+                problem = f"{first_path}: its {name} is {first}, but that of {path} is {value}"
+                fix = "All files of a corpus are made with one tokenizer and have one dtype: open them as two corpora"
+                raise CorpusError(f"{problem}. {fix}.")
         return stated[0][0] if len(stated) == len(facts_of) else None
 
     tokenizers = {facts["tokenizer"] for facts in facts_of.values()}

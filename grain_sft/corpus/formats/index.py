@@ -128,10 +128,9 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         try:
             size = os.stat(file.path).st_size
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            raise CorpusFileError(
-                f"{file.path}: can't be found ({error}), but the index {path} lists it. "
-                "If the data moved, map the old path to the new one with path_remap."
-            ) from error
+            problem = f"{file.path}: can't be found ({error}), but the index {path} lists it"
+            fix = "If the data moved, map the old path to the new one with path_remap"
+            raise CorpusFileError(f"{problem}. {fix}.") from error
         if size != file.size:
             raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 

@@ -86,10 +86,9 @@ class Megatron(Format):
         first, header = scans[0]
         for shard, other in scans:
             if other.stored != header.stored:
-                raise CorpusError(
-                    f"{shard.path}: its tokens are {other.stored}, but those of {first.path} are {header.stored}. All files "
-                    "of a corpus have one dtype: convert one of them with `grain-sft convert`."
-                )
+                problem = f"{shard.path}: its tokens are {other.stored}, but those of {first.path} are {header.stored}"
+                fix = "All files of a corpus have one dtype: convert one of them with `grain-sft convert`"
+                raise CorpusError(f"{problem}. {fix}.")
         options.check_dtype(f"{prefixes[0]}{_INDEX}", header.dtype, header.stored.name)
         shards = tuple(shard for shard, _ in scans)
         split = joined_split([shard.path for shard in shards], splits, options)

@@ -114,10 +114,9 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
         placeholder = _PLACEHOLDER.search(path)
         path = f"{base}/{path}" if _is_relative(path) else path
         if placeholder and (files.is_remote(path) or not os.path.exists(path)):
-            raise CorpusError(
-                f"{mix_path}: {path} holds the placeholder {placeholder.group()}, and no file has that name. "
-                f"Give its value, such as path_remap={{{placeholder.group()!r}: 'allenai/dolma3-tokenizer'}}."
-            )
+            problem = f"{mix_path}: {path} holds the placeholder {placeholder.group()}, and no file has that name"
+            fix = f"Give its value, such as path_remap={{{placeholder.group()!r}: 'allenai/dolma3-tokenizer'}}"
+            raise CorpusError(f"{problem}. {fix}.")
         resolved.append(path)
     return resolved
 

@@ -258,7 +258,6 @@ def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
         return  # the names are numbered in different ways, or not at all
     for i in range(len(tokens)):
         if token_numbers[i] != mask_numbers[i]:
-            raise CorpusError(
-                f"label_mask_paths: {masks[i]} is listed for {tokens[i]}, and the numbers in their names differ. "
-                "Globs are sorted as text, and directories by number. Name the masks in the order of the token files."
-            )
+            problem = f"label_mask_paths: {masks[i]} is listed for {tokens[i]}, and the numbers in their names differ"
+            fix = "Globs are sorted as text, and directories by number. Name the masks in the order of the token files"
+            raise CorpusError(f"{problem}. {fix}.")

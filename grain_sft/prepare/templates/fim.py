@@ -121,10 +121,9 @@ def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:
-        raise PrepareError(
-            f"fim_tokens: {len(named)} tokens; expected three, of prefix, middle and suffix. Name special tokens of the "
-            "tokenizer, or give their ids: --fim-tokens PREFIX MIDDLE SUFFIX."
-        )
+        problem = f"fim_tokens: {len(named)} tokens; expected three, of prefix, middle and suffix"
+        fix = "Name special tokens of the tokenizer, or give their ids: --fim-tokens PREFIX MIDDLE SUFFIX"
+        raise PrepareError(f"{problem}. {fix}.")
     ids = [special.get(token, int(token) if token.isdecimal() else -1) for token in named]
     for token, number in zip(named, ids, strict=True):
         if not 0 <= number < tokenizer.vocab_size or ids.count(number) > 1:

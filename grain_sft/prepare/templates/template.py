@@ -145,10 +145,9 @@ class Template(abc.ABC):
     def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
         """Return [id] for each special token. Raise a PrepareError that names the special tokens that the tokenizer lacks."""
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
-            raise PrepareError(
-                f"template {self.name}: the tokenizer has no special token {', '.join(missing)}. Train one that has them "
-                "(grain-sft train-tokenizer), or choose another template."
-            )
+            problem = f"template {self.name}: the tokenizer has no special token {', '.join(missing)}"
+            fix = "Train one that has them (grain-sft train-tokenizer), or choose another template"
+            raise PrepareError(f"{problem}. {fix}.")
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
@@ -268,10 +267,9 @@ class SpecialText:
             return
         for path, text in strings(value, where):
             if token := self.find(text):
-                raise RecordError(
-                    f"{path}: spells the special token {token.group()!r} at character {token.start()}. Remove it, or have "
-                    "it tokenized as ordinary text with --special-text encode."
-                )
+                problem = f"{path}: spells the special token {token.group()!r} at character {token.start()}"
+                fix = "Remove it, or have it tokenized as ordinary text with --special-text encode"
+                raise RecordError(f"{problem}. {fix}.")
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:

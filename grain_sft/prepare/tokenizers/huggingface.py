@@ -88,10 +88,8 @@ class HuggingFaceTokenizer(Tokenizer):
                 text = str(error).replace(folder, self._where)
                 raise CorpusError(f"{self._where}: transformers can't load this tokenizer ({text}).") from error
         if not getattr(loaded, "is_fast", False):
-            raise CorpusError(
-                f"{self._where}: has no tokenizer.json, so the offsets of tokens in a text are unknown. "
-                "Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
-            )
+            problem = f"{self._where}: has no tokenizer.json, so the offsets of tokens in a text are unknown"
+            raise CorpusError(f"{problem}. Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).")
         return loaded
 
     @functools.cached_property

@@ -185,10 +185,9 @@ def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
 def refuse_weights(plan: Plan) -> None:
     """Refuse weights other than 0 and 1, for a format that can't express them."""
     if not plan.binary:
-        raise PrepareError(
-            f"format {plan.request.format}: can't hold the template's weights other than 0 and 1. "
-            "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
-        )
+        problem = f"format {plan.request.format}: can't hold the template's weights other than 0 and 1"
+        fix = "Choose the format openchat or episodes, or leave --seq-level-weight and weights out"
+        raise PrepareError(f"{problem}. {fix}.")
 
 
 def whole_split(plan: Plan, split: str) -> list[Task]:
