@@ -73,18 +73,16 @@ def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequen
     allowed = (*codes, raw_dtype.str[1:])
     if code not in allowed:
         names = dict.fromkeys(np.dtype(code).name for code in allowed)
-        raise CorpusError(
-            f"{path}: its .npy header states dtype {shortened(repr(header_dtype))}; expected little-endian {', '.join(names)}. "
-            "Convert the array with numpy's astype."
-        )
+        problem = f"{path}: its .npy header states dtype {shortened(repr(header_dtype))}"
+        fix = "Convert the array with numpy's astype"
+        raise CorpusError(f"{problem}; expected little-endian {', '.join(names)}. {fix}.")
     dtype = np.dtype(code)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(f"{path}: the array has shape {shape}; expected one dimension. Save array.reshape(-1).")
     if shape[0] * dtype.itemsize != size - offset:
-        raise CorpusError(
-            f"{path}: the header promises {shape[0]} values ({shape[0] * dtype.itemsize} bytes), but {size - offset} bytes "
-            "follow it. The file was truncated or appended to; write it again."
-        )
+        problem = f"{path}: the header promises {shape[0]} values ({shape[0] * dtype.itemsize} bytes)"
+        fix = "The file was truncated or appended to; write it again"
+        raise CorpusError(f"{problem}, but {size - offset} bytes follow it. {fix}.")
     return dtype, shape[0], offset
 
 

@@ -82,10 +82,9 @@ def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, to
         problem = "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss"
         raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the corpus with use_loss_mask=False.")
     if corpus.weights or any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
-        raise CorpusError(
-            "format='maxtext': MaxText's index lists whole files in order; it can't state the weights of a blend, or ranges "
-            "of a split. Save the index as 'grain_sft', or open the files without weights and split."
-        )
+        problem = "format='maxtext': MaxText's index lists whole files in order"
+        fix = "Save the index as 'grain_sft', or open the files without weights and split"
+        raise CorpusError(f"{problem}; it can't state the weights of a blend, or ranges of a split. {fix}.")
     check_type("tokenizer", tokenizer, str | None, "a name")
     tokenizer = tokenizer or corpus.tokenizer or ""
     entries: list[dict[str, Any]] = []

@@ -184,8 +184,6 @@ class LossReader:
             index = int(np.flatnonzero(values.find_invalid(raw, raw))[0])
             piece = int(np.flatnonzero((place <= index) & (index < place + length))[0])
             path = self._losses[shard[piece]].path
-            raise CorpusError(
-                f"{path}: the weight of token {start[piece] + index - place[piece]} is {raw[index]}; "
-                "expected a finite number, 0 or more. Prepare the corpus again."
-            )
+            problem = f"{path}: the weight of token {start[piece] + index - place[piece]} is {raw[index]}"
+            raise CorpusError(f"{problem}; expected a finite number, 0 or more. Prepare the corpus again.")
         return raw

@@ -89,10 +89,9 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     document_bytes = size - HEADER_BYTES - 12 * sequences
     valid = (8 * documents, 8 * documents + 8)  # bytes of the document index
     if document_bytes - sequences in valid and document_bytes not in valid:
-        raise CorpusError(
-            f"{path}: byte {size - sequences}: one byte per sequence follows the document index, so the data are multimodal. "
-            "Expected text. Write the text alone, without --multimodal."
-        )
+        problem = f"{path}: byte {size - sequences}: one byte per sequence follows the document index"
+        fix = "Write the text alone, without --multimodal"
+        raise CorpusError(f"{problem}, so the data are multimodal. Expected text. {fix}.")
     if document_bytes not in valid:
         raise CorpusError(
             f"{path}: {size} bytes, but its header (bytes 18 and 26) states {sequences} sequences and {documents} documents; "
@@ -185,10 +184,8 @@ def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: In
     """Refuse `pointers` unless each sequence begins in the `.bin` where the sequence before it ends."""
     if (pointers != expected).any():
         i = int(np.flatnonzero(pointers != expected)[0])
-        raise CorpusError(
-            f"{path}: byte {header.pointers_at + 8 * i}: sequence {i} begins at byte {pointers[i]} of the .bin; expected "
-            f"{expected[i]}, after the tokens of the earlier sequences. {_DAMAGED}"
-        )
+        problem = f"{path}: byte {header.pointers_at + 8 * i}: sequence {i} begins at byte {pointers[i]} of the .bin"
+        raise CorpusError(f"{problem}; expected {expected[i]}, after the tokens of the earlier sequences. {_DAMAGED}")
 
 
 def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None:

@@ -250,16 +250,14 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
             if name is None or not _is_same_name(name, given):
                 raise
     if given_sha256 is None and name is None:
-        raise CorpusError(
-            f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "
-            f"{given!r}, which is not a file. Give the path of the tokenizer, or none."
-        )
+        problem = f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name"
+        fix = "Give the path of the tokenizer, or none"
+        raise CorpusError(f"{problem}, so it can't be compared with {given!r}, which is not a file. {fix}.")
     is_same = _is_same_name(name or "", given) if given_sha256 is None else given_sha256 == sha256
     if not is_same:
-        raise CorpusError(
-            f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}, but {_facts(given, given_sha256)} was "
-            "given. Give the corpus's tokenizer, or none."
-        )
+        problem = f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}"
+        fix = "Give the corpus's tokenizer, or none"
+        raise CorpusError(f"{problem}, but {_facts(given, given_sha256)} was given. {fix}.")
 
 
 def _facts(name: str | None, sha256: str | None) -> str:

@@ -47,10 +47,9 @@ def token_dtype(name: object, where: str) -> Dtype:
     """Return the numpy dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
     dtype = _DTYPES.get(dtype_code(name.__name__ if isinstance(name, type) else name))  # `np.uint32` is a type
     if dtype is None:
-        raise CorpusError(
-            f"{where}: dtype is {shortened(repr(name))}; tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. Convert "
-            "the file with numpy's astype, or give its real dtype."
-        )
+        problem = f"{where}: dtype is {shortened(repr(name))}"
+        fix = "Convert the file with numpy's astype, or give its real dtype"
+        raise CorpusError(f"{problem}; tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. {fix}.")
     return dtype
 
 
@@ -118,7 +117,6 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
     token_offset = int(start_in_shard[piece]) + index - int(start_in_tokens[piece])
     byte = file.data_offset + token_offset * dtype.itemsize
     value = int(flat[index]) - 2 * (highest + 1)
-    raise CorpusError(
-        f"{file.path}: byte {byte}: token {token_offset} is {value}; expected 0 or more. The files store signed integers. Fix "
-        "the program that wrote them, and write them again. `grain-sft verify --full` checks every token."
-    )
+    problem = f"{file.path}: byte {byte}: token {token_offset} is {value}"
+    fix = "Fix the program that wrote them, and write them again. `grain-sft verify --full` checks every token"
+    raise CorpusError(f"{problem}; expected 0 or more. The files store signed integers. {fix}.")

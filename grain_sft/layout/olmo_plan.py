@@ -180,10 +180,8 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
             wrong |= tokens_before > 0
     if wrong.any():
         at = int(wrong.argmax())
-        raise LayoutError(
-            f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document, or the part "
-            f"of a document that fits into a row. {reason}"
-        )
+        problem = f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document"
+        raise LayoutError(f"{problem}, or the part of a document that fits into a row. {reason}")
     pieces = np.bincount(document, minlength=len(documents))
     fragments = -(-documents.length // row_length)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)

@@ -134,10 +134,9 @@ def _write(
         if os.path.isdir(target.stage):
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
-            raise StorageError(
-                f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB "
-                "more. Give a folder on another disk."
-            )
+            problem = f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free"
+            fix = "Give a folder on another disk"
+            raise StorageError(f"{problem}, but the rows take {needed / 1e9:.1f} GB more. {fix}.")
     source = NpyDataSource(layout)
     begin = 0
     for number, count in enumerate(manifest["rows_of_shards"]):

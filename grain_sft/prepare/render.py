@@ -58,10 +58,9 @@ class Renderer:
         if format.max_seed is not None and request.seed > format.max_seed:
             raise PrepareError(f"seed={request.seed}: expected at most {format.max_seed} for format {request.format}.")
         if template.masked and not format.holds_loss:
-            raise PrepareError(
-                f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves tokens "
-                "without loss. Choose template text for plain documents, or a format with masks: olmo, episodes or openchat."
-            )
+            problem = f"format {request.format}: all tokens of its files take loss"
+            fix = "Choose template text for plain documents, or a format with masks: olmo, episodes or openchat"
+            raise PrepareError(f"{problem}, but template {request.template} leaves tokens without loss. {fix}.")
         if format.of_pairs and template.weighted:
             raise PrepareError(
                 f"template {template.name} gives tokens weights, but pairs have no weights. Choose another template."

@@ -83,10 +83,9 @@ class Mixture:
         ending = self._ending()
         for name, on_exhausted in zip(self.sources, self._on_exhausted(), strict=True):
             if name in ending and on_exhausted == "repeat":
-                raise SamplerError(
-                    f"source {name!r} ends (it has epochs, or is a mixture that ends), but on_exhausted='repeat' reads "
-                    "every source for ever. Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'."
-                )
+                problem = f"source {name!r} ends (it has epochs, or is a mixture that ends)"
+                fix = "Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'"
+                raise SamplerError(f"{problem}, but on_exhausted='repeat' reads every source for ever. {fix}.")
         if self.on_exhausted != "repeat" and not ending:
             problem = f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted"
             raise SamplerError(f"{problem}. Give a source `epochs` (`max_epochs` in a config).")

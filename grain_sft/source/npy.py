@@ -90,10 +90,9 @@ class NpyDataSource(RowSource):
                 f"{layout!r}: would train on the pairs' rejected responses. Take the layout of kind pairs."
             )
         if corpus.weights and not layout.takes_weights:
-            raise LayoutError(
-                f"{layout!r}: the corpus is a blend of weights {corpus.weights}, which this layout does not follow. Leave the "
-                "weights out, make a mixture of the prefixes, or take the layout of kind megatron_gpt."
-            )
+            problem = f"{layout!r}: the corpus is a blend of weights {corpus.weights}"
+            fix = "Leave the weights out, make a mixture of the prefixes, or take the layout of kind megatron_gpt"
+            raise LayoutError(f"{problem}, which this layout does not follow. {fix}.")
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
         # whether every token of the corpus is known to fit in int32

@@ -116,10 +116,9 @@ def locked(target: Path) -> Iterator[None]:
     try:
         lock = HeldLock(fd)
     except OSError as error:
-        raise StorageError(
-            f"{target.parent}: the file system has no locks ({error.strerror}), which keep processes from making the same "
-            f"file at once. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
-        ) from error
+        problem = f"{target.parent}: the file system has no locks ({error.strerror})"
+        fix = f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk"
+        raise StorageError(f"{problem}, which keep processes from making the same file at once. {fix}.") from error
     with lock:
         yield
 

@@ -43,10 +43,8 @@ class Files(Format):
         """Return `path`, since this format is tried last and takes any path. A local path that does not exist is an error."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.exists(path)):
             list_advice = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
-            raise CorpusFileError(
-                f"{path}: no such file. Expected a mix file, an index, a directory, a glob, a token file, or a prefix of "
-                f"Megatron's .bin and .idx.{list_advice}"
-            )
+            problem = f"{path}: no such file. Expected a mix file, an index, a directory, a glob, a token file"
+            raise CorpusFileError(f"{problem}, or a prefix of Megatron's .bin and .idx.{list_advice}")
         return path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:

@@ -179,10 +179,9 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     # The index lists no masks, but masks exist. If it was saved with use_loss_mask=False, the caller now asks for them with
     # use_loss_mask=True, and each token file must have one. Otherwise the index is out of date.
     if indexed is not False or len(with_loss) < len(parts):
-        raise CorpusError(
-            f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "
-            "take loss. Build the index again, or give use_loss_mask=False to ignore the masks."
-        )
+        problem = f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}"
+        fix = "Build the index again, or give use_loss_mask=False to ignore the masks"
+        raise CorpusError(f"{problem}, so all of its tokens would take loss. {fix}.")
     return _with_loss(corpus, parts)
 
 
@@ -222,10 +221,8 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     index = data.convert(_MaxTextIndex, _DAMAGED)
     expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.get("files"))
     if index.fingerprint != expected:
-        raise CorpusError(
-            f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries ({expected}). "
-            "It was edited or damaged: build it again."
-        )
+        problem = f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries"
+        raise CorpusError(f"{problem} ({expected}). It was edited or damaged: build it again.")
     if not index.files:
         raise CorpusError(f"{path}: the index lists no file.")
     sources = [(options.remap(entry.path), entry.label) for entry in index.files]
@@ -235,8 +232,7 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     for shard, entry in zip(corpus.shards, index.files, strict=True):
         if shard.num_tokens != entry.n_tokens:
             verb = "shrank" if shard.num_tokens < entry.n_tokens else "grew"
-            raise CorpusFileError(
-                f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens, but MaxText's index {path} "
-                f"lists {entry.n_tokens}. Restore the file, or build the index again."
-            )
+            problem = f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens"
+            fix = "Restore the file, or build the index again"
+            raise CorpusFileError(f"{problem}, but MaxText's index {path} lists {entry.n_tokens}. {fix}.")
     return dataclasses.replace(corpus, tokenizer=index.tokenizer or corpus.tokenizer)

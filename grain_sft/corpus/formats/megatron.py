@@ -165,10 +165,9 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     # the shard's data begin at the first token of the subset
     stamp = describe(tokens, tokens_before * width)
     if stamp.size != total * width:
-        raise CorpusError(
-            f"{tokens}: {stamp.size} bytes, but {index} lists {total} tokens of {width} bytes; expected {total * width}. A "
-            "file was cut short, or is of another corpus. Copy both again."
-        )
+        problem = f"{tokens}: {stamp.size} bytes, but {index} lists {total} tokens of {width} bytes"
+        fix = "A file was cut short, or is of another corpus. Copy both again"
+        raise CorpusError(f"{problem}; expected {total * width}. {fix}.")
     boundaries = BoundaryFile(**vars(index_stamp), kind="megatron", sequences=sequences)
     return Shard(**vars(stamp), num_tokens=num_tokens, boundaries=boundaries), header
 

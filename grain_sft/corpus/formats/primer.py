@@ -71,10 +71,9 @@ class Primer(Format):
         meta = listing.read_json(root, _META)
         num_tokens = meta.object("splits").object(name).count("num_tokens")
         if num_tokens not in (None, corpus.num_tokens):
-            raise CorpusError(
-                f"{meta.path}: {name} has {num_tokens} tokens, but {corpus.shards[0].path} holds {corpus.num_tokens}. A file "
-                "was cut short, or is of another corpus."
-            )
+            problem = f"{meta.path}: {name} has {num_tokens} tokens"
+            reason = "A file was cut short, or is of another corpus"
+            raise CorpusError(f"{problem}, but {corpus.shards[0].path} holds {corpus.num_tokens}. {reason}.")
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:

@@ -45,10 +45,9 @@ class Rows(Format):
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(f"{found}: {name}, but rows hold their masks. Pack the corpus again, opened with {name}.")
         if data.get("format") != NAME or data.get("version") != VERSION:
-            raise CorpusError(
-                f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}; expected "
-                f"{NAME!r}, version {VERSION}. Write the rows again, or read them with the version that wrote them."
-            )
+            problem = f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}"
+            fix = "Write the rows again, or read them with the version that wrote them"
+            raise CorpusError(f"{problem}; expected {NAME!r}, version {VERSION}. {fix}.")
         corpus = scan_rows(found, data, options, listing)
         # The fingerprint in the manifest includes the manifest's eos_token_id. The caller may give another id.
         written_eos = data.count("eos_token_id")

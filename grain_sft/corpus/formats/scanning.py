@@ -139,10 +139,9 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     first_dtype = scans[0][1]
     for shard, shard_dtype in scans:
         if shard_dtype != first_dtype:
-            raise CorpusError(
-                f"{shard.path}: its tokens are {shard_dtype.name}, but those of {parts[0].tokens} are {first_dtype.name}. "
-                "All files of a corpus have one dtype: convert one of them, or open them as two corpora."
-            )
+            problem = f"{shard.path}: its tokens are {shard_dtype.name}"
+            fix = "All files of a corpus have one dtype: convert one of them, or open them as two corpora"
+            raise CorpusError(f"{problem}, but those of {parts[0].tokens} are {first_dtype.name}. {fix}.")
     shards = tuple(shard if uses_loss else dataclasses.replace(shard, loss=None) for shard, _ in scans)
     sources = describe(split.sources) if split.sources else None
     fields = {"sources_file": sources, "ignores_loss": bool(with_loss) and not uses_loss}
@@ -248,10 +247,9 @@ def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
     """
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
-        raise CorpusError(
-            f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files; expected one for each, in the order "
-            f"of the token files. The first without a counterpart is {longer[min(len(masks), len(tokens))]}."
-        )
+        problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"
+        first = f"The first without a counterpart is {longer[min(len(masks), len(tokens))]}"
+        raise CorpusError(f"{problem}; expected one for each, in the order of the token files. {first}.")
     token_numbers = [_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in tokens]
     mask_numbers = [_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in masks]
     if sorted(token_numbers) != sorted(mask_numbers):

@@ -61,10 +61,9 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     chunks: list[int] = []  # number of records of each chunk
     for records, decompressed_bytes in _chunks(scanner, footer_offset):
         if chunks and chunks[-1] != chunks[0]:  # only the last chunk may differ
-            raise CorpusFileError(
-                f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records; the first group has {chunks[0]}. "
-                "Expected groups of one size. Write the file again."
-            )
+            problem = f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records"
+            fix = "Write the file again"
+            raise CorpusFileError(f"{problem}; the first group has {chunks[0]}. Expected groups of one size. {fix}.")
         chunks.append(records)
         scanner.add(records, decompressed_bytes)
     scanner.end_part()

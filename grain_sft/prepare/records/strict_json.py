@@ -106,10 +106,8 @@ def check_text(text: str, where: str) -> None:
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
     if not text.isascii() and (found := _SURROGATE.search(text)):
-        raise RecordError(
-            f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair, which is not a "
-            "character. Write the whole pair, or remove it."
-        )
+        problem = f"{where}: character {found.start()} is \\u{ord(found.group()):04x}, half of a surrogate pair"
+        raise RecordError(f"{problem}, which is not a character. Write the whole pair, or remove it.")
 
 
 def check_name(name: str, value: object) -> None:

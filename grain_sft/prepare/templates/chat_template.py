@@ -93,10 +93,8 @@ class ChatTemplate:
         marked = self.render(messages, tools, **{self._jinja.MARKS: (opening, closing)})
         parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", marked)
         if "".join(parts) != text:
-            raise RecordError(
-                "messages: the chat template changes a text that it has marked with {% generation %}, so the place of that "
-                "text is unknown. Mark the text where it is written."
-            )
+            problem = "messages: the chat template changes a text that it has marked with {% generation %}"
+            raise RecordError(f"{problem}, so the place of that text is unknown. Mark the text where it is written.")
         # the parts alternate: unmarked, marked, ..., unmarked. So each marked part begins where an unmarked one stops
         stops = list(itertools.accumulate(map(len, parts)))
         return list(zip(stops[:-1:2], stops[1::2], strict=True))

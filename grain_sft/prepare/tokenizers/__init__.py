@@ -69,10 +69,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
-    raise CorpusFileError(
-        f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer; found "
-        f"{', '.join(names)[:200] or 'nothing'}. Give the path of the tokenizer's file."
-    )
+    problem = f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer"
+    fix = "Give the path of the tokenizer's file"
+    raise CorpusFileError(f"{problem}; found {', '.join(names)[:200] or 'nothing'}. {fix}.")
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:

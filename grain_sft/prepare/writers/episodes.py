@@ -40,10 +40,9 @@ def tasks(plan: Plan, split: str) -> list[Task]:
         shards.append(Task(split, len(shards), start, stop, 0, int(token_ends[stop] - token_ends[start])))
         start = stop
     if len(shards) > MAX_SHARDS:
-        raise PrepareError(
-            f"shard_tokens={plan.request.shard_tokens}: {len(shards)} shards in {split}, and readers order at most "
-            f"{MAX_SHARDS} by their names. Give more tokens per shard (--tokens-per-shard)."
-        )
+        problem = f"shard_tokens={plan.request.shard_tokens}: {len(shards)} shards in {split}"
+        fix = "Give more tokens per shard (--tokens-per-shard)"
+        raise PrepareError(f"{problem}, and readers order at most {MAX_SHARDS} by their names. {fix}.")
     return shards
 
 

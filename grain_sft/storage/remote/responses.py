@@ -68,7 +68,6 @@ def check_encoding(content_encoding: str | None, path: str = "") -> None:
     """Raise RefusedBodyError if a body is compressed. Only a file whose name ends with .gz may have Content-Encoding gzip."""
     encodings = {encoding.strip() for encoding in (content_encoding or "").lower().split(",")}
     if encodings - {"", "identity", "aws-chunked"} - ({"gzip"} if path.endswith(".gz") else set()):
-        raise RefusedBodyError(
-            f"it is stored with Content-Encoding {content_encoding}, so its size and bytes are not those of its content. "
-            "Upload it again uncompressed (with gsutil or gcloud: without -Z, -z and -J)"
-        )
+        problem = f"it is stored with Content-Encoding {content_encoding}"
+        fix = "Upload it again uncompressed (with gsutil or gcloud: without -Z, -z and -J)"
+        raise RefusedBodyError(f"{problem}, so its size and bytes are not those of its content. {fix}")
