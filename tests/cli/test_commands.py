@@ -120,18 +120,18 @@ def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path,
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(config_schema()))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["demoo"],
-        ["index"],
-        *(["index", "a", *wrong] for wrong in (["--dtype", "int8"], ["--path-remap", "x"], ["--maxtext"])),
-        *(["bench", *wrong] for wrong in (["--files", "0"], ["--seconds", "x"], ["--seconds", "inf"])),
-        *(["demo", *wrong] for wrong in (["--steps", "1"], ["--steps", str(1 << 63)], ["--seed", "-1"])),
-        *([command, "--no-such-option"] for command in COMMANDS),
-    ],
-)
+WRONG_ARGUMENTS = [
+    [],
+    ["demoo"],
+    ["index"],
+    *(["index", "a", *wrong] for wrong in (["--dtype", "int8"], ["--path-remap", "x"], ["--maxtext"])),
+    *(["bench", *wrong] for wrong in (["--files", "0"], ["--seconds", "x"], ["--seconds", "inf"])),
+    *(["demo", *wrong] for wrong in (["--steps", "1"], ["--steps", str(1 << 63)], ["--seed", "-1"])),
+    *([command, "--no-such-option"] for command in COMMANDS),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_ARGUMENTS)
 def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(arguments, failure):
     status, error = failure(*arguments)
     first, usage, help_line = error.splitlines()

@@ -71,18 +71,18 @@ def test_options_have_the_defaults_and_the_help_texts_of_the_declaration():
     assert OPTIONS["ripe"].help == OPTIONS["fresh"].help == "Whether it is."
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"name": None}, "a.yaml: shop.name is None; expected text."),
-        ({"name": "x", "kind": "aple"}, "a.yaml: shop.kind is 'aple'; expected one of apple, pear, or package.mod"),
-        ({"name": "x", "ripe": 1}, "a.yaml: shop.ripe is 1; expected true or false."),
-        ({"name": "x", "prices": {"a": "b"}}, "a.yaml: shop.prices.a is 'b'; expected a number."),
-        ({"name": "x", "prices": {1: 2}}, "a.yaml: shop.prices: a key is 1; expected text."),
-        ({"name": "x", "basket": {"size": 0}}, "a.yaml: shop.basket.size is 0; expected an integer (1 or more)."),
-        ({"name": "x", "basket": 3}, "a.yaml: shop.basket is 3; expected a section with size."),
-    ],
-)
+WRONG_SECTIONS = [
+    ({"name": None}, "a.yaml: shop.name is None; expected text."),
+    ({"name": "x", "kind": "aple"}, "a.yaml: shop.kind is 'aple'; expected one of apple, pear, or package.mod"),
+    ({"name": "x", "ripe": 1}, "a.yaml: shop.ripe is 1; expected true or false."),
+    ({"name": "x", "prices": {"a": "b"}}, "a.yaml: shop.prices.a is 'b'; expected a number."),
+    ({"name": "x", "prices": {1: 2}}, "a.yaml: shop.prices: a key is 1; expected text."),
+    ({"name": "x", "basket": {"size": 0}}, "a.yaml: shop.basket.size is 0; expected an integer (1 or more)."),
+    ({"name": "x", "basket": 3}, "a.yaml: shop.basket is 3; expected a section with size."),
+]
+
+
+@pytest.mark.parametrize(("section", "message"), WRONG_SECTIONS)
 def test_a_mistake_in_a_section_is_named(section, message):
     with pytest.raises(ConfigError) as error:
         check(section, OPTIONS, "a.yaml: shop")

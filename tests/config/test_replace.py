@@ -154,14 +154,14 @@ def test_records_of_the_run_name_the_replacement(paths, tmp_path):
         checkpoint.resume_step(checkpoint.data_state(changed, 8), plain)
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"source": "b"}, "changes nothing. Give path, weight, max_epochs or on_exhausted"),
-        ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
-        ({"source": "b", "file": "x"}, "file"),
-    ],
-)
+WRONG_REPLACEMENTS = [
+    ({"source": "b"}, "changes nothing. Give path, weight, max_epochs or on_exhausted"),
+    ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
+    ({"source": "b", "file": "x"}, "file"),
+]
+
+
+@pytest.mark.parametrize(("section", "message"), WRONG_REPLACEMENTS)
 def test_a_wrong_replacement_is_named(paths, section, message):
     assert message in error_of(config_of(paths, [{"replace": {"from": 3, **section}}]))
 

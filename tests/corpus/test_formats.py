@@ -110,18 +110,18 @@ def test_a_loss_file_that_changes_after_opening_is_noticed(tmp_path):
 NO_PAIRS = ("5", "5,x", "5,6,7", "", "-5,6", "5,99999999999999999999", ",6", "5,")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((f"0,5\n{line}\n", f":2: expected 'start,end' in digits, found '{line}'") for line in NO_PAIRS),
-        ("0,5\n4,6\n", ":2: 4,6, but the document before it ends at 5: they overlap"),
-        ("0,5\n5,5\n", ":2: 5,5, but a document holds at least one token"),
-        ("0,5\n5,101\n", ":2: 5,101, but the shard has 100 tokens"),
-        ("", "lists no document, but the shard has 100 tokens"),
-        ("1" * 1000, ":1: expected 'start,end' in digits, found"),
-        ("1" * 400_000, ":1: expected 'start,end', found"),
-    ],
-)
+WRONG_BOUNDARIES = [
+    *((f"0,5\n{line}\n", f":2: expected 'start,end' in digits, found '{line}'") for line in NO_PAIRS),
+    ("0,5\n4,6\n", ":2: 4,6, but the document before it ends at 5: they overlap"),
+    ("0,5\n5,5\n", ":2: 5,5, but a document holds at least one token"),
+    ("0,5\n5,101\n", ":2: 5,101, but the shard has 100 tokens"),
+    ("", "lists no document, but the shard has 100 tokens"),
+    ("1" * 1000, ":1: expected 'start,end' in digits, found"),
+    ("1" * 400_000, ":1: expected 'start,end', found"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG_BOUNDARIES)
 def test_a_wrong_line_of_boundaries_is_named(tmp_path, text, expected):
     write_olmo(tmp_path, documents(10))
     path = tmp_path / "token_ids_part_0000.csv.gz"
@@ -206,21 +206,21 @@ def pairs(*listed):
     return np.array(listed, "<u8").tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "metadata", "expected"),
-    [
-        ("train/episodes.idx", b"\0" * 24, True, "is not a multiple of 16"),
-        ("train/episodes.idx", pairs([0, 5], [3, TOTAL]), True, f"episode 1 is {TOTAL} tokens from token 3 on, but"),
-        ("train/episodes.idx", pairs([2**64 - 1, 2]), True, "episode 0 is 2 tokens from token 18446744073709551615 on"),
-        ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
-        ("train/tokens.bin", b"\1" * TOTAL, False, "tokens are uint16 or uint32, and none"),
-        ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected text"),
-        ("dataset_metadata.json", b'{"token_dtype": "uint64"}', True, "uint16 or uint32"),
-        ("dataset_metadata.json", b"[", True, "dataset_metadata.json: not JSON"),
-        ("train/mask.bin", None, True, "lacks mask.bin"),
-        ("train/tokens.bin", None, True, "lacks tokens.bin"),
-    ],
-)
+WRONG_EPISODES = [
+    ("train/episodes.idx", b"\0" * 24, True, "is not a multiple of 16"),
+    ("train/episodes.idx", pairs([0, 5], [3, TOTAL]), True, f"episode 1 is {TOTAL} tokens from token 3 on, but"),
+    ("train/episodes.idx", pairs([2**64 - 1, 2]), True, "episode 0 is 2 tokens from token 18446744073709551615 on"),
+    ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
+    ("train/tokens.bin", b"\1" * TOTAL, False, "tokens are uint16 or uint32, and none"),
+    ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected text"),
+    ("dataset_metadata.json", b'{"token_dtype": "uint64"}', True, "uint16 or uint32"),
+    ("dataset_metadata.json", b"[", True, "dataset_metadata.json: not JSON"),
+    ("train/mask.bin", None, True, "lacks mask.bin"),
+    ("train/tokens.bin", None, True, "lacks tokens.bin"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "metadata", "expected"), WRONG_EPISODES)
 def test_episodes_that_dont_fit_are_named(tmp_path, name, data, metadata, expected):
     path = write_episodes(tmp_path, documents(10), flat=True, dtype="uint16", metadata=metadata) / name
     path.unlink() if data is None else path.write_bytes(data)

@@ -152,20 +152,17 @@ def test_arguments_of_other_types_get_a_sentence(where):
 DTYPES = ("int32", "float32", ">u4", "bool", "u4,u4", "nonsense", "(2,u4", [("a", "u4")], "S4", "O")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        *(("dtype", value, "uint8, uint16, uint32, uint64") for value in DTYPES),
-        *(
-            ("eos_token_id", value, f"={value!r}: expected an id that uint16")
-            for value in (-1, 1 << 16, True, "0", 1.5)
-        ),
-        *((name, 5, "") for name in ("format", "tokenizer", "root", "label_mask_paths", "remote", "dtype")),
-        *(("path_remap", value, "") for value in (["a"], {"a": 5})),
-        *(("use_loss_mask", value, "") for value in ("no", 1)),
-        ("label_mask_paths", [5], ""),
-    ],
-)
+WRONG_OPTIONS = [
+    *(("dtype", value, "uint8, uint16, uint32, uint64") for value in DTYPES),
+    *(("eos_token_id", value, f"={value!r}: expected an id that uint16") for value in (-1, 1 << 16, True, "0", 1.5)),
+    *((name, 5, "") for name in ("format", "tokenizer", "root", "label_mask_paths", "remote", "dtype")),
+    *(("path_remap", value, "") for value in (["a"], {"a": 5})),
+    *(("use_loss_mask", value, "") for value in ("no", 1)),
+    ("label_mask_paths", [5], ""),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG_OPTIONS)
 def test_an_option_that_cannot_be_gets_a_sentence_with_its_name(write_tokens, name, value, expected):
     message = error_of(write_tokens("a.npy", range(4), "uint16"), **{"dtype": "uint16", name: value})
     assert name in message and expected in message

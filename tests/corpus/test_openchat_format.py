@@ -98,21 +98,21 @@ COUNT = len(DOCS[11][0])
 ONES = [1.0] * (COUNT - 1) + [0.0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"total_length": 3}, "total_length is 3, but nz_input_ids has the length"),
-        ({"nz_shifted_loss_weights": [0.0]}, "nz_shifted_loss_weights has the length 1"),
-        ({"seqlens": [2, 1]}, "seqlens add up to 3, but nz_input_ids has the length"),
-        ({"seqlens": [-1, COUNT + 1]}, "seqlens holds a negative length"),
-        ({"nz_input_ids": [-1] * COUNT, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
-        ({"nz_position_ids": list(range(COUNT))[::-1]}, "nz_position_ids don't count from 0"),
-        ({"nz_shifted_loss_weights": [1.0] * COUNT}, "the last of nz_shifted_loss_weights is not 0"),
-        ({"nz_shifted_loss_weights": [np.nan] * COUNT}, "nz_shifted_loss_weights holds a weight that is negative"),
-        ({"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
-        ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some rows from 8 on"),
-    ],
-)
+WRONG_ROWS = [
+    ({"total_length": 3}, "total_length is 3, but nz_input_ids has the length"),
+    ({"nz_shifted_loss_weights": [0.0]}, "nz_shifted_loss_weights has the length 1"),
+    ({"seqlens": [2, 1]}, "seqlens add up to 3, but nz_input_ids has the length"),
+    ({"seqlens": [-1, COUNT + 1]}, "seqlens holds a negative length"),
+    ({"nz_input_ids": [-1] * COUNT, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
+    ({"nz_position_ids": list(range(COUNT))[::-1]}, "nz_position_ids don't count from 0"),
+    ({"nz_shifted_loss_weights": [1.0] * COUNT}, "the last of nz_shifted_loss_weights is not 0"),
+    ({"nz_shifted_loss_weights": [np.nan] * COUNT}, "nz_shifted_loss_weights holds a weight that is negative"),
+    ({"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
+    ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some rows from 8 on"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), WRONG_ROWS)
 def test_rows_that_dont_fit_together_are_named(tmp_path, cache, changes, expected):
     columns = sft.openchat_columns(DOCS)
     for name, value in changes.items():

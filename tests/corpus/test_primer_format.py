@@ -90,17 +90,17 @@ def test_starts_may_be_raw_and_have_an_end(tmp_path):
         assert expected in error_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("special_token_ids", [1], "special_token_ids is [1]; expected a mapping"),
-        ("special_token_ids", {"eot": "2"}, "special_token_ids: eot is '2'; expected an integer"),
-        ("special_token_ids", {"eot": True}, "eot is True; expected an integer"),
-        ("special_token_ids", {"eot": 1 << 16}, "eos_token_id=65536: expected an id that uint16 holds"),
-        ("splits", {"train": {"num_tokens": -1}}, "num_tokens is -1; expected an integer"),
-        ("splits", {"train": {"num_tokens": 3}}, "train has 3 tokens, but"),
-    ],
-)
+WRONG_KEYS = [
+    ("special_token_ids", [1], "special_token_ids is [1]; expected a mapping"),
+    ("special_token_ids", {"eot": "2"}, "special_token_ids: eot is '2'; expected an integer"),
+    ("special_token_ids", {"eot": True}, "eot is True; expected an integer"),
+    ("special_token_ids", {"eot": 1 << 16}, "eos_token_id=65536: expected an id that uint16 holds"),
+    ("splits", {"train": {"num_tokens": -1}}, "num_tokens is -1; expected an integer"),
+    ("splits", {"train": {"num_tokens": 3}}, "train has 3 tokens, but"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), WRONG_KEYS)
 def test_a_key_of_meta_json_of_the_wrong_kind_is_named(tmp_path, key, value, expected):
     path = write_primer(tmp_path, documents()) / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))

@@ -90,25 +90,25 @@ DAMAGED = "edited or damaged: build it again"
 GARBLED = "The index is damaged: build it again"
 
 
-@pytest.mark.parametrize(
-    ("number", "changes", "expected"),
-    [
-        *((None, {"version": each}, f"version {each!r}; expected 1") for each in (0, 2, "1", None)),
-        *((None, {key: wrong}, DAMAGED) for key, wrong in (("eos_token_id", 8), ("fingerprint", "sha256:0"))),
-        (0, {"digest": "0"}, DAMAGED),
-        (0, {"num_tokens": 1999}, "but its size is 4000"),
-        (0, {"size": 4002}, "but its size is 4002"),
-        (0, {"path": "a\0b"}, "embedded null "),
-        (0, {"path": "\ud800"}, "index.json"),
-        *((0, {"num_tokens": wrong}, GARBLED) for wrong in (-1, 2000.0, True)),
-        *((0, {key: wrong}, GARBLED) for key, wrong in (("path", 5), ("size", 1 << 80), ("digest", []))),
-        *((None, {key: wrong}, GARBLED) for key, wrong in (("dtype", "int32"), ("tokenizer", 5), ("shards", [1]))),
-        (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
-        (None, {"shards": []}, DAMAGED),
-        (None, {"format": "other"}, "no index of grain_sft or MaxText"),
-        *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),
-    ],
-)
+EDITED_INDEXES = [
+    *((None, {"version": each}, f"version {each!r}; expected 1") for each in (0, 2, "1", None)),
+    *((None, {key: wrong}, DAMAGED) for key, wrong in (("eos_token_id", 8), ("fingerprint", "sha256:0"))),
+    (0, {"digest": "0"}, DAMAGED),
+    (0, {"num_tokens": 1999}, "but its size is 4000"),
+    (0, {"size": 4002}, "but its size is 4002"),
+    (0, {"path": "a\0b"}, "embedded null "),
+    (0, {"path": "\ud800"}, "index.json"),
+    *((0, {"num_tokens": wrong}, GARBLED) for wrong in (-1, 2000.0, True)),
+    *((0, {key: wrong}, GARBLED) for key, wrong in (("path", 5), ("size", 1 << 80), ("digest", []))),
+    *((None, {key: wrong}, GARBLED) for key, wrong in (("dtype", "int32"), ("tokenizer", 5), ("shards", [1]))),
+    (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
+    (None, {"shards": []}, DAMAGED),
+    (None, {"format": "other"}, "no index of grain_sft or MaxText"),
+    *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),
+]
+
+
+@pytest.mark.parametrize(("number", "changes", "expected"), EDITED_INDEXES)
 def test_an_edited_index_is_refused(index, number, changes, expected):
     data = json.loads(index.read_text())
     entry = data if number is None else data["shards"][number]
@@ -236,18 +236,18 @@ def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(listed
 EDITED = {"sequence_length": 256, "dtype": "uint16", "tokenizer": "other", "fingerprint": "sha256:0", "files": []}
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        *(({"format_version": each}, f"format version {each!r}; version '1' can be read") for each in ("2", 1)),
-        *(({key: value}, "edited or damaged") for key, value in EDITED.items()),
-        ({"tokenizer": 5}, "Expected `str`, got `int`"),
-        ({"files": None}, "The index is damaged"),
-        ({"files": [{}]}, "required field `path`"),
-        ({"files": [], "fingerprint": maxtext_fingerprint(128, "uint32", TOKENIZER, [])}, "lists no file"),
-        ({"dtype": "int32", "fingerprint": maxtext_fingerprint(128, "int32", TOKENIZER, INDEX["files"])}, "uint32"),
-    ],
-)
+EDITED_MAXTEXT_INDEXES = [
+    *(({"format_version": each}, f"format version {each!r}; version '1' can be read") for each in ("2", 1)),
+    *(({key: value}, "edited or damaged") for key, value in EDITED.items()),
+    ({"tokenizer": 5}, "Expected `str`, got `int`"),
+    ({"files": None}, "The index is damaged"),
+    ({"files": [{}]}, "required field `path`"),
+    ({"files": [], "fingerprint": maxtext_fingerprint(128, "uint32", TOKENIZER, [])}, "lists no file"),
+    ({"dtype": "int32", "fingerprint": maxtext_fingerprint(128, "int32", TOKENIZER, INDEX["files"])}, "uint32"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), EDITED_MAXTEXT_INDEXES)
 def test_an_edited_index_of_maxtext_is_refused(listed, tmp_path, changes, expected):
     path = tmp_path / "index.json"
     path.write_text(json.dumps({**INDEX, **changes}))

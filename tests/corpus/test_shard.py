@@ -131,17 +131,17 @@ def test_an_array_of_more_dimensions_or_of_anything_but_unsigned_integers_is_ref
 NPY = npy_bytes(stated("(50,)").ljust(117) + "\n", np.arange(50, dtype="<u4").tobytes())
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        *((NPY[:size], "header" if size > 7 else "version") for size in (6, 7, 8, 9, 10, 11, 60, 127)),
-        *((NPY[:size], f"promises 50 values (200 bytes), but {size - 128} bytes follow it") for size in (324, 327)),
-        *((NPY + bytes(more), f"promises 50 values (200 bytes), but {200 + more} bytes") for more in (1, 4)),
-        (MAGIC + b"\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "claims 4294967280 bytes, but the file has 14"),
-        (MAGIC + b"\x09\x00" + bytes(120), "version [9, 0]; versions [1, 0], [2, 0] and [3, 0] can be read"),
-        (b"label,path.npy\n# x" * 4, "don't read as uint32 token ids"),
-    ],
-)
+DAMAGED_HEADERS = [
+    *((NPY[:size], "header" if size > 7 else "version") for size in (6, 7, 8, 9, 10, 11, 60, 127)),
+    *((NPY[:size], f"promises 50 values (200 bytes), but {size - 128} bytes follow it") for size in (324, 327)),
+    *((NPY + bytes(more), f"promises 50 values (200 bytes), but {200 + more} bytes") for more in (1, 4)),
+    (MAGIC + b"\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "claims 4294967280 bytes, but the file has 14"),
+    (MAGIC + b"\x09\x00" + bytes(120), "version [9, 0]; versions [1, 0], [2, 0] and [3, 0] can be read"),
+    (b"label,path.npy\n# x" * 4, "don't read as uint32 token ids"),
+]
+
+
+@pytest.mark.parametrize(("data", "expected"), DAMAGED_HEADERS)
 def test_a_damaged_header_is_refused(tmp_path, data, expected):
     (tmp_path / "a.npy").write_bytes(data)
     assert expected in error_of(tmp_path / "a.npy")

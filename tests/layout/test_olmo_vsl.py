@@ -94,17 +94,17 @@ def test_rows_of_several_buckets_that_are_read_together_are_padded(config_of):
     assert not both["loss_mask"][0, 4:].any()
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "sentence"),
-    [
-        ("layout.min_sequence_length", 6, "min_sequence_length=6: expected a power of two, such as 8"),
-        ("layout.min_sequence_length", 64, "min_sequence_length=64: expected less than sequence_length=64"),
-        ("sampler.order", "olmo", "sampler.order is for rows of one length, but the rows of this layout have several"),
-        ("sampler.num_cycles", 0, "num_cycles is 0"),
-        ("sampler.curriculum", "grow", "curriculum is 'grow'.*grow_p2"),
-        ("sampler.global_batch_tokens", 96, "global_batch_tokens is 96"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("layout.min_sequence_length", 6, "min_sequence_length=6: expected a power of two, such as 8"),
+    ("layout.min_sequence_length", 64, "min_sequence_length=64: expected less than sequence_length=64"),
+    ("sampler.order", "olmo", "sampler.order is for rows of one length, but the rows of this layout have several"),
+    ("sampler.num_cycles", 0, "num_cycles is 0"),
+    ("sampler.curriculum", "grow", "curriculum is 'grow'.*grow_p2"),
+    ("sampler.global_batch_tokens", 96, "global_batch_tokens is 96"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "sentence"), WRONG_OPTIONS)
 def test_wrong_options_are_refused_with_a_sentence(config_of, place, value, sentence):
     with pytest.raises(GrainSftError, match=sentence):
         load(put(config_of(RUNS[0]), place, value))
@@ -119,14 +119,14 @@ def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(config_of):
         load(config | {"corpus": {"mixture": sources}, "sampler": {"seed": 0, "global_batch_size": 4}})
 
 
-@pytest.mark.parametrize(
-    ("buckets", "sentence"),
-    [
-        ([(3, 8), (4, 8)], "lengths that divide the last one"),
-        ([(4.7, 8), (8, 8)], "a number=4.7: expected an integer"),
-        ([(4, 8, 1)], r"buckets: \(length, number of rows\)=\(4, 8, 1\): expected two integers"),
-    ],
-)
+IMPOSSIBLE_BUCKETS = [
+    ([(3, 8), (4, 8)], "lengths that divide the last one"),
+    ([(4.7, 8), (8, 8)], "a number=4.7: expected an integer"),
+    ([(4, 8, 1)], r"buckets: \(length, number of rows\)=\(4, 8, 1\): expected two integers"),
+]
+
+
+@pytest.mark.parametrize(("buckets", "sentence"), IMPOSSIBLE_BUCKETS)
 def test_impossible_buckets_are_refused_with_a_sentence(buckets, sentence):
     with pytest.raises(SamplerError, match=sentence):
         CurriculumSampler(buckets, global_batch_size=4, seed=0)

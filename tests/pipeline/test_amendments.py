@@ -130,16 +130,16 @@ def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
         assert grain_sft.load(tmp_path / "run.yaml").receipt == load({**config, "amendments": [gone]}).receipt
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"skp": {}}, r"amendments\[0\] is .*expected one of skip, withdraw, replace, reweight"),
-        ({"skip": {"from": 3}}, r"amendments\[0\].skip lacks the key 'steps'"),
-        ({"skip": {"from": -1, "steps": 2}}, r"amendments\[0\].skip.from"),
-        ({"withdraw": {"from": 0, "documents": 10**6}}, "withdraw: document 1000000: expected 0 to 149"),
-        ({"reweight": {"from": 3, "weights": {"a": 1}}}, "one corpus has no weights"),
-    ],
-)
+WRONG_AMENDMENTS = [
+    ({"skp": {}}, r"amendments\[0\] is .*expected one of skip, withdraw, replace, reweight"),
+    ({"skip": {"from": 3}}, r"amendments\[0\].skip lacks the key 'steps'"),
+    ({"skip": {"from": -1, "steps": 2}}, r"amendments\[0\].skip.from"),
+    ({"withdraw": {"from": 0, "documents": 10**6}}, "withdraw: document 1000000: expected 0 to 149"),
+    ({"reweight": {"from": 3, "weights": {"a": 1}}}, "one corpus has no weights"),
+]
+
+
+@pytest.mark.parametrize(("entry", "message"), WRONG_AMENDMENTS)
 def test_a_wrong_amendment_is_named(corpus, entry, message):
     with pytest.raises(grain_sft.GrainSftError, match=message):
         grain_sft.load(config_of(corpus, "packed", [entry]))

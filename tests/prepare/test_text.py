@@ -62,27 +62,27 @@ def test_bos_eos_and_empty_documents(options, expected, tmp_path):
     assert manifest["text"] == {"bytes": 4, "tokens": tokens} and manifest["splits"]["train"]["tokens"] == tokens
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bos": True}, "documents begin with BOS; this tokenizer has no such token. Give --no-bos"),
-        ({"empty": "keep", "eos": False}, "empty=keep: a document without text, BOS and EOS has no tokens"),
-        ({"fim_spm_rate": 0.5}, "fim_spm_rate applies to the documents that fim_rate chooses"),
-        ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>",)}, "1 tokens; expected three"),
-        ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>", "7", "<|x|>")}, r"'<\|x\|>'; expected three different"),
-        ({"fim_rate": 0.5, "fim_tokens": ("7", "7", "8")}, "expected three different tokens"),
-        ({"fim_rate": 0.5, "fim_split_sample": "</s>"}, "only one is given. Give both or neither"),
-        ({"fim_rate": 0.5, "fim_split_sample": "x", "fim_fragment_rate": 1}, "'x' is not a special token of the"),
-        ({"fim_rate": 1.5}, "fim_rate is 1.5; expected a number"),
-        ({"fim_rate": 0.5, "fim_no_prefix": "\uff03", "normalize": "NFKC"}, "fim_no_prefix: '\uff03' is not NFKC"),
-        ({"normalize": "NFD"}, "normalize is 'NFD'; expected one of NFC, NFKC"),
-        ({"long_documents": "drop"}, "Give max_length"),
-        ({"fim_rate": 0.5, "format": "pairs"}, "pairs have a prompt and responses, no middle"),
-        ({"min_length": 9, "max_length": 8}, "min_length=9: expected at most max_length=8"),
-        ({"val_frac": 1}, r"val_frac is 1; expected a number \(0 or more, less than 1\)"),
-        ({"seed": -1}, "seed is -1; expected an integer"),
-    ],
-)
+WRONG_OPTIONS = [
+    ({"bos": True}, "documents begin with BOS; this tokenizer has no such token. Give --no-bos"),
+    ({"empty": "keep", "eos": False}, "empty=keep: a document without text, BOS and EOS has no tokens"),
+    ({"fim_spm_rate": 0.5}, "fim_spm_rate applies to the documents that fim_rate chooses"),
+    ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>",)}, "1 tokens; expected three"),
+    ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>", "7", "<|x|>")}, r"'<\|x\|>'; expected three different"),
+    ({"fim_rate": 0.5, "fim_tokens": ("7", "7", "8")}, "expected three different tokens"),
+    ({"fim_rate": 0.5, "fim_split_sample": "</s>"}, "only one is given. Give both or neither"),
+    ({"fim_rate": 0.5, "fim_split_sample": "x", "fim_fragment_rate": 1}, "'x' is not a special token of the"),
+    ({"fim_rate": 1.5}, "fim_rate is 1.5; expected a number"),
+    ({"fim_rate": 0.5, "fim_no_prefix": "\uff03", "normalize": "NFKC"}, "fim_no_prefix: '\uff03' is not NFKC"),
+    ({"normalize": "NFD"}, "normalize is 'NFD'; expected one of NFC, NFKC"),
+    ({"long_documents": "drop"}, "Give max_length"),
+    ({"fim_rate": 0.5, "format": "pairs"}, "pairs have a prompt and responses, no middle"),
+    ({"min_length": 9, "max_length": 8}, "min_length=9: expected at most max_length=8"),
+    ({"val_frac": 1}, r"val_frac is 1; expected a number \(0 or more, less than 1\)"),
+    ({"seed": -1}, "seed is -1; expected an integer"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
 def test_options_that_do_not_fit_are_errors(options, message, spm, tmp_path):
     with pytest.raises(PrepareError, match=message):
         documents_of(spm, tmp_path, ["the answer"], **options)

@@ -55,17 +55,17 @@ def test_the_same_documents_again_are_done_and_others_are_refused(folder, tmp_pa
     assert "request.without" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
-        (["1000"], "document 1000: expected 0 to 44, the corpus's documents"),
-        (["chats.jsonl:3"], "'chats.jsonl': several inputs fit"),
-        (["b/more.jsonl:80"], "b/more.jsonl:80: no document was made of this record"),
-        (["nobody"], "'nobody' is not a document number"),
-        ([""], "'' is not a document number"),
-        (["a/chats.jsonl", "b/chats.jsonl", "more.jsonl"], "no document of split train is left"),
-    ],
-)
+WRONG_NAMES = [
+    (["1000"], "document 1000: expected 0 to 44, the corpus's documents"),
+    (["chats.jsonl:3"], "'chats.jsonl': several inputs fit"),
+    (["b/more.jsonl:80"], "b/more.jsonl:80: no document was made of this record"),
+    (["nobody"], "'nobody' is not a document number"),
+    ([""], "'' is not a document number"),
+    (["a/chats.jsonl", "b/chats.jsonl", "more.jsonl"], "no document of split train is left"),
+]
+
+
+@pytest.mark.parametrize(("named", "message"), WRONG_NAMES)
 def test_names_that_fit_no_document_are_refused(folder, tmp_path, named, message, capsys):
     assert main(["withdraw", str(folder / "episodes"), *named, "--output", str(tmp_path / "out")]) == 1
     assert message in capsys.readouterr().err

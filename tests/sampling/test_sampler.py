@@ -164,33 +164,33 @@ def test_the_repr_contains_what_decides_the_rows():
     assert len(set(map(repr, made))) == len(made)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_instances": 0}, "num_instances=0"),
-        ({"global_batch_size": 0}, "global_batch_size=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": 1.5}, "seed=1.5"),
-        ({"epochs": 0}, "epochs=0"),
-        ({"order": "olmoo"}, "olmoo.*shuffle, olmo"),
-        ({"last_batch": "keep"}, "keep.*drop, fill, run_on"),
-        ({"host": (0, 1)}, r"host is \(0, 1\) .*expected Host\(index, count\)"),
-        ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
-        ({"epochs": 1, "start": (1, 0)}, "is more than the 0 rows left in epochs=1. Take more epochs"),
-        ({"num_instances": 3}, "no full step"),
-        ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows left in epochs=1"),
-        ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
-        ({"global_batch_size": 1 << 63}, r"at most 2\^62"),
-        ({"schedule": [(1 << 61, 8)]}, r"rows up to step 2305843009213693952; expected at most 2\^62"),
-        ({"start": (0, 100)}, "an index from 0 to 99"),
-        ({"start": (0, 2.5)}, r"start=\(0, 2.5\): a number=2.5: expected an integer, 0 or more"),
-        ({"schedule": [(0, 8)]}, "schedule: step=0: expected an integer, 1 or more"),
-        ({"schedule": [(5, 8), (5, 16)]}, "step 5 follows step 5"),
-        ({"schedule": [(5, 0)]}, "global_batch_size at step 5=0"),
-        ({"schedule": [5]}, r"5; expected \(step, global_batch_size\)"),
-        ({"schedule": [(5, 600)]}, "global_batch_size=600 is more than the 100 rows of an epoch"),
-    ],
-)
+WRONG_ARGUMENTS = [
+    ({"num_instances": 0}, "num_instances=0"),
+    ({"global_batch_size": 0}, "global_batch_size=0"),
+    ({"seed": -1}, "seed=-1"),
+    ({"seed": 1.5}, "seed=1.5"),
+    ({"epochs": 0}, "epochs=0"),
+    ({"order": "olmoo"}, "olmoo.*shuffle, olmo"),
+    ({"last_batch": "keep"}, "keep.*drop, fill, run_on"),
+    ({"host": (0, 1)}, r"host is \(0, 1\) .*expected Host\(index, count\)"),
+    ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
+    ({"epochs": 1, "start": (1, 0)}, "is more than the 0 rows left in epochs=1. Take more epochs"),
+    ({"num_instances": 3}, "no full step"),
+    ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows left in epochs=1"),
+    ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
+    ({"global_batch_size": 1 << 63}, r"at most 2\^62"),
+    ({"schedule": [(1 << 61, 8)]}, r"rows up to step 2305843009213693952; expected at most 2\^62"),
+    ({"start": (0, 100)}, "an index from 0 to 99"),
+    ({"start": (0, 2.5)}, r"start=\(0, 2.5\): a number=2.5: expected an integer, 0 or more"),
+    ({"schedule": [(0, 8)]}, "schedule: step=0: expected an integer, 1 or more"),
+    ({"schedule": [(5, 8), (5, 16)]}, "step 5 follows step 5"),
+    ({"schedule": [(5, 0)]}, "global_batch_size at step 5=0"),
+    ({"schedule": [5]}, r"5; expected \(step, global_batch_size\)"),
+    ({"schedule": [(5, 600)]}, "global_batch_size=600 is more than the 100 rows of an epoch"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_ARGUMENTS)
 def test_arguments_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(GrainSftError, match=message):
         IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})

@@ -77,18 +77,18 @@ def test_only_rows_that_fail_lose_their_loss_and_nothing_else_changes():
     assert NgramFilter().fails(tokens[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("transform", "options"),
-    [
-        (NgramFilter, {"min_period": 0}),
-        (NgramFilter, {"min_period": 5, "max_period": 4}),
-        (NgramFilter, {"max_count": 0}),
-        *((NgramFilter, {"count_padding": value}) for value in (1, None, "yes")),
-        (TrimToMultiple, {"multiple": 0}),
-        (MaskEod, {"as_target": "false", "eod_token_id": 2}),
-        *((ResetAtEod, {name: "false", "eod_token_id": 2}) for name in ("attention", "positions")),
-    ],
-)
+WRONG_OPTIONS = [
+    (NgramFilter, {"min_period": 0}),
+    (NgramFilter, {"min_period": 5, "max_period": 4}),
+    (NgramFilter, {"max_count": 0}),
+    *((NgramFilter, {"count_padding": value}) for value in (1, None, "yes")),
+    (TrimToMultiple, {"multiple": 0}),
+    (MaskEod, {"as_target": "false", "eod_token_id": 2}),
+    *((ResetAtEod, {name: "false", "eod_token_id": 2}) for name in ("attention", "positions")),
+]
+
+
+@pytest.mark.parametrize(("transform", "options"), WRONG_OPTIONS)
 def test_wrong_options_are_named(transform, options):
     with pytest.raises(GrainSftError, match=f"{transform.__name__}.*{next(iter(options))}"):
         transform(**options)

@@ -245,17 +245,17 @@ def test_an_unknown_record_without_a_known_word_names_the_option():
             parse_record(record)
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ("vicuna", "'vicuna': expected 'auto', 'messages'"),
-        ("sharegpt:conversations", "'conversations' is not a pair"),
-        ("sharegpt:=x", "'=x' is not a pair"),
-        ("text:text=x,text=y", "maps 'text' twice"),
-        ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
-        ("auto:messages=x", "for a named schema only"),
-    ],
-)
+WRONG_SCHEMAS = [
+    ("vicuna", "'vicuna': expected 'auto', 'messages'"),
+    ("sharegpt:conversations", "'conversations' is not a pair"),
+    ("sharegpt:=x", "'=x' is not a pair"),
+    ("text:text=x,text=y", "maps 'text' twice"),
+    ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
+    ("auto:messages=x", "for a named schema only"),
+]
+
+
+@pytest.mark.parametrize(("schema", "said"), WRONG_SCHEMAS)
 def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):
     with pytest.raises(PrepareError, match=re.escape(said)):
         check_schema(schema)

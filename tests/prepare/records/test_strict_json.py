@@ -10,34 +10,33 @@ from hypothesis import strategies as st
 from grain_sft.errors import RecordError
 from grain_sft.prepare import parse_json
 
+WRONG_JSON = [
+    (b'{"a": "\xff"}', ["byte 7", "0xff", "UTF-8"]),
+    (b'{"a": "\xed\xa0\x80"}', ["byte 7", "UTF-8"]),  # half a surrogate pair, as three bytes
+    ('{"a": 1}'.encode("utf-16"), ["byte 0 (0xff) is not UTF-8"]),
+    ('{"a": 1}'.encode("utf-16-le"), ["column 2"]),
+    (b'{"a": 1', ["column 8", "end of the line"]),
+    (b'{"a": 1} x', ["column 10", "extra data"]),
+    (b'{"a" 1}', ["column 6", "'1}'"]),
+    (b"", ["column 1"]),
+    (b"{'a': 1}", ["column 2"]),
+    (b'{"a": "\x01"}', ["column 8"]),
+    (rb'{"a": "\x41"}', ["column 8"]),
+    (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
+    (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' is repeated"]),
+    (b'{"a": NaN}', ["NaN"]),
+    (b'{"a": -Infinity}', ["-Infinity"]),
+    (b'{"a": 1e999}', ["1e999"]),
+    (b'{"a": ' + b"1" * 5000 + b"}", ["number"]),
+    (b'{"a": [{"b": "x\\u0000"}]}', ["a[0].b: character 1 is NUL"]),
+    (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
+    (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
+    (b"[" * 100_000, ["nested too deep"]),
+    (b"[" * 65 + b"]" * 65, ["nested too deep"]),
+]
 
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        (b'{"a": "\xff"}', ["byte 7", "0xff", "UTF-8"]),
-        (b'{"a": "\xed\xa0\x80"}', ["byte 7", "UTF-8"]),  # half a surrogate pair, as three bytes
-        ('{"a": 1}'.encode("utf-16"), ["byte 0 (0xff) is not UTF-8"]),
-        ('{"a": 1}'.encode("utf-16-le"), ["column 2"]),
-        (b'{"a": 1', ["column 8", "end of the line"]),
-        (b'{"a": 1} x', ["column 10", "extra data"]),
-        (b'{"a" 1}', ["column 6", "'1}'"]),
-        (b"", ["column 1"]),
-        (b"{'a': 1}", ["column 2"]),
-        (b'{"a": "\x01"}', ["column 8"]),
-        (rb'{"a": "\x41"}', ["column 8"]),
-        (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
-        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' is repeated"]),
-        (b'{"a": NaN}', ["NaN"]),
-        (b'{"a": -Infinity}', ["-Infinity"]),
-        (b'{"a": 1e999}', ["1e999"]),
-        (b'{"a": ' + b"1" * 5000 + b"}", ["number"]),
-        (b'{"a": [{"b": "x\\u0000"}]}', ["a[0].b: character 1 is NUL"]),
-        (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
-        (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
-        (b"[" * 100_000, ["nested too deep"]),
-        (b"[" * 65 + b"]" * 65, ["nested too deep"]),
-    ],
-)
+
+@pytest.mark.parametrize(("line", "parts"), WRONG_JSON)
 def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
     with pytest.raises(RecordError) as error:
         parse_json(line)

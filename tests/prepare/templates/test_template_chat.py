@@ -281,19 +281,19 @@ def test_what_is_missing_is_named(tmp_path):
             rendered(plain, turns("a", "b"), chat_template=text)
 
 
-@pytest.mark.parametrize(
-    ("template", "part"),
-    [
-        ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages[0].content + 1 }}", "can only concatenate"),
-        ("{{ strftime_now('%Y') }}", "today's date"),
-        ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
-        ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}", "changes a text"),
-        ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
-        ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "end can't"),
-        ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool,"),
-    ],
-)
+WRONG_TEMPLATES = [
+    ("{{ messages.__class__.__mro__ }}", "unsafe"),
+    ("{{ messages[0].content + 1 }}", "can only concatenate"),
+    ("{{ strftime_now('%Y') }}", "today's date"),
+    ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
+    ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}", "changes a text"),
+    ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
+    ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "end can't"),
+    ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool,"),
+]
+
+
+@pytest.mark.parametrize(("template", "part"), WRONG_TEMPLATES)
 def test_templates_that_fail_or_can_not_be_followed_are_errors(loaded, template, part):
     chat = TOOL_CHAT if "tool_calls" in template else turns("question", "answer")
     error = rendered(loaded(BY_NAME["chatml"]), chat, chat_template=template)

@@ -54,16 +54,16 @@ def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
         load_tokenizer(path)
 
 
-@pytest.mark.parametrize(
-    ("kept", "added", "part"),
-    [
-        (200, b"", "single bytes|expected base64"),
-        (None, b"YQ== 9999\n", "line [0-9]+: its token already has rank 97"),
-        (None, b" 256\n", "expected base64 and a rank"),
-        (None, b"cXhxeA== 9_7\n", "expected base64 and a rank"),
-        (None, b"cXhxeA== 97\n", "two tokens have one rank"),
-    ],
-)
+DAMAGED_FILES = [
+    (200, b"", "single bytes|expected base64"),
+    (None, b"YQ== 9999\n", "line [0-9]+: its token already has rank 97"),
+    (None, b" 256\n", "expected base64 and a rank"),
+    (None, b"cXhxeA== 9_7\n", "expected base64 and a rank"),
+    (None, b"cXhxeA== 97\n", "two tokens have one rank"),
+]
+
+
+@pytest.mark.parametrize(("kept", "added", "part"), DAMAGED_FILES)
 def test_a_damaged_tiktoken_file_is_named(tmp_path, kept, added, part):
     path = save_tiktoken(tmp_path, CHATML_TOKENS)
     path.write_bytes(tiktoken_ranks()[:kept] + added)
