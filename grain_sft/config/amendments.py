@@ -76,9 +76,9 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Section) -> dict[str, Any]:
-    """Return the keys of a `replace` amendment that need a new stage: consecutive steps with a corpus or sampler of their own.
+    """Return the keys of a `replace` amendment that need a new stage.
 
-    `weight` needs a new stage only if the source is a `MIXTURE/NAME`.
+    The steps of a stage share a corpus and a sampler. `weight` needs a new stage only if the source is a `MIXTURE/NAME`.
     """
     names = ["path", "max_epochs", "on_exhausted"]
     if "/" in section["source"]:

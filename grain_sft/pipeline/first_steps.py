@@ -72,7 +72,7 @@ def takes_loss(batch: Any) -> bool | None:
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
     """Return the reason why no target of `steps` takes loss, as a sentence. It reads some rows of these steps again."""
     try:
-        pipeline = pipeline.at(max(steps))  # the last stage of `steps`: steps of earlier stages are left out below
+        pipeline = pipeline.at(max(steps))  # the stage of the last step; steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):

@@ -157,8 +157,8 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
 
     Args:
       path: Path of the index.
-      indexed: `use_loss_mask` in the index. None if the files had no masks when the index was written. Version 0.1.0 also
-        wrote None for listed files that had masks.
+      indexed: `use_loss_mask` in the index. None if the files had no masks when the index was written, or if grain_sft 0.1.0
+        wrote it, which left out the masks of listed files.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
     """
@@ -176,8 +176,8 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
-    # The index lists no masks, but masks exist. If it was saved with use_loss_mask=False, the caller now asks for them with
-    # use_loss_mask=True, and each token file must have one. Otherwise the index is out of date.
+    # The index lists no masks, but masks exist. If it was saved without them (`indexed` is False), the caller gave
+    # use_loss_mask=True, which needs a mask for each token file. Otherwise the index is out of date.
     if indexed is not False or len(with_loss) < len(parts):
         problem = f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}"
         fix = "Build the index again, or give use_loss_mask=False to ignore the masks"

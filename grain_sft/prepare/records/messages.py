@@ -43,7 +43,7 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
 
 
 def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
-    """Return the messages {"from", "value", "weight"} under a key. They may also be {"role", "content"} with these `roles`."""
+    """Return the messages under a key: {"from", "value", "weight"}, or {"role", "content"} with one of `roles`."""
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         where = f"{key}[{index}]"
@@ -84,10 +84,10 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message. Return "" for a tool call without text, and for a tool result that is JSON.
+    """Return the text of a message; "" for a tool call without text, and for a tool result that is JSON.
 
-    The JSON of a tool result goes to `extra`, and so does the null of a message of role "assistant" that calls tools. A list of
-    one text, OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. A list of several texts is refused, because
+    `extra["content"]` becomes the JSON of a tool result, or None if a message of role "assistant" calls tools without text. A
+    list of one text, OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. A list of several texts is refused, because
     templates join them differently.
     """
     content = entry.get("content")

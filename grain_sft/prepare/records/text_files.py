@@ -109,7 +109,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
     next_scan = least  # `data` is scanned when it has this many bytes
     for piece in pieces:
         data += piece
-        if piece and len(data) < next_scan:  # the last piece of `decompressed` is empty; then `data` is scanned
+        if piece and len(data) < next_scan:  # the empty piece at the end starts the last scan
             continue
         records = end = 0  # after the loop, `end` is the index of the last comma between records, or of the bracket
         for end in _record_ends(data):  # noqa: B007

@@ -141,8 +141,8 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
       path: URL of the file.
       start: First byte.
       stop: Last byte + 1. If the file ends before `stop`, fewer bytes are returned. None means the end of the file.
-      version: Version to read. None means the present version. If the file is then replaced during the read, it is read again,
-        up to three times in all.
+      version: Version to read. None means the present version: if the file is replaced during the read, it is read again, up
+        to three times in all.
     """
     tries_left = 3
     while True:
