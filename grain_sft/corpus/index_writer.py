@@ -23,9 +23,8 @@ MAXTEXT_VERSION = "1"
 def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None, tokenizer: str | None) -> None:
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     if corpus.rows is not None:
-        raise CorpusError(
-            f"{path}: can't index materialized rows. Opening their folder is as fast: {os.path.dirname(corpus.shards[0].path)}."
-        )
+        problem = f"{path}: can't index materialized rows"
+        raise CorpusError(f"{problem}. Opening their folder is as fast: {os.path.dirname(corpus.shards[0].path)}.")
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
     files.check_inputs_stay(path, (file.path for file in corpus.files()))

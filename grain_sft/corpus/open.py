@@ -130,13 +130,11 @@ def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) ->
     """Refuse `use_loss_mask=True` for a corpus without loss files, and `split` for files other than Megatron's."""
     path = corpus.shards[0].path
     if use_loss_mask and not corpus.has_loss:
-        raise CorpusError(
-            f"{path}: use_loss_mask=True, but this file has no loss mask. Give label_mask_paths, or leave use_loss_mask out."
-        )
+        problem = f"{path}: use_loss_mask=True, but this file has no loss mask"
+        raise CorpusError(f"{problem}. Give label_mask_paths, or leave use_loss_mask out.")
     if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
-        raise CorpusError(
-            f"{path}: split={split!r}; only Megatron's files are split when opened. Open a split's folder, or leave split out."
-        )
+        problem = f"{path}: split={split!r}; only Megatron's files are split when opened"
+        raise CorpusError(f"{problem}. Open a split's folder, or leave split out.")
 
 
 def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:

@@ -135,9 +135,8 @@ class Pipelines(Runner):
             fix = "The runner's own log may name the cause. Start again: this continues the unfinished work"
             raise PrepareError(f"{problem}. {fix}.") from error
         if not files.exists(path):
-            raise PrepareError(
-                f"the Beam pipeline ended without a result: {path} is missing. Give an output that all workers can reach."
-            )
+            problem = f"the Beam pipeline ended without a result: {path} is missing"
+            raise PrepareError(f"{problem}. Give an output that all workers can reach.")
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
             if failure is not None:
@@ -236,9 +235,8 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
                 "the DataflowRunner needs a part of Beam that is not installed: pip install 'apache-beam[gcp]'"
             ) from error
     if getattr(standard, "no_wait_until_finish", False):
-        raise PrepareError(
-            "--no_wait_until_finish: this process needs the results of its pipelines. Leave the option out."
-        )
+        problem = "--no_wait_until_finish: this process needs the results of its pipelines"
+        raise PrepareError(f"{problem}. Leave the option out.")
     if runner in LOCAL_RUNNERS:
         # without a compatibility version, Beam would download Prism, its new local runner
         streaming = options.view_as(pipeline_options.StreamingOptions)

@@ -214,9 +214,8 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
-        raise CorpusError(
-            f"{where}: the ends of documents are unknown without boundary files. Give eos_token_id (--eos-token-id)."
-        )
+        problem = f"{where}: the ends of documents are unknown without boundary files"
+        raise CorpusError(f"{problem}. Give eos_token_id (--eos-token-id).")
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
     val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))
@@ -224,9 +223,8 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
         val = [files.join(where, "val")]
     splits = {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
     if writer.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
-        raise PrepareError(
-            f"{where}: preference pairs are not converted. Prepare their records again, in another format."
-        )
+        problem = f"{where}: preference pairs are not converted"
+        raise PrepareError(f"{problem}. Prepare their records again, in another format.")
     return splits
 
 

@@ -112,9 +112,8 @@ class RowReader:
                     raise IndexError  # `fill` checks the later ends: each must be in the row, and not below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
-            raise CorpusError(
-                f"{self._folder}: the ends of a row's segments are not columns of the row. Damaged file: write the rows again."
-            ) from error
+            problem = f"{self._folder}: the ends of a row's segments are not columns of the row"
+            raise CorpusError(f"{problem}. Damaged file: write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
         """Return the blocks of the batch in `stack`."""

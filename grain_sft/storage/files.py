@@ -163,9 +163,8 @@ def check_distinct(folders: Iterable[str]) -> None:
     for folder in folders:
         same = by_real_path.setdefault(os.path.realpath(folder), folder)
         if same != folder:
-            raise CorpusFileError(
-                f"{folder}: is the same folder as {same}, so its files would be read twice. Remove the link, or name the files."
-            )
+            problem = f"{folder}: is the same folder as {same}, so its files would be read twice"
+            raise CorpusFileError(f"{problem}. Remove the link, or name the files.")
 
 
 def join(folder: str, *names: str) -> str:

@@ -55,9 +55,8 @@ class LocalFile:
         except GrainSftError:
             raise
         except OSError as error:
-            raise CorpusFileError(
-                f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
-            ) from error
+            problem = f"{shard.path}: can't be opened ({error.strerror})"
+            raise CorpusFileError(f"{problem}. Check the mount, or map the path with path_remap.") from error
         self.address = 0
         self._map: mmap.mmap | None = None
 

@@ -115,9 +115,8 @@ def pread(fd: int, count: int, offset: int) -> bytes:
 def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
-        raise CorpusFileError(
-            f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file. Give the path of one."
-        )
+        problem = f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file"
+        raise CorpusFileError(f"{problem}. Give the path of one.")
 
 
 def _check_is_allowed(path: str, fd: int) -> None:

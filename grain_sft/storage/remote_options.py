@@ -86,9 +86,8 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
             return limits
         max_bytes = os.environ.get(BYTES_VARIABLE)
         if not max_bytes:
-            raise CorpusError(
-                f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set. Set it."
-            )
+            problem = f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set"
+            raise CorpusError(f"{problem}. Set it.")
         unit = os.environ.get(UNIT_VARIABLE) or DEFAULT_UNIT
         return msgspec.structs.replace(limits, cache=CacheOptions(folder, max_bytes, unit))
 

@@ -47,9 +47,8 @@ class Index(Format):
         elif {"format_version", "files"} <= data.data.keys():
             corpus = _read_maxtext(data, options, listing)
         else:
-            raise CorpusError(
-                f"{found}: no index of grain_sft or MaxText (no key 'format' or 'format_version'). Run `grain-sft index`."
-            )
+            problem = f"{found}: no index of grain_sft or MaxText (no key 'format' or 'format_version')"
+            raise CorpusError(f"{problem}. Run `grain-sft index`.")
         options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
@@ -75,9 +74,8 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
     """Return the corpus of this project's index. Its files are not scanned again."""
     path = data.path
     if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:
-        raise CorpusError(
-            f"{path}: index version {data.get('version')!r}; expected {INDEX_VERSION}. Build it again with `grain-sft index`."
-        )
+        problem = f"{path}: index version {data.get('version')!r}; expected {INDEX_VERSION}"
+        raise CorpusError(f"{problem}. Build it again with `grain-sft index`.")
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:

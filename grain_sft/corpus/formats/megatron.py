@@ -45,9 +45,8 @@ class Megatron(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         prefixes = self._in_folder(path, listing)
         if prefixes and any(name.endswith(".npy") for name in listing.names(files.parent(prefixes[0]))):
-            raise CorpusError(
-                f"{path}: has .npy files and {prefixes[0]}{_INDEX}. Give format='megatron', a prefix or a glob such as '*.npy'."
-            )
+            problem = f"{path}: has .npy files and {prefixes[0]}{_INDEX}"
+            raise CorpusError(f"{problem}. Give format='megatron', a prefix or a glob such as '*.npy'.")
         return path if prefixes or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:

@@ -94,9 +94,8 @@ def scan_rows(
     try:
         row_bytes = rows.dtype(dtype).itemsize
     except ValueError as error:  # numpy limits the size of a dtype
-        raise CorpusError(
-            f"{data.path}: rows of {length} tokens and {rows.most_segments} segments are too large ({error}). It is damaged."
-        ) from error
+        problem = f"{data.path}: rows of {length} tokens and {rows.most_segments} segments are too large ({error})"
+        raise CorpusError(f"{problem}. It is damaged.") from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
         """Check the files of a shard, and return the shard."""

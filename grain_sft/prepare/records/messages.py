@@ -51,9 +51,8 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
             return read_messages(record, key, roles)
         check_keys(entry, _SHAREGPT_TURN, where)
         if unread := [key for key in ("function_call", *CALLS, *REASONING) if entry.get(key)]:
-            raise RecordError(
-                f"{where}.{unread[0]}: not read in ShareGPT's turns. Write the turns as messages with 'role' and 'content'."
-            )
+            problem = f"{where}.{unread[0]}: not read in ShareGPT's turns"
+            raise RecordError(f"{problem}. Write the turns as messages with 'role' and 'content'.")
         role = _SHAREGPT_ROLES[_role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))
     return messages
@@ -108,9 +107,8 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     if isinstance(content, list) and role != "toolresult":
         part = content[0] if len(content) == 1 and isinstance(content[0], dict) else {}
         if part.get("type") != "text":
-            raise RecordError(
-                f"{where}.content: a list; expected a string, or a list of one text. Join the texts of the list."
-            )
+            problem = f"{where}.content: a list; expected a string, or a list of one text"
+            raise RecordError(f"{problem}. Join the texts of the list.")
         return text_of(part, "text", f"{where}.content[0]")
     return text_of(entry, "content", where)
 

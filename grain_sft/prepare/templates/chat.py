@@ -54,9 +54,8 @@ class Chat(Template):
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none, or raise a PrepareError."""
-        raise PrepareError(
-            f"template {self.name}: the tokenizer has no chat template. Give one with --chat-template, or another template."
-        )
+        problem = f"template {self.name}: the tokenizer has no chat template"
+        raise PrepareError(f"{problem}. Give one with --chat-template, or another template.")
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         return [result_of(self._render, conversation) for conversation in conversations]

@@ -25,9 +25,8 @@ def check(plan: Plan) -> None:
     for split in plan.statistics:
         longest = int(plan.documents.lengths[plan.splits[split]].max(initial=0))
         if longest > _MAX_LENGTH:
-            raise PrepareError(
-                f"format megatron: a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}. Divide it."
-            )
+            problem = f"format megatron: a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}"
+            raise PrepareError(f"{problem}. Divide it.")
 
 
 def write(plan: Plan, task: Task) -> None:

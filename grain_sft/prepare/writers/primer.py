@@ -90,9 +90,8 @@ def _link(plan: Plan, split: str) -> None:
             link.unlink(missing_ok=True)
             link.symlink_to(f"../{split}_{target}")
     except OSError as error:
-        raise StorageError(
-            f"{folder}: links can't be written ({error.strerror}). Write to a file system that has symbolic links and space."
-        ) from error
+        problem = f"{folder}: links can't be written ({error.strerror})"
+        raise StorageError(f"{problem}. Write to a file system that has symbolic links and space.") from error
 
 
 FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish, holds_empty=False)

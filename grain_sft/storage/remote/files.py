@@ -77,9 +77,8 @@ def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None
     size = size_of(path, infos([path], limits)[0])
     if isinstance(body, Exception) and size >= stop:
         raise failure(path, body, f"bytes {start} to {stop} ", version or "") from body
-    raise CorpusFileError(
-        f"{path}: has {size} bytes; expected bytes {start} to {stop}. It was cut short while in use. Restore it."
-    )
+    problem = f"{path}: has {size} bytes; expected bytes {start} to {stop}. It was cut short while in use"
+    raise CorpusFileError(f"{problem}. Restore it.")
 
 
 def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) -> None:
