@@ -84,10 +84,8 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     splits = rule(ids, lengths[ids] > 0, request)
     has_repeats = any(len(part) > len(dataset) for part, dataset in zip(selected, datasets, strict=True))
     if has_repeats and "val" in splits:
-        logging.warning(
-            "an amount repeats records, so some records of val are probably in train too. For a validation of unseen "
-            "records, prepare them from files of their own."
-        )
+        problem = "an amount repeats records, so some records of val are probably in train too"
+        logging.warning("%s. For a validation of unseen records, prepare them from files of their own.", problem)
     return splits
 
 

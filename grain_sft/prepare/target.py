@@ -126,10 +126,8 @@ class Target:
         """
         changes = list(differences(_compared(old), _compared(new)))[:20] or ["its key"]
         listed = "\n  ".join(changes)
-        return (
-            f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n"
-            "Give another output, the old inputs and options, or --overwrite to begin again."
-        )
+        fix = "Give another output, the old inputs and options, or --overwrite to begin again."
+        return f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n{fix}"
 
     @contextlib.contextmanager
     def _locked(self, *, wait: bool) -> Iterator[None]:

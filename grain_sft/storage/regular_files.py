@@ -63,10 +63,9 @@ def inside_also(folder: str) -> contextlib.AbstractContextManager[None]:
 def outside(path: str, real: str, root: str) -> CorpusError:
     """Return the error for `path`, whose real path `real` lies outside of the folder `root`."""
     target = "" if real == path else f" (it is {real})"
-    return CorpusError(
-        f"{path}: lies outside of {root}{target}, which was given as the root of all files. Fix the mix, the index or the "
-        "link that leads there, or give a root that holds it."
-    )
+    problem = f"{path}: lies outside of {root}{target}, which was given as the root of all files"
+    fix = "Fix the mix, the index or the link that leads there, or give a root that holds it"
+    return CorpusError(f"{problem}. {fix}.")
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

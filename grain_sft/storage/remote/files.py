@@ -117,15 +117,12 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return CorpusFileError(
-            f"{path}: no such file. Check the path, or map the paths of an index or a mix with path_remap."
-        )
+        fix = "Check the path, or map the paths of an index or a mix with path_remap"
+        return CorpusFileError(f"{path}: no such file. {fix}.")
     if isinstance(error, ReplacedError):
         of_version = f" ({version})" if version else ""
-        return CorpusFileError(
-            f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use. "
-            "Restore it, or index the corpus again."
-        )
+        problem = f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use"
+        return CorpusFileError(f"{problem}. Restore it, or index the corpus again.")
     if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
         kind = RemoteTimeoutError if isinstance(error, RequestFailedError) else CorpusFileError
         return kind(f"{path}: {part}can't be read: {error}.")
