@@ -1,4 +1,4 @@
-"""A trainer's GPTConfig, as it is, makes the batches that the episode-indexed loader makes of it."""
+"""Tests that a trainer's GPTConfig is a config, and gives the batches of that trainer's own (episode-indexed) loader."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ OTHERS = {
     **{"name": "Chat SFT", "vocab_size": 50304, "dropout": 0.1, "tie_weights": True, "save_dtype": None},
     **{"grad_accum_steps": 3, "eval_sets": {"layout": "data/other"}, "eval_seed": 1337, "dataset_mode": "sft_episode"},
 }
-"""A trainer's own keys."""
+"""Keys that only the trainer reads."""
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,10 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_batches_are_the_loaders(tmp_path, name, hosts):
-    """x, y and mask, over the border of an epoch; the mask is where targets are counted, or their weights."""
+    """x, y and mask are compared past the end of the first epoch. The mask says which targets take loss, or their weights."""
     keys = {**GPT_CONFIG, **CHANGES[name]}
     if keys["batch_size"] % hosts:
-        hosts = 5
+        hosts = 5  # the run "short rows" has batches of 5 rows
     folder = write_dataset(tmp_path / "data", weighted=name == "weights")
     path = write_config(tmp_path / "run.json", {**OTHERS, **keys, "dataset_dir": str(folder)})
     pipelines = [load(path, Host(index, hosts)) for index in range(hosts)]

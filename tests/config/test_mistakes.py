@@ -1,4 +1,4 @@
-"""`load`: each mistake in a config has a sentence."""
+"""Tests that `load` names each mistake in a config in one sentence."""
 
 import os
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_an_error_behind_a_config_stays_of_its_kind(config):
 
 
 class PluginError(ConfigError):
-    """An error class that does not take a message alone."""
+    """An error class whose constructor needs more than a message."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message, code)

@@ -1,4 +1,7 @@
-"""Megatron's corpora: as megatron-core reads and splits them, under every kind of path, and refused where they are damaged."""
+"""Tests of opening Megatron's corpora, which are pairs of a .bin and an .idx file.
+
+Documents and splits are those of megatron-core, every form of path works, and damaged files are refused.
+"""
 
 import itertools
 import json
@@ -59,13 +62,14 @@ def test_a_document_that_a_split_cuts_is_in_both_parts(tmp_path):
     assert open_corpus(prefix, split="1").fingerprint != open_corpus(prefix).fingerprint
 
 
-def test_the_size_of_the_index_decides_what_its_header_counts(tmp_path):
+def test_a_header_may_count_documents_or_entries_of_the_document_index(tmp_path):
+    """The size of the .idx file tells which of the two it counts."""
     for name, entries in (("a", True), ("b", False)):
         corpus = open_corpus(write_megatron(tmp_path / name, DOCS, entries=entries))
         assert lists(corpus, corpus.documents) == [joined(document) for document in DOCS]
 
 
-def test_every_kind_of_path(tmp_path, monkeypatch):
+def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
     one, two = (write_megatron(tmp_path / "data" / name, DOCS, "uint16") for name in ("one_text_document", "two"))
     monkeypatch.chdir(tmp_path)
     alone, both = open_corpus(one).fingerprint, open_corpus([one, two]).fingerprint
@@ -81,14 +85,14 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
     for path in ([0.3, one, 0.7, two], blend, " ".join(blend), "0.3 data/one_text_document 0.7 data/two"):
         corpus = open_corpus(path)
         assert (corpus.weights, [shard.num_tokens for shard in corpus.shards]) == ((0.3, 0.7), [13, 13])
-    (tmp_path / "1").mkdir()  # a number that is also a path
+    (tmp_path / "1").mkdir()  # 1 is a weight, although a folder has this name
     assert open_corpus([1, one]).weights == (1.0,)
     far = ["/far/one_text_document", "/far/two"]
     for path in ("/far/two", "memory://far/two", "1 /far/one_text_document 2 /far/two", far):
         here = dict.fromkeys(("/far/", "memory://far/"), str(tmp_path / "data"))
         assert open_corpus(path, path_remap=here).shards[-1].path == f"{two}.bin"
     assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
-    (tmp_path / "data/sources.bin").write_bytes(b"")  # its documents may be of either prefix
+    (tmp_path / "data/sources.bin").write_bytes(b"")  # not used: it does not state which of two prefixes it describes
     assert open_corpus(one).sources_file is None
     (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")
     mixed = open_corpus(tmp_path / "mix.txt")
@@ -96,8 +100,8 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"split": "1,1", "subset": "valid"}, {"weights": True}])
-def test_maxtexts_index_lists_no_part_of_a_file_and_no_blend(tmp_path, options):
-    """MaxText would read the first tokens of the file, which are those of another subset, or ignore the weights."""
+def test_a_split_or_a_blend_is_not_saved_as_maxtexts_index(tmp_path, options):
+    """MaxText would read the first tokens of the file, which belong to another subset, or would ignore the weights."""
     prefix = write_megatron(tmp_path / "a", DOCS)
     corpus = open_corpus([0.5, prefix] if options.pop("weights", False) else prefix, **options)
     with pytest.raises(GrainSftError, match="lists whole files in order"):
@@ -147,7 +151,7 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
         config = sections(None, 16, corpus=corpus, layout=layout, order="sequential")
         return load(write_config(tmp_path / "config.json", config)).receipt.code
 
-    (tmp_path / "0.3").mkdir()  # a weight of a blend is not a path
+    (tmp_path / "0.3").mkdir()  # 0.3 is a weight, although a folder has this name
     changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
     changes += [{"path": path} for path in ("data", [1, "data/one", 2, "data/two"], "0.3 data/one 0.7 data/two")]
     *codes, same = [receipt(), *(receipt(**change) for change in changes)]
@@ -174,6 +178,8 @@ def test_verify_finds_a_negative_token_between_the_ends(tmp_path):
     assert "byte 12400: token 3100 is -2" in found.message
 
 
+# By the name of a mistake in an .idx file: the arguments of `write_megatron` that make it, and the message.
+# `open_corpus` finds the mistakes of HEADERS, and `Corpus.documents` those of ARRAYS.
 HEADERS = {
     "magic": ({"magic": b"MMIDIDX\0\1"}, "byte 0: expected the magic"),
     "version": ({"version": 2}, "byte 9: version 2; expected 1"),
@@ -214,7 +220,7 @@ def test_an_index_that_is_cut_short_or_lists_nothing_is_refused(tmp_path):
     assert "the document index has no entry" in error_of(prefix)
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path):
+def test_paths_and_options_that_do_not_fit_are_refused(tmp_path):
     one = two = write_megatron(tmp_path / "a", DOCS)
     other = write_megatron(tmp_path / "c", DOCS, "uint16")
     np.arange(5, dtype=np.uint16).tofile(tmp_path / "x.npy")

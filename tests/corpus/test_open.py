@@ -1,4 +1,4 @@
-"""What `open_corpus` takes: globs, directories, lists, single files; what it refuses; and the fingerprint of what it opens."""
+"""Tests of `open_corpus`: what it opens, what it refuses, and which changes of files alter the fingerprint."""
 
 import errno
 import os
@@ -22,6 +22,7 @@ def tree(tmp_path, write_tokens):
 
 @pytest.fixture
 def names(tree):
+    """Return a function that opens a corpus and lists the paths of its shards, relative to `tree`."""
     return lambda where, **given: [os.path.relpath(each.path, tree) for each in open_corpus(where, **given).shards]
 
 
@@ -63,7 +64,7 @@ def test_paths_that_are_not_a_mixs_are_remapped_too(tree, names):
     remap = {"/old/": f"{tree}/"}
     assert names("/old/a.npy", path_remap=remap) == ["a.npy"]
     assert names(["/old/b.npy", "/old/sub*/*.npy"], path_remap=remap) == ["b.npy", "sub-2/z.npy", "sub/c.npy"]
-    assert names(f"{tree}/c.npy", path_remap={f"{tree}/": f"{tree}/sub/"}) == ["sub/c.npy"]  # once
+    assert names(f"{tree}/c.npy", path_remap={f"{tree}/": f"{tree}/sub/"}) == ["sub/c.npy"]  # remapped once, not twice
 
 
 def test_a_single_file_is_a_corpus_whatever_names_it(tree, monkeypatch):
@@ -94,7 +95,7 @@ def test_what_is_missing_is_named(tmp_path, where, as_list):
 
 
 def test_what_holds_no_tokens_is_refused(tmp_path):
-    """Files whose names are not those of token files are in test_sidecars.py."""
+    """test_sidecars.py tests files whose names are not those of token files."""
     assert f"{tmp_path}/*.npy: the glob matches no file" in error_of(f"{tmp_path}/*.npy")
     assert f"{tmp_path}: holds no .npy file. Give a glob" in error_of(tmp_path)
     assert "empty list of files: a corpus has at least one" in error_of([])
@@ -126,7 +127,7 @@ class Whole(Dump):
 
 
 def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
-    """One with documents is in tests/test_plugin.py."""
+    """tests/test_plugin.py tests a format from outside that has documents."""
     (tmp_path / "outside.py").write_text(FORMATS)
     monkeypatch.syspath_prepend(tmp_path)
     path = write_tokens("a.dump", [1, 2, 3], "uint16")
@@ -195,7 +196,7 @@ def fingerprint(where, **options):
     return open_corpus(where, **options).fingerprint
 
 
-def test_names_labels_headers_and_the_tokenizers_name_are_left_out(folder, tmp_path):
+def test_names_labels_headers_and_the_tokenizers_name_do_not_change_the_fingerprint(folder, tmp_path):
     expected = fingerprint(folder)
     other = shutil.copytree(folder, tmp_path / "other" / "place")
     assert fingerprint(tmp_path / "other") == expected
@@ -207,19 +208,19 @@ def test_names_labels_headers_and_the_tokenizers_name_are_left_out(folder, tmp_p
     assert fingerprint(other) == expected
 
 
-def test_order_number_dtype_eos_and_length_change_it(folder):
+def test_order_number_dtype_eos_and_length_change_the_fingerprint(folder):
     first, second = listed = [folder / "a.npy", folder / "b.npy"]
     found = [fingerprint(paths) for paths in (listed, [second, first], listed[:1], [*listed, second])]
     found += [fingerprint(folder, dtype=dtype) for dtype in ("uint8", "uint16", "uint64")]
     found += [fingerprint(folder, eos_token_id=eos) for eos in (0, 1, 100_257)]
-    for length in (20_000, 30_000):  # with the same ends
+    for length in (20_000, 30_000):  # zeros: the first and the last 4 KiB of the two files are equal
         np.zeros(length, np.uint32).tofile(second)
         found.append(fingerprint(folder))
     assert len(set(found)) == len(found)
     assert fingerprint(folder, eos_token_id=np.int64(7)) == fingerprint(folder, eos_token_id=7)
 
 
-def test_sidecars_change_it(tmp_path):
+def test_sidecars_change_the_fingerprint(tmp_path):
     found = {}
     for name, change in (("same", None), ("again", None), ("mask", "mask.bin"), ("index", "episodes.idx")):
         folder = write_episodes(tmp_path / name, documents()) / "train" / "shard_00000"
@@ -232,7 +233,7 @@ def test_sidecars_change_it(tmp_path):
 
 
 @pytest.mark.parametrize("place", [0, 1023, -1024, -1])
-def test_the_first_and_the_last_4_kib_change_it(folder, place):
+def test_the_first_and_the_last_4_kib_change_the_fingerprint(folder, place):
     before = fingerprint(folder)
     changed = VARIED.astype(np.uint32)
     changed[place] += 1
@@ -240,7 +241,8 @@ def test_the_first_and_the_last_4_kib_change_it(folder, place):
     assert fingerprint(folder) != before
 
 
-def test_it_is_this_one(folder):
-    # Runs are resumed by it: whoever changes how it is made must raise FINGERPRINT_VERSION, and this value with it.
+def test_the_fingerprint_is_the_recorded_one(folder):
+    # A run resumes only if the fingerprint is the same. If you change how it is computed, raise FINGERPRINT_VERSION and
+    # record the new value here.
     expected = "sha256:c64f2a83cc59bf92c3dfdcb1c31b35098da5b2ff0c1135df77a8772bdf777eca"
     assert fingerprint(folder, eos_token_id=1) == expected

@@ -1,6 +1,6 @@
-"""Saved indexes: equal to the corpus they were made of, movable, and not to be fooled by files that changed.
+"""Tests of `Corpus.save`: an index opens as the corpus that was saved, may be moved, and notices files that changed.
 
-The last tests are of MaxText's own index: `tests/golden/maxtext/index.json` is what maxtext 0.2.5 wrote.
+The last tests read and write the format of MaxText's index. MaxText 0.2.5 wrote `tests/golden/maxtext/index.json`.
 """
 
 import json
@@ -65,7 +65,7 @@ def test_an_index_opens_from_any_working_directory(folder, corpus, tmp_path, mon
 
 
 def test_relative_entries_are_remapped_as_whole_paths_or_as_they_are_stored(folder, corpus, index, tmp_path):
-    """Absolute ones are in test_formats_gcs.py."""
+    """test_formats_gcs.py tests absolute paths."""
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
     shutil.copy(moved / "index.json", index)
@@ -129,7 +129,7 @@ def test_what_is_not_an_index_is_refused(tmp_path, text):
     assert len(message) < 1000
 
 
-def test_what_is_asked_for_must_be_what_the_index_states(index):
+def test_options_that_contradict_the_index_are_refused(index):
     assert "states uint16 tokens, but dtype=uint32" in error_of(index, dtype="uint32")
     assert "has eos_token_id 7, but 8 was given" in error_of(index, eos_token_id=8)
 
@@ -213,7 +213,7 @@ def test_an_index_for_maxtext_needs_a_sequence_length(listed, tmp_path):
     assert not (tmp_path / "index.json").exists()
 
 
-def test_a_npy_header_draws_a_warning_as_maxtext_reads_it_as_tokens(tmp_path, caplog):
+def test_a_npy_header_draws_a_warning_because_maxtext_reads_it_as_tokens(tmp_path, caplog):
     np.save(tmp_path / "a.npy", np.arange(256, dtype=np.uint32))
     with caplog.at_level(logging.WARNING, "absl"):
         open_corpus(tmp_path).save(tmp_path / "index.json", format="maxtext", sequence_length=128)

@@ -1,4 +1,4 @@
-"""grain-sft demo: its folder, what its verdict rests on, and the whole of it."""
+"""Tests of `grain-sft demo`: its folder, its comparison of runs, and whole demos."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def test_a_line_gives_back_its_record_unless_it_was_cut_off() -> None:
 
 
 def test_a_run_that_was_done_before_it_was_killed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its newest checkpoint would leave the resumed run no step."""
+    """Its newest checkpoint would leave no step for the resumed run."""
     text = "\n".join(msgspec.json.encode(record).decode() for record in WHOLE.values())
     program = f"import time; print({text!r}, flush=True); time.sleep(60)"
     command = [sys.executable, "-S", "-c", program]
@@ -85,7 +85,7 @@ def test_the_first_run_is_killed_between_its_first_and_its_second_checkpoint() -
 
 
 def demo(folder: Path, max_file_bytes: int | None = None) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of `grain-sft demo` in a process of its own."""
+    """Return the exit status, stdout and stderr of `grain-sft demo` in a process of its own."""
     start = "import sys, resource; from grain_sft.cli.main import main; "
     if max_file_bytes is not None:
         start += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({max_file_bytes}, {max_file_bytes})); "
@@ -123,7 +123,7 @@ def test_the_resumed_run_took_up_the_checkpoint_of_the_killed_one(finished: tupl
     expected = {"interrupted": range(count), "resumed": range(newest, STEPS), "uninterrupted": range(STEPS)}
     assert steps == {name: list(made) for name, made in expected.items()}
     path = next((runs / "interrupted").glob("step-*.npz"))
-    with np.load(path) as arrays:  # no state of the data
+    with np.load(path) as arrays:  # a checkpoint holds weights alone, no state of the data
         assert [array.dtype.name for array in arrays.values()] == ["float32"] * 3 * 5
 
 

@@ -1,6 +1,6 @@
-"""Disks that are full or read-only: a sentence, nothing half-made under a final name, and a run that goes on where it can.
+"""Tests of full and read-only disks: the error is one sentence, no unfinished file has a final name, a run goes on if it can.
 
-Full: a tmpfs of some KB, where one can be mounted (a real ENOSPC), else a limit on a file's size (a real EFBIG).
+The full disk is a tmpfs of 24 KiB if one can be mounted (a real ENOSPC), or else a limit on a file's size (a real EFBIG).
 """
 
 import json
@@ -62,7 +62,7 @@ def become():
         os.setgid(nobody)
         os.setuid(nobody)
 
-make_audit(data)  # what is imported late is imported now: a child can't where its user may not read the environment
+make_audit(data)  # imports now what is imported late: a child that runs as another user may be unable to read the packages
 for name in sys.argv[5].split(","):
     child = os.fork()
     if child:
@@ -80,14 +80,14 @@ for name in sys.argv[5].split(","):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     os._exit(0)
 """
-"""Runs each maker in a process of its own, forked from one that has imported all; prints its outcome and the files it left."""
+"""A program that runs each maker in a forked child, and prints its outcome and the files that it left."""
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture(scope="module")
 def open_folder():
-    """A folder that anyone may enter; pytest's are for their user alone again whenever another pytest starts."""
+    """A folder that any user may enter. pytest's own folders won't do: each start of pytest closes them to other users."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_test_") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -110,7 +110,7 @@ def data(open_folder):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """(folder, limit): a file system with 24 KiB left, or a folder and the limit on files that stands for it."""
+    """(folder, limit): the folder of a file system of 24 KiB and 0; or any folder and the largest size of a file in bytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)]
@@ -123,7 +123,7 @@ def full_disk(tmp_path):
 
 
 def make(data, disk, names, limit=0, nobody=0):
-    """{name: (its outcome, the files it left)} of makers."""
+    """Return (outcome, files left) of each maker, by its name."""
     lines = run(BEGIN, data, disk, limit, nobody, ",".join(names), env={"GRAIN_SFT_CACHE_DIR": str(data / "cache")})
     return {name: (text, left) for name, text, left in map(json.loads, lines.splitlines())}
 
@@ -136,10 +136,10 @@ def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_na
         assert text.startswith("StorageError") and str(disk) in text, text
         made = ("rows/", "prepared/"), (".tmp", ".arrays")
         assert not [path for path in left if path.startswith(made[0]) or path.endswith(made[1])], left
-    text, left = found["plan"]  # which is then made in memory
+    text, left = found["plan"]  # a plan that can't be stored is kept in memory
     rows = len(grain_sft.PackedLayout(grain_sft.open_corpus(data / "olmo", eos_token_id=EOS), 64, cache_dir=tmp_path))
     assert text == f"made {rows}" and not [path for path in left if not path.endswith(".lock")], left
-    text, left = found["audit"]  # a log; the run goes on without, or ends with a sentence
+    text, left = found["audit"]  # the run goes on without its log, or ends with a sentence
     assert text.startswith("made") or (text.startswith("StorageError") and str(disk) in text), text
     room = tmp_path / "room"
     room.mkdir()
@@ -165,7 +165,7 @@ def test_a_shard_that_may_not_be_read_is_named(data, open_folder):
     path = folder / "token_ids_part_0001.npy"
     path.chmod(0o000)
     program = """
-import concurrent.futures.thread  # Python's own files may be out of reach below
+import concurrent.futures.thread  # imported first: the user below may be unable to read Python's own files
 os.setuid(65534)
 try:
     open_corpus(sys.argv[1])

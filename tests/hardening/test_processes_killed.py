@@ -1,6 +1,6 @@
-"""Processes that are killed, told to end, or forked in the middle of reading: no wrong row, no hang, nothing left behind.
+"""Tests of processes that are killed, told to end, or forked while they read: no wrong row, no hang, nothing left behind.
 
-GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
+This runs them with more kills: GRAIN_SFT_KILLS=30 pytest -n0 tests/hardening/test_processes_killed.py
 """
 
 import itertools
@@ -41,7 +41,7 @@ def workers_of(before):
 
 
 def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
-    """One worker, or two where more than one is killed, at drawn steps; every step comes once, in order, with its own rows."""
+    """Workers are killed at random steps. Every step still comes once, in order, with its own rows."""
     draw, before = random.Random(0), set(multiprocessing.active_children())
     iterator, errors = pipeline.iter(worker_count=min(KILLS, 2), prefetch=2), 0
     steps = [number * STEPS_BETWEEN + draw.randrange(1, STEPS_BETWEEN) for number in range(KILLS)]
@@ -91,7 +91,7 @@ if __name__ == "__main__":
 
 
 def state_of(pid: int) -> tuple[str, int]:
-    """The letter of a process's state, and its parent; "Z" where it is gone."""
+    """Return the letter of a process's state and the pid of its parent, or ("Z", -1) if the process is gone."""
     try:
         letter, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -122,7 +122,7 @@ def read_steps(pipeline):
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_pipeline_in_use_is_read_in_processes_however_they_start(pipeline, method):
-    """Its files are open, and mapped, in the parent."""
+    """The parent has opened and mapped the pipeline's files."""
     expected = read_steps(pipeline)
     with multiprocessing.get_context(method).Pool(1) as pool:
         found = pool.apply_async(read_steps, (pipeline,)).get(timeout=300)
@@ -156,6 +156,6 @@ os._exit(0)
 
 
 def test_a_process_that_was_forked_while_threads_read_reads_too(folder):
-    """The threads open files all the time; what they held when a child was forked is open there."""
+    """The threads open files all the time, so some hold locks at a fork. The child must not wait for these locks."""
     forks = 30 * KILLS
     assert run(FORKS, folder, forks) == f"{forks} {forks}\n"

@@ -1,6 +1,6 @@
-"""Corpora of documents from seeds, for tests of packing and for the scripts that make their golden values.
+"""Corpora of documents drawn from seeds, for tests of packing and for the scripts that make their golden values.
 
-Nothing here depends on grain_sft or on the packages that it is compared with.
+No value here comes from grain_sft or from the packages that it is compared with.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 EOS, BOS, PAD = 1, 2, 0
-ROW_DIGITS = 4  # of a row's digest that golden files keep
-SHOWN = 2  # rows whose places they keep, from the first and from the last
+ROW_DIGITS = 4  # golden files keep this number of hexadecimal digits of each row's digest
+SHOWN = 2  # golden files keep the places of the first 2 and of the last 2 rows
 
 VARIANTS = {
     "avx512": "",
@@ -30,16 +30,18 @@ VARIANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class PackedCase:
-    """Token files, and how they are packed.
+    """A corpus of token files, and the options with which it is packed.
 
     Attributes:
-      lengths: Kind of the documents' lengths: see `lengths_of`.
-      documents: Documents of a file.
-      tail: Tokens after the last EOS, in every second file.
-      long: "truncate" or "fragment".
-      group: Files packed together.
+      lengths: Name of the distribution of document lengths, such as "uniform": see `lengths_of`.
+      documents: Number of documents in each file.
+      files: Number of token files.
+      tail: Number of tokens after the last EOS, in every second file.
+      long: "truncate" if documents longer than a row are cut, "fragment" if they are divided into several pieces.
+      group: Number of files that are packed together.
       mask: Whether there are label masks.
-      bos: Whether documents begin with a BOS, and end only where one follows; EOS then occurs within them too.
+      bos: Whether each document begins with a BOS. An EOS then ends a document only if a BOS follows, so documents also have
+        EOS tokens in the middle.
     """
 
     name: str
@@ -96,7 +98,7 @@ PLAN_CASE = next(case for case in PACKED_CASES if case.name == "uniform, groups 
 
 
 def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
-    """Return the tokens of each document of each file, EOS (and BOS) included."""
+    """Return the length of each document of each file in tokens, with its EOS (and BOS)."""
     length, shape = case.sequence_length, (case.files, case.documents)
     least = 2 if case.bos else 1
     draw: dict[str, Callable[[], Any]] = {
@@ -115,7 +117,7 @@ def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
         some = drawn[first : first + case.group]
         some[...] = (random.permutation(length - 2)[: some.size] + 2).reshape(some.shape)
         if case.lengths != "distinct":
-            some[0, int(random.integers(case.documents))] = length + 1  # fragments: a row, and one token
+            some[0, int(random.integers(case.documents))] = length + 1  # its fragments: a whole row, and one token
     return list(drawn)
 
 
@@ -126,7 +128,7 @@ def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
     for number, lengths in enumerate(lengths_of(case, random)):
         tokens = random.integers(3, 60_000, int(lengths.sum()) + (case.tail if number % 2 == 0 else 0))
         ends = np.cumsum(lengths)
-        if case.bos:  # EOS without a BOS after it ends nothing
+        if case.bos:  # add EOS tokens that end no document, as no BOS follows
             tokens[random.random(len(tokens)) < 0.05] = EOS
             tokens[ends - lengths] = BOS
             if len(tokens) > ends[-1]:
@@ -142,20 +144,30 @@ def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def digest_of_files(paths: list[Path]) -> str:
-    """Return the digest of the bytes of files, to see that the same corpus was made again."""
+    """Return a digest of the bytes of files. Tests compare it to see that the same corpus was made again."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLike, places: npt.ArrayLike) -> str:
-    """Return the digest of one packed row: tokens and mask [L], lengths of its documents as `olmo_doc_lengths` counts them, and
-    (file, start, stop) of each piece."""
+    """Return the digest of one packed row.
+
+    Args:
+      tokens: Tokens of the row, [L].
+      mask: Loss mask of the row, [L].
+      lengths: Lengths of the row's documents, as `olmo_doc_lengths` counts them.
+      places: Ranges of tokens that the row reads, as (file, start, stop).
+    """
     parts = [np.asarray(part).astype("<i8").tobytes() for part in (tokens, mask, lengths, places)]
     return f"{zlib.crc32(b'|'.join(parts)):08x}"
 
 
 def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[str, Any]:
-    """Return what golden files keep of packed rows: their `row_digest`s, the digest of the lengths of their pieces, and some of
-    their places, (file, start, stop) of each piece."""
+    """Return what golden files keep of packed rows.
+
+    Args:
+      digests: `row_digest` of each row.
+      places: Ranges of tokens that each row reads, as (file, start, stop).
+    """
     last = len(places)
     lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
     shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})
@@ -168,8 +180,11 @@ def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[st
 
 
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:
-    """Return OLMo-core's `doc_lens` for a row of these segments: padding is a document of its own. With `bos`, what does not
-    begin with a BOS belongs to the document before: padding, and the last fragment of a long document."""
+    """Return OLMo-core's `doc_lens` for a row of these segments, where padding counts as a document of its own.
+
+    With `bos`, padding and the last fragment of a long document do not begin with a BOS, so OLMo-core counts them to the
+    document before.
+    """
     borders = np.flatnonzero(np.diff(segment_ids)) + 1
     starts = [0, *(border for border in borders.tolist() if not bos or tokens[border] == BOS)]
     return np.diff([*starts, len(tokens)]).tolist()
@@ -207,7 +222,7 @@ MULTIPACK_CASES = (
 
 
 def multipack_lengths(case: MultipackCase) -> Ints:
-    """Return the tokens of each document, 1 to `capacity`."""
+    """Return the length of each document, 1 to `capacity` tokens."""
     random, most, count = np.random.default_rng([case.seed, 5]), case.capacity, case.documents
     draw: dict[str, Callable[[], Any]] = {
         "uniform": lambda: random.integers(1, most + 1, count),
@@ -222,5 +237,5 @@ def multipack_lengths(case: MultipackCase) -> Ints:
 
 
 def rows_digest(batches: list[list[list[int]]]) -> str:
-    """Return the digest of [batch][row] -> numbers, in that order."""
+    """Return the digest of the numbers in each row of each batch."""
     return hashlib.sha256(json.dumps(batches, separators=(",", ":")).encode()).hexdigest()[:16]

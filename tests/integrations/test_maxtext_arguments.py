@@ -1,4 +1,4 @@
-"""The launcher's command line and the checks of MaxText's config, without MaxText."""
+"""Tests of `python -m grain_sft.integrations.maxtext`: arguments, checks and iterators, with stand-ins for MaxText."""
 
 import contextlib
 import importlib.util
@@ -32,12 +32,12 @@ def config(tmp_path):
 
 
 def changed(config, **sampler):
-    """The sections of a config with other options of the sampler."""
+    """Return the sections of the config, with these options of the sampler changed."""
     stated = json.loads(config.read_text())
     return stated | {"sampler": stated["sampler"] | sampler}
 
 
-def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
+def test_keys_of_grain_sft_are_split_from_those_of_maxtext(monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_EVAL_CONFIG", "eval.json")
     monkeypatch.setenv("GRAIN_SFT_CONFIG", "lower.json")
     theirs, options = split(["base.yml", "steps=3", "grain_sft_config=a=b.json", "grain_sft_ignore_weights=True"])
@@ -62,7 +62,7 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
         (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data come from"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(config, capsys, words, message):
+def test_a_wrong_argument_is_named_in_one_line_on_stderr(config, capsys, words, message):
     assert main(["sft", "base.yml", *(word.format(config=config) for word in words)]) == 1
     error = capsys.readouterr().err
     assert message in error and error.startswith("grain_sft.integrations.maxtext: ") and error.count("\n") == 1
@@ -79,14 +79,14 @@ def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_
     for path, expected in ((config, (1, "fill", 2)), (other, (3, "drop", 6))):
         pipeline = load_evaluation(str(path))
         assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == expected
-    for name in ("corpus", "sampler"):  # a section that the stages alone have is left as it is
+    for name in ("corpus", "sampler"):  # a section that only the stages state gets no defaults of an evaluation
         stated = changed(config)
         section = stated.pop(name)
         stated["stages"] = [{name: section, "steps": steps} for steps in (1, 2)]
         assert len(load_evaluation(str(write_config(other, stated)))) == 3
 
 
-def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
+def test_loss_weights_are_refused_unless_grain_sft_ignore_weights_is_true(tmp_path):
     write_episodes(tmp_path, documents(weights=True))
     stated = sections(tmp_path, 32, corpus={"format": "episodes", "eos_token_id": 2}, layout="padded")
     weighted = load(stated)
@@ -110,7 +110,7 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
         place = f"here: step 0, row {block.rows[row]} of the global batch, column {column} of inputs"
         with refused(rf"{place}: token {largest}, .* is {largest}\."):
             prepare(largest, "here")(0, block, batch)
-        with refused(f"of targets: token {largest + 1}, but"):  # as after drop_last_position
+        with refused(f"of targets: token {largest + 1}, but"):  # after drop_last_position, only targets may have it
             prepare(largest + 1, "here")(0, block, batch | {"targets": batch["inputs"] + 1})
 
 
@@ -123,7 +123,7 @@ def check(theirs, data, trainer="pre_train"):
 
 
 def maxtext_config(**changed):
-    """What the checks read of MaxText's config, for the pipeline of `config`."""
+    """Return the keys of MaxText's config that the checks read. The values fit the pipeline of the fixture `config`."""
     shapes = {"global_batch_size_to_train_on": 4, "max_target_length": 8, "vocab_size": 64, "packing": True, "steps": 2}
     options = {"dataset_type": "olmo_grain", "enable_rampup_batch_size": False, "expansion_factor_real_data": -1.0}
     return types.SimpleNamespace(**shapes | options | changed)
@@ -142,7 +142,7 @@ def test_options_under_which_a_step_is_not_a_batch_are_refused():
             check_trainer(maxtext_config(**{key: value}))
 
 
-def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_are_not(config):
+def test_stages_that_change_the_data_are_accepted_and_those_that_change_the_shape_are_refused(config):
     def staged(**second):
         return load({**changed(config), "stages": [{"steps": 1}, {"steps": 1, **second}]})
 
@@ -180,7 +180,7 @@ def test_data_that_end_early_are_refused_and_a_step_of_tunix_takes_micro_batches
 
 @pytest.mark.parametrize(("name", "first"), [("pre_train", "get_first_step"), ("sft", "train_model")])
 def test_the_data_follow_the_step_of_the_weights(name, first):
-    """MaxText's own functions get their arguments and return their results."""
+    """The functions of MaxText that are wrapped still get their own arguments and return their own results."""
     followed, restored = [], types.SimpleNamespace(train_steps=6, grad_accumulator=None)
     module = types.SimpleNamespace(**{first: lambda *arguments: 6 if name == "pre_train" else arguments})
     TRAINERS[name].follow(module, followed.append)
@@ -188,7 +188,7 @@ def test_the_data_follow_the_step_of_the_weights(name, first):
     arguments = (config, restored, "mesh")
     assert getattr(module, first)(*arguments) == (6 if name == "pre_train" else arguments)
     assert followed == [6]
-    if name == "sft":  # its train step fails without an accumulator
+    if name == "sft":  # Tunix's train step fails if gradients are accumulated without a `grad_accumulator`
         config.gradient_accumulation_steps, config.use_tunix_gradient_accumulation = 2, True
         with refused("train_sft fails above 1 with this google-tunix"):
             module.train_model(*arguments)
@@ -205,7 +205,7 @@ def test_the_data_are_checked_before_weights_are_loaded(name, first):
     assert calls == ["config", ("config", "recorder")]
 
 
-def test_texts_and_pairs_are_told_apart(config, tmp_path):
+def test_a_trainer_of_texts_refuses_pairs_and_a_trainer_of_pairs_refuses_texts(config, tmp_path):
     write_pairs(tmp_path / "pairs", [*make_pairs(20, 1), [[5], [], [6]]])
     pairs = load(sections(tmp_path / "pairs", 32, layout="pairs"))
     of_pairs = types.SimpleNamespace(max_prompt_length=16, algo="dpo")
@@ -257,7 +257,7 @@ def test_batches_end_with_maxtexts_steps_or_with_the_data(config, sharding):
         batches.close()
 
 
-def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(config, sharding, monkeypatch):
+def test_the_error_of_the_data_is_raised_rather_than_the_error_of_maxtext(config, sharding, monkeypatch):
     failing = MaxTextBatches(load(str(config)), sharding, None, prepare=prepare(1, "here"))
     interface = types.SimpleNamespace()
 
@@ -274,10 +274,10 @@ def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(
     monkeypatch.setattr(launcher.iterators, "make_train_iterator", lambda *_, options: failing)
     with refused("MaxText's vocab_size is 1"):
         launcher.train([], Options())
-    assert trainer.get_first_step is None  # so that another run is not followed by this one
+    assert trainer.get_first_step is None  # the patch is undone, so a later run in this process starts clean
 
 
-def test_other_data_are_refused_with_the_option_of_the_command_line(config, sharding, tmp_path):
+def test_data_other_than_recorded_are_refused_and_the_option_that_allows_them_is_named(config, sharding, tmp_path):
     theirs = types.SimpleNamespace(enable_checkpointing=True, checkpoint_dir=str(tmp_path / "checkpoints"))
     continue_at(0, theirs, MaxTextBatches(load(str(config)), sharding, None), Options(), [0])
     others = MaxTextBatches(load(changed(config, seed=2)), sharding, None)
@@ -290,7 +290,7 @@ def test_other_data_are_refused_with_the_option_of_the_command_line(config, shar
 
 
 def test_each_evaluation_begins_at_the_first_batch(config, sharding):
-    """Tunix calls `iter` for each evaluation. MaxText's distillation does not, and takes batches until they end."""
+    """Tunix calls `iter` for each evaluation. MaxText's distillation only calls `next`, until the batches end."""
     batches = EvaluationBatches(load_evaluation(str(config)), sharding, None)
     assert len(list(batches)) == len(list(batches)) == 2
     first = next(iter(batches))

@@ -1,4 +1,5 @@
-"""Rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's `mmap_npy` and `mmap`."""
+"""Tests that layout `megatron_gpt` gives the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's
+`mmap_npy` and `mmap`."""
 
 import hashlib
 import re
@@ -33,7 +34,7 @@ def folder(tmp_path_factory):
 
 
 def config_of(folder, run, **sections):
-    """The config of one of `runs()`."""
+    """Return the config of a run of megatron_corpora.py."""
     corpus = {"path": [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]}
     corpus |= {"format": "megatron", "eos_token_id": EOD, "pad_token_id": PAD}
     if run.get("split", "1,0,0") != "1,0,0":
@@ -44,7 +45,8 @@ def config_of(folder, run, **sections):
 
 
 def arrays_of(batch):
-    """What megatron-core's samples hold, of a trainer's batch: tokens, labels, loss mask, positions, hidden by attention."""
+    """Return the arrays of megatron-core's samples, computed from a batch: tokens, labels, loss mask, positions and the
+    attention mask, which is True where attention is not allowed."""
     segments, loss = batch["inputs_segmentation"], batch["targets_segmentation"] != 0
     shown = np.tril(segments[:, :, None] == segments[:, None, :])
     labels = np.where(segments == 0, 0, batch["targets"])
@@ -52,7 +54,7 @@ def arrays_of(batch):
 
 
 def first_rows(folder, run, samples):
-    """The first rows of a run of `samples` rows, as one batch of its pipeline."""
+    """Return the first rows of a run as one batch, after the pipeline's transforms. The run has `samples` rows."""
     pipeline = load(config_of(folder, run))
     assert len(pipeline.source) == samples
     element = pipeline.source.read(np.arange(min(FEW, samples)))
@@ -109,7 +111,7 @@ def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron
 
 
 def loaded(folder, name, host=Host(0, 1), **layout):
-    """The pipeline of one of `runs()`, with batches of 8 rows and options of the layout changed."""
+    """Return the pipeline of the run `name`, with batches of 8 rows and these options of the layout changed."""
     return load(config_of(folder, RUNS[name] | layout, sampler=EIGHT_ROWS), host=host)
 
 
@@ -117,7 +119,7 @@ def loaded(folder, name, host=Host(0, 1), **layout):
     ("sampler", "steps"), [({}, 12), ({"epochs": 2}, 24), ({"epochs": None}, None), ({"order": "shuffle"}, None)]
 )
 def test_rows_are_read_once_by_default(folder, sampler, steps):
-    """Another epoch would repeat rows and their order: `num_samples` decides how often documents are read."""
+    """A second epoch would repeat the same rows in the same order. `num_samples` sets how often documents are read."""
     config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
     assert load(config).sampler.num_steps == steps
 
@@ -178,7 +180,7 @@ RESETS = ("reset_attention_mask", "reset_position_ids")
 
 
 @pytest.mark.parametrize("resets", [RESETS, RESETS[:1], RESETS[1:]])
-def test_resets_are_sound_and_are_shown(folder, tmp_path, capsys, resets):
+def test_runs_with_resets_pass_verify_and_agree_with_trace_and_inspect(folder, tmp_path, capsys, resets):
     config = config_of(folder, RUNS[BLEND] | dict.fromkeys((*resets, "eod_mask_loss"), True), sampler=EIGHT_ROWS)
     path = write_config(tmp_path / "run.json", config)
     assert main(["verify", str(path), "--full"]) == 0, capsys.readouterr().out

@@ -1,4 +1,7 @@
-"""Mixtures as pipelines: each source's rows in its own order, on any host, from any step, over any schedule."""
+"""Tests of pipelines that mix several sources by weight.
+
+Each source keeps its own order, on any hosts, from any step, and whatever a schedule changes.
+"""
 
 import dataclasses
 import functools
@@ -20,7 +23,7 @@ from grain_sft.source import MixtureSource
 
 
 def test_each_sources_rows_come_in_its_own_order(folder):
-    """Epoch after epoch, as an IndexSampler of batches of one row reads them."""
+    """An `IndexSampler` of the source alone, with batches of one row, reads the same rows, epoch after epoch."""
     pipeline = mixed(folder)
     layout, sampler = pipeline.source.layout, pipeline.sampler
     rows = np.concatenate([sampler.rows(step) for step in range(60)])
@@ -30,7 +33,7 @@ def test_each_sources_rows_come_in_its_own_order(folder):
         alone = IndexSampler(size, global_batch_size=1, seed=seed, order=order)
         drawn = rows[part == number] - layout.first_rows[number]
         assert drawn.tolist() == [int(alone.rows(step)[0]) for step in range(len(drawn))]
-        assert len(drawn) > size or number == 2  # the epochs of two roll over
+        assert len(drawn) > size or number == 2  # chat (0) and talks (1) begin a second epoch; web (2) is not used up
         assert (np.abs(10 * np.cumsum(part == number) - tenths * np.arange(1, len(part) + 1)) < 10).all()
 
 
@@ -77,7 +80,7 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
         assert rows[step].tolist() == plain.sampler.rows(step).tolist()
     part = changed.source.layout.parts_of(np.concatenate(rows))
     share = np.zeros(3)
-    for row in range(len(part)):
+    for row in range(len(part)):  # weights change at step 5, which is row 60, and at step 12, which is row 180
         share += (0.7, 0.2, 0.1) if row < 60 else (0.1, 0.2, 0.7) if row < 180 else (0.125, 0, 0.875)
         assert np.abs(share - np.bincount(part[: row + 1], minlength=3)).max() < 1 + 1e-9
     assert (part[180:] != 1).all()
@@ -85,7 +88,7 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
         parts = [changed.sampler.with_host(Host(index, hosts)) for index in range(hosts)]
         for step in (4, 5, 8, 9, 11, 12, 29):
             assert rows_of_hosts(parts, step).tolist() == rows[step].tolist()
-    for step in range(2, 170):  # steps in a row are what each step is by itself
+    for step in range(2, 170):  # a sampler that reads steps in turn gives what a fresh copy gives for each step
         in_turn = parts[2].rows(step)
         np.testing.assert_array_equal(in_turn, pickle.loads(pickle.dumps(parts[2])).rows(step), err_msg=f"step {step}")
         in_turn[:] = -9  # the caller may write to its rows
@@ -97,7 +100,7 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
 
 @pytest.mark.parametrize("on_exhausted", ["stop", "renormalize"])
 @pytest.mark.parametrize("last_batch", ["drop", "fill"])
-def test_sources_that_are_exhausted(folder, on_exhausted, last_batch):
+def test_an_exhausted_source_ends_the_run_or_leaves_its_share_to_the_others(folder, on_exhausted, last_batch):
     config = mixture_config(folder, on_exhausted=on_exhausted, last_batch=last_batch)
     for source in config["corpus"]["mixture"].values():
         source.setdefault("sampler", {})["epochs"] = 1
@@ -116,7 +119,7 @@ def test_sources_that_are_exhausted(folder, on_exhausted, last_batch):
         pipeline[len(batches)]
 
 
-def test_each_source_has_its_own_cap(folder):
+def test_each_source_may_have_its_own_max_epochs_and_on_exhausted(folder):
     config = mixture_config(folder)
     sources = config["corpus"]["mixture"]
     sources["talks"] |= {"max_epochs": 1, "on_exhausted": "renormalize"}
@@ -164,7 +167,7 @@ def test_numbers_that_no_run_reaches_are_errors_or_count_as_never(folder):
 
 
 def test_a_schedule_changes_weights_that_were_amended_twice(folder):
-    """Also where the first amendment gave the weight that the schedule gives later."""
+    """Step 9 keeps its entry in the schedule, although the amendment at step 3 gives chat the same weight."""
     sampler = mixed(folder, schedule=[{"step": 9, "weights": {"chat": 0.1}}]).sampler
     once, twice = sampler.reweighted([(7, {"chat": 3})]), sampler.reweighted([(3, {"chat": 0.1}), (7, {"chat": 3})])
     assert [twice.mixture.schedule[1:]] == [once.mixture.schedule]
@@ -236,7 +239,7 @@ def test_a_mistake_in_a_mixture_is_named(folder, place, value, message):
         load(put(mixture_config(folder), place, value))
 
 
-def test_samplers_sources_and_keys_that_do_not_belong_together(folder):
+def test_samplers_sources_and_keys_that_do_not_belong_together_are_refused(folder):
     web = NpyDataSource(WindowLayout(grain_sft.open_corpus(folder / "web.npy", dtype="uint8"), LENGTH))
     for changed in ({"on_exhausted": "stop"}, {"schedule": [{"step": 3, "weights": {"a": 1}}]}):
         config = {**mixture_config(folder, **changed), "corpus": {"path": str(folder / "web.npy"), "dtype": "uint8"}}
@@ -259,8 +262,8 @@ def test_samplers_sources_and_keys_that_do_not_belong_together(folder):
         source.read([80])
 
 
-def test_an_inner_mixture_that_ends_has_no_schedule():
-    """Its end was computed without the steps of the schedule, and rows of `a` were read again after its one epoch."""
+def test_an_inner_mixture_that_ends_may_not_have_a_schedule():
+    """Its end would be computed without the schedule, and rows of `a` would be read again after its one epoch."""
     sources = {"a": (1, SourceOrder(8, 0, epochs=1, on_exhausted="renormalize")), "b": (0, SourceOrder(8, 0))}
     inner = Mixture(sources, schedule=((10, {"a": 1, "b": 1}),))
     outer = Mixture({"inner": (1, inner), "c": (1, SourceOrder(100, 0))})
@@ -272,7 +275,7 @@ def test_an_inner_mixture_that_ends_has_no_schedule():
 def test_a_step_too_far_for_a_mixture_is_refused(folder):
     config = mixture_config(folder)
     for source in config["corpus"]["mixture"].values():
-        source["sampler"] = {"order": "sequential"}  # others end before
+        source["sampler"] = {"order": "sequential"}  # order "episode" has no seeds for so many epochs
     pipeline = load(config)
     last = (1 << 62) // pipeline.sampler.global_batch_size - 1
     assert len(pipeline.sampler.rows(last)) == pipeline.sampler.global_batch_size and pipeline[last]

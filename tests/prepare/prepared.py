@@ -1,4 +1,4 @@
-"""What tests of whole preparations share: chats, digests of folders, and runs that are stopped half-way."""
+"""Helpers for tests of whole preparations: chats, digests of folders, and runs that are stopped half-way."""
 
 import dataclasses
 import hashlib
@@ -35,6 +35,7 @@ def chat(*texts: str) -> dict[str, Any]:
 
 
 def record(number: int) -> dict[str, Any]:
+    """Return chat `number`. The number decides its turns, their lengths, and whether it has a system message."""
     texts = []
     for turn in range(1 + number % 3):
         texts.append(f"the question {number}.{turn} " + "word " * (number % 11))
@@ -52,7 +53,7 @@ def write_chats(path: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
 
 
 def save_trained(folder: Path, special: Sequence[str] = CHAT_TOKENS, size=400, texts: Sequence[str] = ()) -> Path:
-    """Train a small SentencePiece model, of `texts` or a few words, and save it."""
+    """Train a small SentencePiece model on `texts`, by default on a few words, and save it."""
     folder.mkdir(exist_ok=True)
     path = folder / "spm.model"
     texts = texts or [f"the question and the answer, word {number}" for number in range(100)]
@@ -61,7 +62,7 @@ def save_trained(folder: Path, special: Sequence[str] = CHAT_TOKENS, size=400, t
 
 
 def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
-    """Write chats to files of these names, with a model, and prepare them in each format of `CHAT_FORMATS`."""
+    """Write files of chats, {name: number of chats}, train a tokenizer, and prepare the chats in each of `CHAT_FORMATS`."""
     datasets = tuple(Dataset((str(write_chats(folder / name, count)),)) for name, count in counts.items())
     model = str(save_trained(folder))
     for form in CHAT_FORMATS:
@@ -70,7 +71,10 @@ def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
 
 
 def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:
-    """Return the hash of every file, the rejected ones too; in texts, the first of `replace` is read as the second."""
+    """Return the hash of every file below `out`, and of the file of its rejected records.
+
+    In .json and .txt files, the text `replace[0]` counts as `replace[1]`: a path may differ.
+    """
     found = {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}
     rejected = Path(f"{out}.rejected.jsonl")
     found |= {"rejected": rejected} if rejected.exists() else {}
@@ -83,7 +87,7 @@ def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    """Return when every file and folder was changed, hidden ones too."""
+    """Return the time of the last change of each file and folder, hidden ones too."""
     return {path.relative_to(folder).as_posix(): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
@@ -104,14 +108,14 @@ def stop_half_way(what: str, done: int, total: int) -> None:
 
 @dataclasses.dataclass
 class Place:
-    """A folder with inputs in `in`, and what is done in it."""
+    """A folder with inputs in `in`, and methods that prepare them and run commands."""
 
     folder: Path
     tokenizers: dict[str, str]
     capsys: pytest.CaptureFixture[str]
 
     def __post_init__(self) -> None:
-        """Write eight small inputs, so eight units."""
+        """Write eight small inputs. Each of them is one unit of a preparation."""
         self.chats = [write_chats(self.folder / f"in/{number}.jsonl", 60 + number) for number in range(8)]
         self.out = self.folder / "out"
 

@@ -1,4 +1,4 @@
-"""Rows are written out whole or not at all, are taken up where they were cut off, and damage to them is noticed."""
+"""Tests of `materialize`, which writes packed rows to files: whole or not at all, resumable, and damage is noticed."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 pytest_plugins = ["written_rows"]  # the fixtures `layout` and `written`
 
 
-def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout, monkeypatch):
+def test_an_interrupted_run_leaves_no_rows_and_continues_where_it_stopped(tmp_path, layout, monkeypatch):
     whole = materialize(layout, tmp_path / "whole", shard_bytes=1 << 10)
     calls, read = [], NpyDataSource.read
 
@@ -37,12 +37,12 @@ def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout
     assert not (tmp_path / "rows").exists()
     for _ in range(2):
         assert materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
-        assert len(calls) == 4 + len(whole["rows_of_shards"]) - 3
+        assert len(calls) == 4 + len(whole["rows_of_shards"]) - 3  # the 3 shards that were finished are not read again
     assert digests(tmp_path / "rows") == digests(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "chats", "whole", "rows"}
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+@pytest.mark.parametrize("named", [True, False], ids=["with identity.json", "without identity.json"])
 def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monkeypatch, named):
     other = PackedLayout(layout.corpus, LENGTH, max_segments=2)
     materialize(other, tmp_path / "other", shard_bytes=1 << 10)
@@ -67,7 +67,7 @@ def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, lay
         assert "A file was replaced" in error_of(tmp_path / "rows", **options)
 
 
-def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, layout):
+def test_only_packed_rows_are_written_and_only_into_a_folder_that_holds_nothing_else(tmp_path, layout):
     with pytest.raises(LayoutError, match=r"PaddedLayout\(.*only the rows of a PackedLayout can be written"):
         materialize(PaddedLayout(layout.corpus, LENGTH), tmp_path / "rows")
     (tmp_path / "full").mkdir()
@@ -121,7 +121,7 @@ def test_a_garbled_manifest_is_an_error_that_names_it(written):
             assert "rows.json" in error_of(written)
 
 
-def test_pack_materializes(tmp_path, layout, capsys):
+def test_the_command_pack_writes_the_rows_of_materialize(tmp_path, layout, capsys):
     arguments = ["pack", str(tmp_path / "chats"), "--sequence-length", str(LENGTH)]
     out = ["--materialize", str(tmp_path / "rows"), "--output", str(tmp_path / "figures.json")]
     assert main([*arguments, "--algorithm", "best_fit_decreasing", *out]) == 0
@@ -134,7 +134,7 @@ def test_pack_materializes(tmp_path, layout, capsys):
         main([*arguments, "--materialize", str(tmp_path / "other")])
 
 
-def test_too_little_space_is_said_before_anything_is_written(tmp_path, layout, monkeypatch):
+def test_too_little_space_is_an_error_before_anything_is_written(tmp_path, layout, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=10))
     with pytest.raises(grain_sft.GrainSftError, match="GB free, but the rows take"):
         materialize(layout, tmp_path / "rows")

@@ -1,4 +1,4 @@
-"""What the options of prepare do: cut and dropped documents, amounts, dry runs, and the commands of older tools."""
+"""Tests of the options of `grain-sft prepare`: maximum lengths, amounts, dry runs, and the command lines of other tools."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
     assert not dropped or f"dropped  {dropped:,}: no trainable token" in printed
 
 
-def test_all_dropped_is_a_sentence_and_no_folder(place: Place) -> None:
+def test_an_input_that_gives_no_document_is_an_error_and_leaves_no_folder(place: Place) -> None:
     request = place.request("episode", "olmo", place.chats[:1])
     error = place.fails(place.command(request, "--max-length", "2", "--keep", "first"))
     assert "no document is left for the split 'train': 60 valid records, 60 dropped (no trainable token)" in error
@@ -73,7 +73,7 @@ def test_all_dropped_is_a_sentence_and_no_folder(place: Place) -> None:
 
 
 @pytest.mark.parametrize("format", CHAT_FORMATS)
-def test_one_record_and_no_validation(format: str, place: Place) -> None:
+def test_one_record_is_a_training_split_without_a_validation_split(format: str, place: Place) -> None:
     path = write_chats(place.folder / "a.jsonl", 1)
     for val_frac in (0.0, 0.9):
         out = place.folder / f"out{val_frac}"
@@ -84,7 +84,7 @@ def test_one_record_and_no_validation(format: str, place: Place) -> None:
 
 
 AMOUNTS = [("0.5", 41, 20), ("3.0", 30, 90), ("100", 40, 100), ("", 9, 9), ("5", 20, 5), ("2.5", 4, 10), ("0", 5, 0)]
-"""Amounts, the records of their files, and how many of them the mixture has."""
+"""For each input: its amount on the command line, its number of records, and how many records the mixture takes."""
 
 
 def test_amounts_of_a_mixture_are_those_of_open_instruct(place: Place) -> None:
@@ -151,7 +151,7 @@ def test_a_dry_run_shows_text_and_writes_nothing(template: str, place: Place) ->
 
 
 @pytest.mark.parametrize("name", ["prepare-chat-sft", "prepare-tool-sft"])
-def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lines_of_the_episode_tools_work(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.folder)
     monkeypatch.delenv("GRAIN_SFT_TOKENIZER", raising=False)
     write_chats(Path("data/conversations.jsonl"), 100)
@@ -174,9 +174,9 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     assert "conversations.jsonl:101: messages" in place.fails([*line, "stop"])
     before = stamps(place.folder)
     assert "data: is not empty" in place.fails(f"{name} --input data/conversations.jsonl --output_dir data".split())
-    assert stamps(place.folder) == before  # without a tokenizer
+    assert stamps(place.folder) == before  # no tokenizer was trained
     assert "root of the file system" in place.fails(f"{name} --input data/conversations.jsonl --output_dir /".split())
-    printed = place.succeeds([*line, "skip"])  # training leaves bad records out, too
+    printed = place.succeeds([*line, "skip"])  # the training of a tokenizer skips bad records, too
     assert "rejected 2: see other.rejected.jsonl" in printed
 
 

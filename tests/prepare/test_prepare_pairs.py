@@ -1,4 +1,4 @@
-"""Preference pairs: records of every shape become a prompt and two responses, the same however the run goes."""
+"""Tests of preparing preference pairs: records of every shape become a prompt and two responses."""
 
 import json
 
@@ -22,7 +22,7 @@ def untrained(text):
 
 
 def shapes(number):
-    """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
+    """Return records of one pair in each shape that is in use, and its (prompt, chosen, rejected) as text."""
     prompt, chosen = f"question {number:03}?" + "\nwhy" * (number % 7), f"yes {number}"
     rejected = "no" + " way" * (number % 5)
     both = {"chosen": turns(prompt, chosen), "rejected": turns(prompt, rejected)}
@@ -57,7 +57,7 @@ def request_of(tmp_path, tokenizer):
 
 
 def parts_of(corpus):
-    """Ids of the prompt and the two responses of each pair."""
+    """Yield the ids of the prompt and of the two responses of each pair."""
     lengths = pair_lengths(corpus)
     for number, document in enumerate(corpus.iter_documents()):
         prompt, chosen, rejected = np.split(document.tokens, lengths[number].cumsum()[:-1])
@@ -87,7 +87,7 @@ def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, 
             assert found[line][0] + part == ids(f"{shared}{text}<|im_end|>"), line
 
 
-def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path):
+def test_earlier_answers_belong_to_the_prompt_and_take_no_loss(request_of, tmp_path):
     begin = ("a?", "b", "c?")
     record = {"chosen": turns(*begin, "d"), "rejected": turns(*begin, "e")}
     prepare(request_of([record]), tmp_path / "out", workers=1)
@@ -96,7 +96,7 @@ def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path
 
 
 def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of, tmp_path):
-    """As in MaxText's `DPODataFormatting` of two columns."""
+    """MaxText's `DPODataFormatting` divides data of two columns in the same way."""
     begins = [f"Human: {number}? Assistant:" for number in range(50)]
     records = [{"chosen": f"{begin} yes", "rejected": f"{begin} no no"} for begin in begins]
     prepare(request_of(records, "text"), tmp_path / "out", workers=1)

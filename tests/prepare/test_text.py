@@ -1,4 +1,4 @@
-"""Plain documents: their tokens, where they begin and end, and the corpora that are made of them."""
+"""Tests of preparing plain documents (template text): their tokens, their BOS and EOS, and what is dropped."""
 
 import json
 import unicodedata
@@ -35,7 +35,7 @@ def test_plain_documents_end_with_eos_where_conversations_end_with_a_token_of_th
 
 
 def with_bos(folder: Path) -> Path:
-    """Return the path of a tokenizer.json with the BOS `<s>`, the EOS `</s>`, and words for pieces."""
+    """Save a tokenizer with ids <unk> 0, <s> (BOS) 1, </s> (EOS) 2, a 3 and b 4, and return its path."""
     words = {word: number for number, word in enumerate(("<unk>", "<s>", "</s>", "a", "b"))}
     found = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -107,7 +107,7 @@ def test_a_conversation_names_the_template_to_give_instead(spm: Path, tmp_path: 
         made(spm, path)
 
 
-def test_text_is_normalized_before_it_is_checked(spm: Path, tmp_path: Path) -> None:
+def test_text_is_normalized_before_it_is_searched_for_special_tokens(spm: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(spm)
     texts = ["e\u0301 \ufb01 \u212b", "plain"]
     for form in ("NFC", "NFKC"):

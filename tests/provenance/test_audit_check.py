@@ -1,4 +1,5 @@
-"""The check of an audit log: lines that were changed, added, removed or moved are named, and what a kill leaves is accepted."""
+"""Tests of `check_audit`: it names lines of an audit log that were changed, added, removed or moved, and accepts the log of
+a run that was killed."""
 
 import json
 import re
@@ -17,7 +18,7 @@ from grain_sft.provenance.audit import read_line
 
 
 def changed_line(line: bytes, name: str) -> bytes:
-    """A line of text with another value, of the same kind, of one field."""
+    """Return the line, as a line of a .log file, with another value of the same type in the field `name`."""
     fields = read_line(line)
     value = fields[name]
     fields[name] = re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), value, count=1)
@@ -28,7 +29,7 @@ def changed_line(line: bytes, name: str) -> bytes:
 
 
 def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):
-    """Except the time, the version of grain_sft and the number of hosts, which decide no batch."""
+    """The time, the version of grain_sft and the number of hosts may change, since they decide no batch."""
     killed_and_resumed(make)
     path, pipeline = tmp_path / "audit.log", make(audit=None)
     lines = path.read_bytes().splitlines()
@@ -41,7 +42,7 @@ def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):
             expected = set() if name in ("time", "grain_sft", "hosts") else {number}
             assert found == expected or (name in ("epoch", "action") and min(found) == number), (name, found)
             tried.add((fields["action"], name))
-    assert len(tried) == 19 + 7 + 10 + 11
+    assert len(tried) == 19 + 7 + 10 + 11  # the numbers of fields of the four actions
 
 
 def test_an_entry_that_is_not_a_number_shifts_no_numbers(make, tmp_path):
@@ -71,7 +72,7 @@ def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_pa
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_log_of_a_version_with_a_chain_of_hashes_is_read(make, tmp_path, ending):
-    """Its entries count whole lines only, and a half line has no mark."""
+    """In such a log, entries count whole lines only, and no line marks that the line before it was cut off."""
     killed_and_resumed(make)
     path = tmp_path / f"audit{ending}"
     end = b', "chain": "9f0c"}' if ending == ".jsonl" else b" | chain=9f0c"
@@ -178,7 +179,7 @@ def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audi
     assert printed[1].startswith("CONTRADICTED: 7 entries")
 
 
-def test_the_log_of_another_run_is_contradicted_shortly(config, audited, capsys):
+def test_the_log_of_another_run_is_contradicted_in_a_few_lines(config, audited, capsys):
     write_config(config, put(json.loads(config.read_text()), "sampler.seed", 8))
     path = audited.with_suffix(".log")
     path.write_text(path.read_text() * 5)

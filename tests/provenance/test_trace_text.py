@@ -1,4 +1,4 @@
-"""Documents by text and by record, and summaries by source."""
+"""Tests of `grain-sft trace --find` and `--record`, which find documents by text or by record, and of summaries by source."""
 
 import dataclasses
 import json
@@ -30,12 +30,12 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "w
 WORDS += ["boxed", "quartz", "jugs", "and", "nobody", "minds"]
 SPECIAL = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 HIDDEN = {3: "a violet zeppelin at dawn", 11: "a violet zeppelin at dusk", 25: "zeppelin"}
-FIRST = 20  # answers in the first input
+FIRST = 20  # number of answers in the first of two inputs
 
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    """The folder of a corpus that `prepare` made of two inputs; answer n says what `HIDDEN` has, if anything."""
+    """The folder of a corpus that `prepare` made of two inputs. Answer n contains `HIDDEN[n]`, if `HIDDEN` has that key."""
     folder = tmp_path_factory.mktemp("text")
     random = np.random.default_rng(0)
     answers = [" ".join(random.choice(WORDS, 12)) + f" {HIDDEN.get(number, '')} so" for number in range(30)]
@@ -54,7 +54,7 @@ def corpus(chats):
 
 
 def answers_of(corpus, numbers):
-    """Which answers these documents are."""
+    """Return the numbers of the answers that these documents hold."""
     return [int(source) * FIRST + int(record) - 1 for source, record in corpus.sources[numbers].tolist()]
 
 
@@ -62,7 +62,7 @@ TEXTS = {
     **{"violet zeppelin": [3, 11], "a violet zeppelin at dusk": [11], "zeppelin": [3, 11, 25], "z": None},
     **{"violet balloon": [], "zeppelin at dawn so": [3], "\u00fcber": []},
 }
-"""Answers that hold each text; None where other answers may hold it."""
+"""The answers that contain each text. None: answers outside of `HIDDEN` may contain it, too."""
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 64, 1 << 20])
@@ -81,7 +81,7 @@ def test_documents_that_share_tokens_are_all_found(corpus, tmp_path):
     tokenizer = tokenizer_of(corpus)
     [tokens] = tokenizer.encode(["the fox and a violet zeppelin at dawn so"])
     root, count = write_episodes(tmp_path / "shared", [(np.array(tokens), np.ones(len(tokens), np.bool_))]), len(tokens)
-    episodes = [[0, count], [1, 0], [1, 2], [2, count - 2], [count - 2, 2]]  # the second is empty
+    episodes = [[0, count], [1, 0], [1, 2], [2, count - 2], [count - 2, 2]]  # (first token, number of tokens)
     np.array(episodes, "<u8").tofile(root / "train" / "shard_00000" / "episodes.idx")
     assert documents_with_text(open_corpus(root), tokenizer, "a violet zeppelin at dawn").tolist() == [0, 3]
 
@@ -97,7 +97,7 @@ def test_a_record_is_found_by_its_input_and_line(corpus):
         documents_of_record(dataclasses.replace(corpus, sources_file=None), "1")
 
 
-def test_no_tokenizer_or_another_is_refused(corpus, write_tokens, tmp_path):
+def test_a_missing_tokenizer_another_tokenizer_and_an_empty_text_are_refused(corpus, write_tokens, tmp_path):
     other = tmp_path / "other.model"
     other.write_bytes(train_tokenizer([" ".join(WORDS)] * 5, 320, SPECIAL))
     with pytest.raises(CorpusError, match="another tokenizer"):
@@ -118,7 +118,7 @@ def test_a_tokenizer_found_for_a_corpus_that_states_none_is_logged(corpus, chats
     assert f"{tmp_path / 'tokenizer'}: taken for the corpus's tokenizer" in caplog.text
 
 
-def test_the_tokenizer_of_a_config_starts_at_the_folder_of_the_config(chats, tmp_path, monkeypatch):
+def test_the_path_of_a_tokenizer_is_relative_to_the_config_that_states_it(chats, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "tokenizers"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""IndexSampler: laws that hold for every order."""
+"""Tests of `IndexSampler`: which rows each host reads at each step, in every order."""
 
 import functools
 import pickle
@@ -16,7 +16,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import ORDERS, Order, StepMap
 
 STRIPED = [order for order in ORDERS if order != "maxtext"]
-# Steps 0 and 1,000,000,000 of 504 rows in order "random": no version of numpy and no change of ours changes a run.
+# Rows at steps 0 and 1,000,000,000 in order "random", out of 504 rows. If they change, runs that resume get other rows.
 PINNED = [[20, 275, 0, 94, 216, 451, 49, 219], [143, 22, 223, 476, 283, 136, 168, 474]]
 
 
@@ -45,7 +45,7 @@ def test_hosts_together_read_the_global_batch_in_stripes(order, hosts):
 def test_an_evaluation_set_may_be_smaller_than_a_batch():
     small = sampler(3, 8, "shuffle", last_batch="fill")
     assert sorted(small.rows(0).tolist()) == [FILL_ROW] * 5 + [0, 1, 2]
-    assert small[7].record_key % 3 == FILL_ROW  # grain.DataLoader wraps record keys, and fill rows stay
+    assert small[7].record_key % 3 == FILL_ROW  # grain.DataLoader reads row `key % 3`: a fill row has to stay one
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -74,14 +74,15 @@ def test_random_draws_among_all_rows_with_replacement_by_seed_step_and_place_alo
     steps = [sampler(100, 50, "random").rows(step) for step in range(400)]
     counts = np.bincount(np.concatenate(steps), minlength=100)
     assert len(counts) == 100 and counts.sum() == 20_000
-    assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * np.sqrt(2 * 99)  # chi-squared of 99 degrees of freedom
+    # The sum has mean 99 and variance 2 * 99 (chi-squared with 99 degrees of freedom), if rows are uniform.
+    assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * np.sqrt(2 * 99)
     assert any(len(set(rows.tolist())) < 50 for rows in steps[:3])
     mine = sampler(504, 8, "random", seed=1337)
     assert mine.rows(0).tolist() == PINNED[0] and mine.rows(10**9).tolist() == PINNED[1]
     assert sampler(504, 8, "random", seed=1338).rows(0).tolist() != PINNED[0]
     halves = [sampler(504, 4, "random", seed=1337).rows(step).tolist() for step in range(2)]
     assert halves[0] + halves[1] == PINNED[0]
-    assert sampler(3, 8, "random").rows(5).max() <= 2  # a batch may be larger than what there is
+    assert sampler(3, 8, "random").rows(5).max() <= 2  # a batch may be larger than the number of rows
 
 
 @pytest.mark.parametrize("order", [order for order in ORDERS if order != "sequential"])
@@ -93,7 +94,7 @@ def test_epochs_and_seeds_differ(order):
 
 @pytest.mark.parametrize("rows", [65_535, 65_536, 70_000, 200_000])
 def test_shuffles_of_two_epochs_are_not_correlated(rows):
-    """Rank correlation of the first 20,000 places, in units of its spread for independent shuffles."""
+    """The correlation of the first 20,000 rows is below 5 standard deviations of that of independent shuffles."""
     places = 20_000
     mine = sampler(rows, places, "shuffle")
     first, second = mine.rows(0), mine.rows(mine.steps_per_epoch)
@@ -118,7 +119,7 @@ def test_slots_of_some_hosts_are_those_that_they_read():
 
 @pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
 def test_reading_ahead_never_fails_for_an_epoch_that_was_not_requested(last_batch):
-    """The last three epochs that RandomState has seeds for, each step after the other."""
+    """RandomState has seeds for three epochs here. All three are read to the end, and the fourth is an error."""
     rows, batch, seed = 10, 5, (1 << 32) - 3
     in_turn = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
     single = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
@@ -135,7 +136,7 @@ def test_shuffle_false_reads_rows_as_they_are_numbered():
     assert sampler(20, 4, "maxtext", Host(1, 2), shuffle=False).rows(2).tolist() == [14, 15]
     with pytest.raises(SamplerError, match="shuffle='false': expected True or False"):
         sampler(20, 4, "olmo", shuffle="false")
-    unused = {"seed": 1 << 40, "shuffle": False}  # beyond what the order takes
+    unused = {"seed": 1 << 40, "shuffle": False}  # without a shuffle, a seed that the order would refuse is not used
     assert sampler(5, 4, "episode", Host(1, 2), last_batch="run_on", **unused).rows(1).tolist() == [0, 2]
 
 

@@ -1,4 +1,4 @@
-"""Batches whose size changes at a step: each row of an epoch once, replayable from any step, on any number of hosts."""
+"""Tests of batch sizes that change at a step: an epoch still has each row once, and any step can be computed alone."""
 
 import pickle
 
@@ -14,7 +14,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import MappedSampler, Mixture, MixtureSampler, SourceOrder, StagedSampler
 from grain_sft.sampling.batch_sizes import BatchSizes, JoinedSizes
 
-ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # with epochs, in every way to end them
+ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # these have epochs, and accept every `last_batch`
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 
 
@@ -31,7 +31,7 @@ def runs(draw):
 
 
 def plain(num_instances, global_batch_size, last_batch, schedule, order, steps):
-    """Step by step, with a list of what is left of the epoch."""
+    """Return the rows of each step, computed one step after the other from a list of the rows left in the epoch."""
     epochs = IndexSampler(num_instances, global_batch_size=num_instances, seed=7, order=order)
     found, epoch, left = [], -1, []
     for step in range(steps):
@@ -115,7 +115,7 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
 
 @settings(max_examples=examples(60), deadline=None)
 @given(run=runs(), order=st.sampled_from(["shuffle", "olmo", "random", "maxtext", "sequential"]), data=st.data())
-def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
+def test_a_sampler_that_reads_steps_in_turn_gives_what_a_new_one_gives_for_each_step(run, order, data):
     if order in ("maxtext", "random") and run["last_batch"] == "fill":
         run["last_batch"] = "drop"
     run["order"] = order
@@ -158,7 +158,7 @@ def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
     run = StagedSampler([first, last])
     assert run.changes == [10, 50, 52, 53, 58, 118]
     run.with_host(Host(0, 4)).check_from(0)  # the 3 rows of step 60 are never read
-    eight = last.with_host(Host(0, 8))  # they divide the batches from step 53 on
+    eight = last.with_host(Host(0, 8))  # 8 hosts divide the batches from step 53 on
     assert len(eight.rows(53)) == 1
     with pytest.raises(SamplerError, match="global_batch_size=4, from step 51 on, can't be divided by 8 hosts"):
         eight.check_from(51)
@@ -166,7 +166,7 @@ def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
         StagedSampler([first, eight])
 
 
-def test_a_run_that_continues_an_epoch_without_end_is_tabled_to_the_end_of_that_epoch():
+def test_an_endless_run_that_starts_inside_an_epoch_counts_the_steps_to_the_end_of_that_epoch():
     assert IndexSampler(20, global_batch_size=4, seed=0, start=(3, 8)).steps_of_epochs(None) == 3
     rows = SourceOrder(20, 1, start=(3, 8))
     assert MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=4).steps_of_epochs(None) == 6

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, names of files, and what is not a regular file."""
+"""Tests of reading and writing files: a file appears whole or not at all, and only regular files are read."""
 
 import functools
 import os
@@ -67,7 +67,7 @@ def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/null")
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "pipe").symlink_to("fifo")  # as /dev/stdout is a link to a pipe
+    (tmp_path / "pipe").symlink_to("fifo")  # /dev/stdout can be such a link
     before = listing(tmp_path)
     with pytest.raises(StorageError, match="can't be written") as error, files.atomic_write(tmp_path / target) as file:
         file.write("new")
@@ -231,7 +231,7 @@ def test_directories_sockets_and_devices_are_named(tmp_path, monkeypatch):
             assert expected in error_of(files.read_range, path, 0, 8)
 
 
-def test_short_reads_are_read_on(write_tokens, monkeypatch):
+def test_a_read_that_returns_fewer_bytes_than_requested_is_continued(write_tokens, monkeypatch):
     path = write_tokens("t.npy", np.arange(50_000))
     corpus = grain_sft.open_corpus(path)
     pread, preadv = os.pread, os.preadv

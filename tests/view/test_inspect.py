@@ -1,4 +1,4 @@
-"""Rows as text on the terminal: what is shown is what the pipeline gives."""
+"""Tests of `grain-sft inspect`: the text that it prints for a row is what the pipeline gives."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from grain_sft.view.text import TokenTexts, columns, visible
 
 @pytest.mark.parametrize("transforms", [["ngram_filter", "shift_targets"], ["shift_targets"], ["ngram_filter"]])
 @pytest.mark.parametrize("layout", [{}, {"sequence_length": 100}, {"kind": "padded", "sequence_length": 128}])
-def test_a_view_is_the_batch(config, layout, transforms):
+def test_a_view_of_a_row_has_the_values_of_the_batch(config, layout, transforms):
     pipeline = load(config(layout=layout, transforms=transforms))
     names = ("tokens", "segment_ids", "positions", "loss_mask")
     if "shift_targets" in transforms:
@@ -51,7 +51,8 @@ def test_sources_and_records_are_those_of_the_documents(pipeline):
                 np.testing.assert_array_equal(view.tokens[first:stop], tokens)
 
 
-def test_a_record_of_a_mixture_is_not_shown_as_amendments_name_a_document(run):
+def test_a_record_of_a_mixture_is_shown_in_words(run):
+    """Amendments read "chat:7" as document 7 of the source chat, so record 7 must not look like that."""
     mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1}}
     config = sections(None, 512, corpus={"mixture": mixture}, layout="packed") | {"transforms": ["shift_targets"]}
     piece = view_rows(load(config), 0)[0].pieces[0]
@@ -72,7 +73,7 @@ def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
         assert not [note for note in view.notes if "segment" in note]
 
 
-def test_rows_of_hosts_are_told_apart_and_padding_rows_are_said(config):
+def test_rows_of_each_host_have_their_slot_and_rows_of_padding_say_so(config):
     path = config(sampler={"global_batch_size": 4, "last_batch": "fill", "epochs": 1, "order": "shuffle"})
     last = len(load(path)) - 1
     whole = view_rows(load(path), last)
@@ -109,7 +110,7 @@ def test_a_changed_batch_is_noted(pipeline):
         views(lambda batch: batch.pop("targets"))
 
 
-def test_only_withdrawn_tokens_of_a_window_are_noted_where_segments_are_divided(pipeline):
+def test_withdrawn_tokens_of_a_window_are_counted_and_are_no_change_by_a_transform(pipeline):
     corpus = pipeline.source.layout.corpus
     source = NpyDataSource(WindowLayout(corpus, 512))
     sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
@@ -136,7 +137,7 @@ def test_rows_that_the_filter_rejects_say_so(config):
 
 
 def visible_text(tokens, texts):
-    """The visible text of tokens, their characters whole."""
+    """Return the visible text of tokens. Their bytes are joined first, since two tokens may share a character."""
     joined = "".join(map(texts.text, tokens.tolist()))
     return visible(joined.encode("utf-8", "surrogateescape").decode())
 
@@ -212,7 +213,7 @@ def test_colours_are_for_terminals_that_want_them_and_any_encoding_is_printed(ru
         with subprocess.Popen(command, stdout=theirs, env=environment | {"TERM": "xterm"} | more) as process:
             os.close(theirs)
             found = b""
-            with contextlib.suppress(OSError):  # the end
+            with contextlib.suppress(OSError):  # raised when the command has closed the terminal
                 while True:
                     found += os.read(ours, 1 << 16)
         os.close(ours)

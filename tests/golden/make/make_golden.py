@@ -4,8 +4,8 @@ olmo_order.json: batches that `NumpyFSLDataLoader` over a `NumpyFSLDataset` yiel
   data sets, and digests of the global order of a larger one.
 maxtext_order.json: shards, and records over three epochs, of MaxText's `OlmoIndexSampler`.
 maxtext/index.json: an index file as MaxText's `build_index(...).save(path)` writes it.
-olmo_filter.npz: the rows of tokens that the file holds, most of them near the limit of OLMo-core's repetition filter, with the
-  `instance_mask` that OLMo-core's dataset gives to each (True: the row passes), and MaxText's verdicts on the same rows.
+olmo_filter.npz: rows of tokens, and whether OLMo-core's and MaxText's repetition filters let each row pass. OLMo-core's verdict
+  is the `instance_mask` of its dataset. The rows are those of the existing file; most of them are near the filter's limit.
 
 Needed, in the versions that made the files: ai2-olmo-core 3.0.0 (with torch, CPU build), grain 0.2.18, numpy 2.4.6, and
 MaxText 0.2.5 as an unpacked wheel (pip download --no-deps maxtext==0.2.5; python -m zipfile -e maxtext-*.whl maxtext-wheel).
@@ -30,12 +30,12 @@ Rows = NDArray[np.uint16]
 Verdicts = NDArray[np.bool_]
 
 OTHER_LIMITS = {"p5_c3": (5, 3), "p7_c10": (7, 10), "p13_min3_c5": (13, 5, 3), "p13_c2": (13, 2), "p13_c1": (13, 1)}
-"""Longest period, count and shortest period of further verdicts on the rows of 96 tokens."""
+"""Limits of further verdicts on the rows of 96 tokens: longest period, count and, if it is not 1, shortest period."""
 UNUSED_TOKEN = 0x7FFFFFFF  # in the tail of a file, which no instance may hold
 
 
 def import_maxtext(wheel: Path) -> tuple[Any, Any, str]:
-    """Return MaxText's modules `olmo_data` and `olmo_data_grain`, imported by themselves, and its version."""
+    """Return MaxText's version and its modules `olmo_data` and `olmo_data_grain`, imported without the rest of MaxText."""
     for name in ("maxtext", "maxtext.input_pipeline"):
         stub = types.ModuleType(name)
         stub.__path__ = [str(wheel.joinpath(*name.split(".")))]
@@ -73,7 +73,7 @@ ORDER_CASES = (
     OrderCase((2799,), 7, 48, 8, 123456789, 2),
     OrderCase((127, 128, 129), 32, 3, 3, 1, 1),  # files end one token before, at, and after the end of an instance
     OrderCase((19, 22), 1, 8, 2, 34521, 2),  # one instance a token: a batch is as many tokens as instances
-    *(OrderCase((30, second), 5, 8, 2, 34521, 1) for second in (9, 13)),  # fewer instances than a batch, and as many
+    *(OrderCase((30, second), 5, 8, 2, 34521, 1) for second in (9, 13)),  # 7 and 8 instances, batches of 8
 )
 
 
@@ -202,7 +202,7 @@ def olmo_verdicts(rows: Rows, max_period: int, max_count: int, min_period: int =
 
 
 def olmo_filter(olmo_data: Any, version: str, rows_by_length: dict[int, Rows]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `olmo_filter.npz`: the rows and the verdicts on them."""
+    """Return the arrays of `olmo_filter.npz`: the rows, and whether each of them passes the filters."""
     made_by = {"maxtext": version, **versions("ai2-olmo-core", "numpy", "python")}
     arrays: dict[str, NDArray[Any]] = {"made_by": np.array(json.dumps(made_by))}
     for length, rows in rows_by_length.items():

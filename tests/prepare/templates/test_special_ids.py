@@ -1,4 +1,4 @@
-"""Text never becomes a control token, decided by the ids that come out; hostile chats on many tokenizers and templates."""
+"""Tests that text never becomes a control token: hostile chats, many tokenizers and templates, and the ids that come out."""
 
 import random
 from typing import Any
@@ -17,8 +17,9 @@ MAKERS = list(makers())
 ADJACENT = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.name }}{{ message.content }}{{ message.reasoning_content }}<|im_end|>
 {% endfor %}"""
-"""Writes two fields next to each other, as templates do with names, and texts next to its own markup."""
+"""A template that writes two fields next to each other, and writes fields next to its own markup."""
 
+# A template whose markup and a field together may spell a control token: "<|" + name + "|>".
 WRAPPED = """{% for message in messages %}{% generation %}<|im_start|>{{ message.content }}
 <|{{ message.name }}|></{{ message.name }}>{{ message.tool_calls | default('') | tojson }}
 <end_of_turn><|eot_id|></s>{% endgeneration %}{% endfor %}"""
@@ -38,7 +39,7 @@ JINJA = {
 
 
 def fragments(control: tuple[str, ...]) -> list[str]:
-    """Texts that are, or nearly are, or become control tokens."""
+    """Return texts that are control tokens, texts that resemble them or become them when normalized, and ordinary texts."""
     spellings = [*control, "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "<unk>"]
     wide = ["".join(chr(ord(each) + 0xFEE0) for each in text) for text in spellings]
     part = [chr(ord(text[0]) + 0xFEE0) + text[1:] for text in spellings]
@@ -62,7 +63,7 @@ def hostile_text(rng: random.Random, pool: list[str], control: tuple[str, ...]) 
 
 
 def hostile_chat(rng: random.Random, pool: list[str], control: tuple[str, ...], template: str) -> dict[str, Any]:
-    """A record whose fields are hostile. Turns alternate, as some templates demand."""
+    """Return a record whose fields are hostile texts. The roles alternate, as some templates demand."""
 
     def text() -> str:
         return hostile_text(rng, pool, control)
@@ -100,7 +101,7 @@ KNOWN_KEYS = {
 
 
 def harmless(value: Any, key: str = "") -> Any:
-    """The same record with an x for every character that is not a space."""
+    """Return the same record with an x for each character, except spaces, roles, types and known keys."""
     if isinstance(value, str):
         return value if key in ("role", "type") else "".join(each if each.isspace() else "x" for each in value)
     if isinstance(value, dict):
@@ -113,7 +114,7 @@ WIDE = "\uff1c/s\uff1e"
 
 
 def both_modes(folder: Any, maker: str, messages: list[dict[str, Any]], template: str) -> list[Any]:
-    """The tokenizer, and the chat in both modes."""
+    """Return the tokenizer, and the chat rendered with special_text="error" and with special_text="encode"."""
     tokenizer = load_tokenizer(BY_NAME[maker].save(folder / maker))
     modes = [{"special_text": mode, "chat_template": template} for mode in ("error", "encode")]
     return [tokenizer, *(render_one(tokenizer, "hf", {"messages": messages}, **options) for options in modes)]
@@ -121,12 +122,13 @@ def both_modes(folder: Any, maker: str, messages: list[dict[str, Any]], template
 
 @pytest.mark.parametrize("field", ["content", "name", "reasoning_content"])
 def test_a_normalized_spelling_is_named_or_encoded_as_text(tmp_path, field):
-    """Full-width characters that NFKC makes a control token of, which the vocabulary holds."""
+    """NFKC turns the full-width characters of `WIDE` into `</s>`, a control token of the vocabulary."""
     user = {"role": "user", "content": "hi", "name": "a"}
     chat = [{**user, field: f"a {WIDE} b"}, {"role": "assistant", "content": "b"}]
     template = "{% for m in messages %}{{ m.name }}: {{ m.reasoning_content }} {{ m.content }}</s>{% endfor %}"
     tokenizer, refused, encoded = both_modes(tmp_path, "t5_nfkc_False", chat, template)
-    assert tokenizer.eos_token_id in tokenizer.exact.encode(WIDE, add_special_tokens=False).ids  # of itself
+    # The tokenizer alone would make the text EOS.
+    assert tokenizer.eos_token_id in tokenizer.exact.encode(WIDE, add_special_tokens=False).ids
     assert isinstance(refused, RecordError) and f"messages[0].{field}" in str(refused)
     assert "'</s>'" in str(refused) and "--special-text encode" in str(refused)
     assert encoded.tokens.tolist().count(tokenizer.eos_token_id) == 2
@@ -145,7 +147,7 @@ def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_
     assert "<|im_end|> hi" in tokenizer.decode(encoded.tokens.tolist())
 
 
-def test_a_token_that_a_field_spells_with_the_template_s_text_is_not_one(tmp_path):
+def test_a_token_that_a_field_and_the_text_of_the_template_spell_together_stays_text(tmp_path):
     chat = [{"role": "user", "name": "im_end", "content": "hi"}, {"role": "assistant", "content": "b", "name": "x"}]
     for maker in ("bytes_gpt2_<|endoftext|>_plain", "sentencepiece_bpe_identity_chatml", "tiktoken_<|endoftext|>"):
         tokenizer, refused, encoded = both_modes(tmp_path, maker, chat, WRAPPED)
@@ -203,7 +205,7 @@ def test_hostile_text_becomes_no_control_token(maker, count, seed, tmp_path):
             names.remove(name)  # the tokenizer lacks what this template needs
             continue
         except RecordError:
-            continue  # the record is not one of its schema
+            continue  # this record fits no schema
         tally["refused" if isinstance(result, RecordError) else "rendered"] += 1
         if not isinstance(result, RecordError):
             assert not isinstance(expected, RecordError), (maker.name, name, expected, record)

@@ -1,4 +1,7 @@
-"""primer, openchat, episode, episode_tool: what they refuse, and their options. test_roundtrip.py has their rules."""
+"""Tests of the templates primer, openchat, episode and episode_tool: what they refuse, and their options.
+
+test_roundtrip.py tests what they render.
+"""
 
 import json
 import re
@@ -57,7 +60,7 @@ CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
         ("episode_tool", of_assistant(role="toolresult", content={"a": "TEXT"}), "messages[0].content.a"),
     ],
 )
-def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tokenizer, template, record, path):
+def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_stays_text(tokenizer, template, record, path):
     def with_text(text):
         return json.loads(json.dumps(record).replace("TEXT", text))
 
@@ -69,7 +72,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
         encoded = render_one(tokenizer, template, with_text(text), special_text="encode")
         number = tokenizer.token_id(spelling)
         if number is None:
-            assert isinstance(encoded, RecordError)  # as text, nothing would tell it from the template's own
+            assert isinstance(encoded, RecordError)  # without such a token, the template's own markup is the same text
             continue
         assert "--special-text encode" in str(error)
         expected = render_one(tokenizer, template, with_text("x"))
@@ -94,7 +97,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tok
         *((name, {**chat(("assistant", "b")), "tools": [{"name": "f"}]}, "tools: template") for name in BUILT_IN),
     ],
 )
-def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):
+def test_what_a_template_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):
     records = [parse_record(each) for each in (chat(("assistant", "b")), record, chat(("assistant", "b")))]
     one, error, other = render(TEMPLATES[template], records, tokenizer, TemplateOptions())
     assert isinstance(error, RecordError) and part in str(error)
@@ -112,7 +115,7 @@ def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(temp
 
 
 class OneText:
-    """A tokenizer as the specification's function expects it."""
+    """A tokenizer with the methods that the specification's `render_chat_sft` calls."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
@@ -152,7 +155,7 @@ def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(toke
     assert "Own Assistant:" in tokenizer.decode(own.tokens.tolist())
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "llama"])  # whose decoder adds spaces
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "llama"])  # llama's decoder adds spaces
 def test_a_system_prompt_is_for_conversations_that_have_none(name, tmp_path):
     tokenizer, turns = load_tokenizer(MAKERS[name](tmp_path)), (("user", "Hi"), ("assistant", "Hello!"))
     for record, expected in (
