@@ -1,4 +1,4 @@
-"""`grain-sft bench` of made-up corpora: what it measures, not how fast that is."""
+"""Tests of `grain-sft bench` on corpora that it makes up: which figures it gives, not how high they are."""
 
 import importlib.util
 
@@ -12,7 +12,7 @@ from grain_sft.layout import ALGORITHMS, PackingOptions
 
 @pytest.fixture
 def bench(tmp_path, capsys, figures):
-    """`bench(words)`: the figures of benchmarks, and the printed text; no file is left."""
+    """Return a function that runs `grain-sft bench` with some words, and returns its figures and the printed text."""
     return lambda words: (figures("bench", *words.split(), "--dir", tmp_path / "here"), capsys.readouterr().out)
 
 
@@ -48,7 +48,7 @@ def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):
     rows = len(ALGORITHMS["best_fit_decreasing"](lengths, PackingOptions(plans.LENGTH)).ends)
     assert found[plans.GROUPED]["rows"] == found[plans.PACKED]["rows"] == rows <= found[plans.OURS]["rows"]
     assert all(f"{name} " in printed for name in found)
-    assert not list((tmp_path / "here").iterdir())  # nothing is left behind
+    assert not list((tmp_path / "here").iterdir())  # the benchmark removed its files
 
 
 def test_runs_with_and_without_withdrawn_documents_are_compared(bench):

@@ -1,4 +1,4 @@
-"""Documents by EOS, alone or before a BOS: wherever the blocks that are read at once end; and their number."""
+"""Tests of finding documents by EOS, or by EOS before BOS: tokens are read in blocks, and the blocks decide nothing."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ EOS, BOS = 1, 2
 
 
 def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
-    """(first token, tokens) of each document: one token after the other."""
+    """Return (first token, number of tokens) of each document, found one token after the other."""
     found, before = [], 0
     for tokens in files:
         start = 0
@@ -32,7 +32,7 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
     block=st.integers(1, 9),
     dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]),
 )
-def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
+def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, bos, block, dtype):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eos_scan, "_CHUNK_BYTES", np.dtype(dtype).itemsize * block)
         paths = [tmp_path_factory.getbasetemp() / f"blocks-{number}.npy" for number in range(len(files))]
@@ -45,7 +45,7 @@ def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
 
 
 def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own_cache):
-    """Scans and hashes of small files, and of files that were just written, are kept too."""
+    """Small files, and files that were just written, are usually not cached: the patches make the cache keep them."""
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)

@@ -18,6 +18,7 @@ from grain_sft.cli.main import main
 from grain_sft.verify import verify
 
 SUBSETS = ("train", "valid", "test")
+# Documents, each a list of sequences of tokens.
 DOCS = [[[5, 6, 7], [8]], [[]], [[9, 10, 11, 12], [], [13, 14]], [], [[15, 16, 17]]]
 
 

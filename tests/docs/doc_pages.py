@@ -1,4 +1,4 @@
-"""The pages of docs/: their code blocks and their text."""
+"""Functions that read the pages of docs/: their code blocks and their text."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ _BLOCK = re.compile(
 
 
 class Block(NamedTuple):
-    """A fenced block."""
+    """A fenced block of a page."""
 
     language: str  # "" where none is named
     text: str
@@ -31,28 +31,28 @@ class Block(NamedTuple):
 
     @property
     def file_name(self) -> str | None:
-        """The file that its first line, a comment, says it is."""
+        """Name of the file that the block shows, if its first line is a comment such as `# run.py`; else None."""
         found = re.match(r"# (\S+\.(?:py|yaml|jsonl?))\n", self.text)
         return found and found[1]
 
     @property
     def end(self) -> int:
-        """Number of the line that ends it."""
+        """Number of the line that ends the block."""
         return self.line + self.text.count("\n")
 
     @property
     def runs(self) -> bool:
-        """Whether it is a command, a program or a file for one of these."""
+        """Whether tests run the block: commands, programs, and files that these read."""
         return not self.why_not and (self.language in RUN or self.file_name is not None)
 
 
 def read(page: str) -> str:
-    """The text of a page."""
+    """Return the text of a page."""
     return (DOCS / page).read_text()
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page, in order.
+    """Return the fenced blocks of a page, in order.
 
     Raises:
       ValueError: a block that does not end.

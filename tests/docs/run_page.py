@@ -1,7 +1,8 @@
-"""Runs blocks of a page, in order, in the working directory: `python run_page.py BLOCKS OUTPUTS`, two JSON files.
+"""Run the blocks of a page in the working directory, as a reader would: `python run_page.py BLOCKS OUTPUTS`.
 
-As a reader would: files are written under the names that their first lines give, commands go to bash, and Python blocks share
-their names. What fails stops it, with the line of the page. OUTPUTS is written at the end: what each block printed.
+BLOCKS is a JSON file of blocks, which run in order. A block with a file name is written to that file, a command goes to bash,
+and Python blocks share their names. The first failure ends the program with the page and the line of the block. OUTPUTS is a
+JSON file, written at the end, of what each block printed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the pages state about the package is true: links, names, commands, config keys and quoted messages."""
+"""Tests that the pages of docs/ state what is true: links, names, commands, config keys and quoted messages."""
 
 import ast
 import importlib
@@ -30,13 +30,13 @@ MODULES = re.findall(r"^\.\. automodule:: (\S+)", REFERENCE, flags=re.MULTILINE)
 
 
 def anchors(page: str) -> set[str]:
-    """Of a page's headings, as GitHub and MyST make them."""
+    """Return the anchors that GitHub and MyST give to the headings of a page."""
     headings = re.findall(r"^#{1,6} (.+)$", pages.outside_blocks(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", [*pages.PAGES, "../README.md"])
-def test_links_and_configs_of_a_page_are_there(page):
+def test_the_links_and_the_configs_that_a_page_names_exist(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", pages.outside_blocks(page)):
         path, _, anchor = target.partition("#")
         found = (pages.DOCS / page).parent / path if path else pages.DOCS / page
@@ -62,7 +62,7 @@ def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_p
 
 
 def test_every_public_function_and_class_of_the_package_says_what_it_is():
-    """Also those that no page shows: whoever reads the code meets them."""
+    """Those that no page shows need a docstring, too: people who read the code see them."""
     silent = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -95,14 +95,14 @@ def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
 
 
 def text_of(path: Path) -> str:
-    """Return the texts of a module, with spaces for line breaks."""
+    """Return all string literals of a module in one line."""
     nodes = ast.walk(ast.parse(path.read_text()))
     texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return re.sub(r"\s+", " ", "\n".join(texts).replace("%s", "\n"))
 
 
 def parts_of(message: str) -> list[str]:
-    """Return what a message of the page has between values, which are …, and between punctuation marks."""
+    """Return the fixed texts of a message: it is split at punctuation marks, and at …, which stands for a value."""
     return [part.strip() for part in re.split(r"…|[.:,;](?: |$)", message) if part.strip(" .")]
 
 

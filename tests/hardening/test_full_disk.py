@@ -110,7 +110,10 @@ def data(open_folder):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """(folder, limit): the folder of a file system of 24 KiB and 0; or any folder and the largest size of a file in bytes."""
+    """(folder, limit): a folder with space for 24 KiB, and 0.
+
+    If no such file system can be mounted, `limit` is the largest size of a file in bytes, which takes the place of a full disk.
+    """
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)]

@@ -1,6 +1,6 @@
-"""A long run at full speed: no row wrong, lost or read twice in an epoch; memory, open files and threads stay constant.
+"""Test of a long run at full speed: no row is wrong, lost or read twice in an epoch; memory, files and threads stay constant.
 
-GRAIN_SFT_SOAK=3600 pytest -n0 -s tests/hardening/test_soak.py
+An hour of it: GRAIN_SFT_SOAK=3600 pytest -n0 -s tests/hardening/test_soak.py
 """
 
 import json
@@ -16,14 +16,14 @@ import grain_sft
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, WindowLayout
 
 SECONDS = float(os.environ.get("GRAIN_SFT_SOAK", "2"))
-GROWTH = 32  # MB of memory that come and go: what is read ahead, and what is awaiting collection
+GROWTH = 32  # MB by which memory may vary, since batches are read ahead and garbage is collected late
 EOS, LENGTH, BATCH = 1, 512, 16
-FILES, TOKENS = 64, 1 << 16  # and tokens a file: an epoch takes 1 to 2 s
-SAMPLES = 200  # of memory and files
+FILES, TOKENS = 64, 1 << 16  # number of files, and of tokens in each: an epoch takes 1 to 2 s
+SAMPLES = 200  # number of times that memory, files and threads are measured
 
 
 def write(folder: Path) -> None:
-    """Write documents of 40 to 400 tokens."""
+    """Write token files with documents of 40 to 400 tokens."""
     for number in range(FILES):
         random = np.random.default_rng(number)
         tokens = random.integers(1000, 1 << 24, TOKENS, np.uint32)
@@ -33,18 +33,18 @@ def write(folder: Path) -> None:
 
 
 def measure() -> tuple[int, int, int]:
-    """Bytes of this process that no other has, its open files, and its threads."""
+    """Return this process's anonymous memory in bytes, and its numbers of open files and of threads."""
     text = Path("/proc/self/status").read_text()
     anonymous = next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon"))
     return anonymous, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
-    """Run for `seconds`, and on to the end of an epoch; return the counts."""
+    """Read batches for `seconds`, and on to the end of the epoch. Return the counts of rows and the measurements."""
     source = pipeline.source
     tokens = source.read(range(len(source)))["tokens"]
     assert len(np.unique(tokens, axis=0)) == len(source), "rows that can't be told apart"
-    times, wrong = np.zeros(len(source), np.int64), 0  # of each row: how often it was handed out
+    times, wrong = np.zeros(len(source), np.int64), 0  # times[row]: number of batches that had the row
     epoch = len(source) // BATCH
     samples, step = [], 0
     begin = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_long_run_accounts_for_every_row_in_constant_memory(tmp_path):
         assert each["epochs"] >= 1 and each["wrong_rows"] == 0 and each["lost_or_doubled_rows"] == 0, each
         first, most, last = each["memory_mb"]
         assert most <= first + GROWTH and last <= first + GROWTH, each
-        assert max(each["files"]) <= each["files"][0] + 41, each  # 40, and one that is being opened
+        assert max(each["files"]) <= each["files"][0] + 41, each  # `max_open_files`, and one that is being opened
         assert max(each["threads"]) == each["threads"][0], each
 
 

@@ -1,4 +1,4 @@
-"""Clocks, time zones and languages of the machine: none of them decides a batch, a plan, an index or a receipt."""
+"""Tests that the clock, the time zone and the language of a machine decide no batch, plan, index or receipt."""
 
 import os
 
@@ -58,8 +58,8 @@ def test_language_and_time_zone_decide_nothing(corpus, expected, environment, tm
     assert run(PROGRAM, corpus, tmp_path, env={**environment, "PYTHONHASHSEED": "1234"}) == expected
 
 
-def test_a_text_in_utf_8_is_read_where_the_language_is_c(tmp_path):
-    """Paths and mixes with letters of any language, under a locale that has none of them."""
+def test_texts_in_utf_8_are_read_under_locale_c(tmp_path):
+    """A path and a label have letters that the locale lacks."""
     folder = tmp_path / "düz çağr\u0131 語"
     write_olmo(folder, documents(20), part_tokens=2000)
     label = "Türkçe \u0130\u0131Ş"
@@ -76,5 +76,5 @@ print(corpus.shards[0].label.encode('utf-8').hex())
 
 @pytest.mark.parametrize("years", [-25, pytest.param(25, marks=HEAVY)])
 def test_a_clock_that_is_set_decides_nothing(corpus, expected, cache, years):
-    """The plan that is used was made by the clock as it is; nothing is too old, or of the future."""
+    """The cached plan was made under the right clock. Under the other clock it is used all the same, however old it seems."""
     assert run(PROGRAM, corpus, cache, years * 365 * 86_400) == expected

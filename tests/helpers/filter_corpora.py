@@ -18,12 +18,13 @@ Tokens = npt.NDArray[np.uint16]
 
 
 def documents_of(file: int) -> list[Tokens]:
-    """Return the documents of a file, each with its EOS, in a chance order.
+    """Return the documents of a file, each with its EOS, in a random order.
 
-    Even files hold one document of every length from 1 to `SEQUENCE_LENGTH`. Odd files hold one of every length from 120,
-    most of which leave padding in a packed row, and few of them repeat themselves. No two lengths of a file are equal, so
-    that the order of a sort does not depend on the machine; but files from `PACKED_FILES` on hold longer documents, which
-    are cut to `SEQUENCE_LENGTH`.
+    An even file holds one document of every length from 1 to `SEQUENCE_LENGTH`, and most of them repeat an n-gram. An odd file
+    holds one document of every length from 120: most of them leave padding in a packed row, and few repeat an n-gram. No two
+    lengths of a file are equal, so a sort by length gives the same order on every machine.
+
+    The files from `PACKED_FILES` on are not packed: their documents are longer than `SEQUENCE_LENGTH`, and are cut to it.
     """
     rng = np.random.default_rng([20260101, file])
     first, stop = (120 if file % 2 else 1), SEQUENCE_LENGTH + 1

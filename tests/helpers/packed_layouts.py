@@ -1,4 +1,4 @@
-"""Layouts of the corpora of `packed_corpora`, and their rows as the golden files have them."""
+"""Layouts of the corpora of packed_corpora.py, and the digests of their rows that golden files hold."""
 
 import dataclasses
 import gzip
@@ -34,7 +34,7 @@ def packing_of(case: PackedCase) -> dict[str, Any]:
 
 
 def row_digests(case: PackedCase, layout: PackedLayout) -> tuple[list[str], list[list[list[int]]]]:
-    """Return the digest of every row, and its places (file, start, stop)."""
+    """Return the digest of each row, and the ranges of tokens that the row reads, as (file, start, stop)."""
     read, digests, places = NpyDataSource(layout).read(range(len(layout))), [], []
     for row in range(len(layout)):
         places.append([[span.shard, span.start, span.stop] for span in layout.spans(row)])

@@ -1,4 +1,4 @@
-"""Runs of real trainers in processes of their own, which may be killed, and the losses that they print."""
+"""Helpers that run a real trainer in a process, kill it if a test wants that, and read the losses that it printed."""
 
 import multiprocessing
 import os
@@ -18,13 +18,14 @@ def printing(self, buffer, loss, step, *arguments, **more):
 
 PeftTrainer._buffer_metrics = printing
 """
-"""Program text: each loss of Tunix is printed when it is computed, before the checkpoint of its step is written."""
+"""Program text that makes Tunix print each loss when it is computed, before the checkpoint of its step is written."""
 
 _LOSS = re.compile(r"^LOSS (\w+) (\d+) (\S+)$", re.MULTILINE)
 _POST = ("sft.train_sft", "dpo.train_dpo", "distillation.train_distill")
 _IMPORTS = ("orbax.checkpoint", "tunix.sft.peft_trainer", "maxtext.trainers.pre_train.train")
 _IMPORTS += tuple(f"maxtext.trainers.post_train.{name}" for name in _POST)
-"""What runs import, where it is installed. It takes longer than a short run, so it is imported once, and each run is a fork."""
+"""Modules that runs import, if they are installed. That takes longer than a short run, so one process imports them once, and
+each run is a fork of that process."""
 
 
 def _run(program, arguments, output, cache, environment):
@@ -32,7 +33,7 @@ def _run(program, arguments, output, cache, environment):
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     os.environ.update(environment)
-    sys.modules.pop("pytest", None)  # MaxText looks for it, and connects no processes where it is
+    sys.modules.pop("pytest", None)  # MaxText does not connect its processes if pytest is imported
     sys.argv = ["-c", *arguments]
     jax.config.update("jax_platforms", "cpu")
     if cache is not None:
@@ -42,9 +43,18 @@ def _run(program, arguments, output, cache, environment):
 
 
 def run(program, arguments, *, kill_at=None, pause=0.0, fails=False, fork=True, cache=None, environment=None):
-    """Run a program, killed `pause` seconds after the loss of step `kill_at`; return what it printed.
+    """Run a program in a process of its own and return what it printed.
 
-    `cache` is a folder for JAX's compiled functions. Without `fork` the process imports everything itself."""
+    Args:
+      program: Python text.
+      arguments: Words of the program's command line.
+      kill_at: Step after whose loss the process is killed; None to let it end.
+      pause: Seconds between that loss and the kill.
+      fails: Whether a process that is not killed is expected to fail.
+      fork: Whether the process is a fork of one that has imported `_IMPORTS`.
+      cache: Folder for JAX's compiled functions.
+      environment: Environment variables to set.
+    """
     processes = multiprocessing.get_context("forkserver" if fork else "spawn")
     processes.set_forkserver_preload(list(_IMPORTS))
     ours, theirs = processes.Pipe(duplex=False)
@@ -66,7 +76,10 @@ def run(program, arguments, *, kill_at=None, pause=0.0, fails=False, fork=True, 
 
 
 def losses(*outputs):
-    """Losses by kind, step (from 0) and number among those of the step. Those that were computed twice are equal."""
+    """Return the losses in outputs of `run`, by (kind, step from 0, number within the step).
+
+    A loss may be in two outputs, if its step was repeated after a restart. The two values must be equal.
+    """
     found = {}
     for output in outputs:
         seen = {}

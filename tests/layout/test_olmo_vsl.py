@@ -1,4 +1,7 @@
-"""Layout olmo_vsl and its sampler against the batches of OLMo-core's NumpyVSLDataset (tests/golden/make/make_vsl_golden.py)."""
+"""Tests that layout olmo_vsl and its sampler give the batches of OLMo-core's NumpyVSLDataset.
+
+tests/golden/make/make_vsl_golden.py recorded these batches.
+"""
 
 import hashlib
 from pathlib import Path
@@ -19,13 +22,13 @@ REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
 
 @pytest.fixture(scope="module")
 def config_of(tmp_path_factory):
-    """`config_of(run)`: its config, of token files that were written."""
+    """Return a function that gives the config of a run, whose token files are written."""
     paths = {name: write_corpus(name, tmp_path_factory.mktemp("vsl")) for name in CORPORA}
     return lambda run: vsl_corpora.config_of(run, paths[run.corpus])
 
 
 def epoch_digests(pipeline: Pipeline, epoch: int, ranks: int) -> list[tuple[str, str]]:
-    """Return `batch_digest` of the part of each rank of an epoch's batches."""
+    """Return, for each rank, the `batch_digest` of the rows that it reads in an epoch."""
     steps = pipeline.sampler.steps_per_epoch
     batches = [pipeline[step] for step in range(epoch * steps, (epoch + 1) * steps)]
     labelled = [(b["inputs"], np.where(b["targets_segmentation"] != 0, b["targets"], IGNORED)) for b in batches]
@@ -37,7 +40,7 @@ def epoch_digests(pipeline: Pipeline, epoch: int, ranks: int) -> list[tuple[str,
 def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(config_of, run):
     golden, config = GOLDEN[run.name], config_of(run)
     digest = hashlib.sha256(b"".join(Path(path).read_bytes() for path in config["corpus"]["path"])).hexdigest()
-    assert digest[:8] == golden["corpus"], "numpy draws other corpora than it did"
+    assert digest[:8] == golden["corpus"], "numpy draws another corpus than for the recorded values"
     pipeline = load(config)
     assert pipeline.num_steps == EPOCHS * sum(golden["batches"])
     found = [epoch_digests(pipeline, epoch, run.ranks) for epoch in range(EPOCHS)]
@@ -76,7 +79,7 @@ def test_every_row_is_found_where_it_is_read(config_of):
         np.testing.assert_array_equal(column, expected)
     for epoch in range(EPOCHS):
         rows = sampler.streams[0].rows_at(epoch, np.arange(len(pipeline.source)))
-        assert sorted(rows.tolist()) == list(range(len(pipeline.source)))  # those that no step reads follow
+        assert sorted(rows.tolist()) == list(range(len(pipeline.source)))  # rows that no step reads come last
         span = sampler.streams[0].span(epoch)
         assert (span.first, span.last) == (epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch - 1)
     assert [sampler[index].record_key for index in range(len(sampler))] == slots.row.tolist()

@@ -1,4 +1,4 @@
-"""Everything that the project does with a run, on rows of several lengths (layout olmo_vsl)."""
+"""Tests of runs whose rows have several lengths (layout olmo_vsl): hosts, traces, stages, amendments, figures, commands."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_a_trace_lists_what_hosts_read(config, transforms):
 
 @pytest.mark.parametrize("steps", [[7, 30, 5], [7, 90, 5]])
 def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
-    """Stages with other batches begin with an epoch."""
+    """A stage with other batches, such as those of another curriculum, may begin only at the start of an epoch."""
     transforms = (["ngram_filter", "shift_targets"][number % 2 :] for number in range(3))
     stages = [{"steps": count, "transforms": own} for count, own in zip(steps, transforms, strict=True)]
     staged = load(config | {"stages": stages})
@@ -97,7 +97,7 @@ def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, c
     assert found.first_step == first and 0 < found.differing_rows <= found.total_rows
 
 
-def test_commands_take_such_a_run(config, tmp_path, capsys):
+def test_commands_accept_a_run_with_rows_of_several_lengths(config, tmp_path, capsys):
     stated = config | {"audit": str(tmp_path / "audit")}
     name = str(write_config(tmp_path / "run.json", stated))
     for _ in load(stated).iter():

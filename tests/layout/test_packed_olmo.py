@@ -1,4 +1,7 @@
-"""Best-fit decreasing against the rows of OLMo-core's NumpyPackedFSLDataset (tests/golden/make/make_packed_golden.py)."""
+"""Tests that best-fit decreasing packs the rows of OLMo-core's NumpyPackedFSLDataset.
+
+tests/golden/make/make_packed_golden.py recorded these rows.
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ from grain_sft.layout.packing.numpy_sort import numpy_sort
 from grain_sft.storage import artifact
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
-SOME = next(iter(GOLDEN.values()))  # of any variant: what ties don't change is the same in all
+SOME = next(iter(GOLDEN.values()))  # any variant will do: the variants differ only where documents of one length tie
 
 
 def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Path], list[Path]]) -> PackedLayout:
@@ -25,7 +28,7 @@ def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Pat
 
 
 def values_of(case: PackedCase, folder: Path, ties: str) -> dict:
-    """Return what the golden file holds of a case, made here in a new folder."""
+    """Return the values that the golden file holds for a case, computed by grain_sft in a new folder."""
     folder.mkdir()
     written = write_case(case, folder)
     layout = layout_of(case, folder, ties, written)
@@ -49,13 +52,13 @@ def test_documents_of_boundary_files_make_the_same_rows(tmp_path, case):
 @pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
 def test_rows_are_olmo_cores_or_hold_documents_of_the_same_lengths_where_ties_decide(tmp_path, case, ties):
     found, expected = values_of(case, tmp_path / "corpus", ties), SOME[case.name]
-    assert found["corpus"] == expected["corpus"], "numpy draws other corpora than it did"
+    assert found["corpus"] == expected["corpus"], "numpy draws another corpus than for the recorded values"
     assert found["lengths"] == expected["lengths"]
     assert case.has_ties or found == expected
 
 
 def playable() -> list[str]:
-    """Return the variants that this CPU can play."""
+    """Return the names of `VARIANTS` that this CPU can imitate: its own, and those with fewer instructions."""
     return list(VARIANTS)[list(VARIANTS).index(numpy_sort()) :]
 
 

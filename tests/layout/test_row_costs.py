@@ -1,4 +1,4 @@
-"""Costs of attention of rows: the sum of the squares of segment lengths."""
+"""Tests of the cost of a row in attention, which is the sum of the squares of its segment lengths."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ LENGTHS = np.random.default_rng(3).lognormal(2, 1, 90).astype(np.int64).clip(2, 
 
 @pytest.fixture
 def layouts(tmp_path):
-    corpus = make("parts", tmp_path / "parts", LENGTHS, part=130).corpus  # segments continue in the next shard
+    corpus = make("parts", tmp_path / "parts", LENGTHS, part=130).corpus  # documents continue in the next shard
     anew = {"algorithm": "shuffled_best_fit", "seed": 2, "epochs": 2}
     found = {"windows": WindowLayout(corpus, 32), "padded": PaddedLayout(corpus, 32)}
     found |= {"packed": PackedLayout(corpus, 32, source_group_size=9), "anew": PackedLayout(corpus, 32, **anew)}
@@ -29,7 +29,7 @@ def test_costs_are_the_squares_of_segments_as_they_are_read(layouts, name):
     assert layout.row_costs().tolist() == [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
 
 
-def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_to_none_by_cost():
+def test_devices_share_a_step_unevenly_if_rows_are_random_and_almost_evenly_if_rows_cost_the_same():
     costs = np.random.default_rng(1).lognormal(8, 1, 6400).astype(np.int64)
     found = {each["rows_a_device"]: each for each in attention_spread(costs, costs // 2)}
     assert list(found) == [1, 2, 4] and {each["devices"] for each in found.values()} == {64}
@@ -37,6 +37,7 @@ def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_
     assert found[1]["shuffled"] == pytest.approx((one.max(axis=1) / one.mean(axis=1)).mean(), rel=0.1)
     assert found[1]["floor"] == pytest.approx(found[1]["shuffled"] / 2, rel=1e-3)
     for each in found.values():
+        # balanced: rows of about the same cost. floor: what the longest document of a step makes unavoidable.
         assert 1 <= each["balanced"] < 1.1 < each["floor"] < each["shuffled"]
     alone = {"rows_a_device": 1, "devices": 1, "shuffled": 1.0, "floor": 1.0, "balanced": 1.0}
     assert attention_spread(costs[:1], costs[:1])[0] == alone

@@ -1,4 +1,4 @@
-"""Mixtures of preference pairs."""
+"""Tests of mixtures whose sources are preference pairs."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_an
     ],
 )
 def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(folder, sources, layout):
-    """The rows of all of these have 80 tokens."""
+    """All rows of these mixtures have 80 tokens, so the sources can't be told apart by the length of their rows."""
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
     with pytest.raises(LayoutError, match="expected that all sources have preference pairs"):
@@ -68,7 +68,7 @@ def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(fold
 
 
 def test_a_source_without_a_name_is_refused(folder):
-    """The name "" is that of a layout which is not a mixture: amendments and traces would take its documents for all."""
+    """Amendments and traces use the name "" for a layout that is not a mixture, so they would see one source only."""
     source = load(config_of(folder, {"helpful": {}, "harmless": {}}, LAYOUT)).source
     with pytest.raises(LayoutError, match="has no name"):
         MixtureLayout({"": source.layout.parts["helpful"], "harmless": source.layout.parts["harmless"]})

@@ -1,4 +1,4 @@
-"""Pipelines of a few rows whose batches and stalls are observed."""
+"""Helpers for tests of metrics and of the watchdog: a small pipeline, counters, and lines of the log."""
 
 import itertools
 import logging
@@ -12,7 +12,7 @@ from batches import pipeline_of
 from grain_sft import NgramFilter, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.pipeline import standing_observers
 
-standing_observers()  # counters begin
+standing_observers()  # makes the observers, so that all counters exist
 LENGTH, ROWS, BATCH = 50, 40, 4
 STALL = 0.1  # seconds
 
@@ -28,7 +28,7 @@ def counted(name, **labels):
 
 
 def counting(*names, **labels):
-    """Return a function that gives how far counters have come since now."""
+    """Return a function that returns how much each counter has grown since this call."""
     before = {name: counted(name, **labels) for name in names}
     return lambda: {name: counted(name, **labels) - before[name] for name in names}
 
@@ -40,7 +40,7 @@ def take(pipeline, count=None, **options):
 
 
 class Logged(logging.Handler):
-    """Lines of the log; `wait` returns as soon as one matches."""
+    """A handler that keeps the lines of the log. `wait` returns as soon as a line matches."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Megatron's rows against megatron-core itself, where it is installed with torch: `pytest -m parity`."""
+"""Test that random runs have the rows of megatron-core, if it is installed with torch: `pytest -m parity`."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Chat templates of the styles that people use, each with what a slow reader must know of it."""
+"""Chat templates in common use. For each, `Style.learned` states by itself which text takes loss, for tests to compare."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +12,16 @@ from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """A template, the special tokens of its tokenizer, and how it treats a turn of the assistant.
+    """A chat template, its tokenizer, and how the template treats a turn of the assistant.
 
     Attributes:
-      ends: what ends a turn in the middle, and the last one; "" for nothing that takes loss.
-      seen: what the template makes of a content.
-      system: whether it takes a system message.
+      template: Jinja text; None for the built-in template.
+      special: Special tokens of the tokenizer.
+      ends: Text that takes loss after the content of each answer but the last, and after the last answer; "" for none.
+      seen: Function from a content to the text that the template writes for it, such as `str.strip`.
+      system: Whether the template accepts a system message.
+      tokenizer: Kind of the tokenizer: a style of byte-level BPE, or a scheme of Metaspace.
+      ordinary: Tokens that are added to the tokenizer but are not special.
     """
 
     name: str
@@ -32,12 +36,12 @@ class Style:
     ordinary: tuple[str, ...] = ()
 
     def learned(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text that takes loss: the assistant's contents and the ends of its turns."""
+        """Return the text that takes loss: the assistant's contents and the ends of its turns."""
         texts = [self.seen(message["content"]) for message in messages if message["role"] == "assistant"]
         return "".join(f"{text}{self.ends[0]}" for text in texts[:-1]) + texts[-1] + self.ends[1]
 
     def load(self, folder: Path) -> Tokenizer:
-        """The tokenizer, trained, saved and loaded."""
+        """Train the tokenizer, save it to a folder below `folder`, and load it from there."""
         if self.tokenizer in ("gpt2", "llama3"):
             content = byte_level_json(self.special, ordinary=self.ordinary, style=self.tokenizer)
         else:

@@ -1,4 +1,4 @@
-"""What tests of plain documents share."""
+"""Helpers for tests of preparing plain documents, which are texts without roles (template text)."""
 
 import base64
 import json
@@ -40,13 +40,13 @@ def request_of(tokenizer: Path, *paths: Path | str, **options: Any) -> Request:
 
 
 def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]:
-    """Return the corpus of a file's documents, and its manifest."""
+    """Prepare the texts of a file. Return the corpus and its manifest."""
     out = path.parent / f"out-{len(list(path.parent.iterdir()))}"
     manifest = prepare(request_of(spm, path, **options), out, workers=1)
     return open_corpus(out), manifest
 
 
 def documents_of(spm: Path, folder: Path, texts: Sequence[str], **options: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the tokens of the documents of `texts`, in order, and the manifest."""
+    """Prepare `texts`. Return the tokens of the documents, in the order of `texts`, and the manifest."""
     corpus, manifest = made(spm, write(folder / "a.jsonl", texts), shuffle=False, **options)
     return [document.tokens.tolist() for document in corpus.iter_documents()], manifest

@@ -19,11 +19,11 @@ TEXTS = (
     "almost special <|eo t|> < |sys|> <| usr |>",
     'code: {"key": [1, 2, {"a": "b"}]}\n```python\nprint("x" * 3)\n```',
 )
-"""Texts that any template has to give back; distinct within a conversation by what is put before them."""
+"""Texts that each template has to give back. In a conversation, a prefix such as "u3.0" tells its messages apart."""
 
 
 def chats() -> list[dict[str, Any]]:
-    """Records of the plain schema."""
+    """Return records of the plain schema."""
     found = []
     for number, text in enumerate(TEXTS):
         turns = []
@@ -41,7 +41,7 @@ def chats() -> list[dict[str, Any]]:
 
 
 def tool_chats() -> list[dict[str, Any]]:
-    """Records of the tool schema."""
+    """Return records of the tool schema."""
     found = []
     for number, text in enumerate(TEXTS):
         call = {"query": text, "top_k": number, "nested": {"list": [text, None, True]}}
@@ -58,7 +58,7 @@ def tool_chats() -> list[dict[str, Any]]:
 
 
 def episode_chats() -> list[dict[str, Any]]:
-    """Records of the episode schema: a context, passages, notes, thoughts and citations."""
+    """Return records of the episode schema, with a context, passages, notes, thoughts and citations."""
     found = []
     for number, text in enumerate(TEXTS):
         messages = [
@@ -72,7 +72,7 @@ def episode_chats() -> list[dict[str, Any]]:
 
 
 def openchat_chats() -> list[dict[str, Any]]:
-    """Records of OpenChat's schema, some with weights of their own."""
+    """Return records of OpenChat's schema, some with a weight for each message."""
     found = []
     for number, record in enumerate(chats()):
         items = [turn for turn in record["messages"] if turn["role"] != "system"]

@@ -1,4 +1,4 @@
-"""More than 40 small tokenizers of the kinds that let text become control tokens in some way of their own."""
+"""More than 40 small tokenizers, each of a kind that can turn text into control tokens, such as by a normalizer."""
 
 import dataclasses
 import functools
@@ -28,7 +28,13 @@ XLMR = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 @dataclasses.dataclass(frozen=True)
 class Maker:
-    """A tokenizer by its name, what makes it in a folder, and the spellings of its control tokens."""
+    """A tokenizer that `save` writes to a folder.
+
+    Attributes:
+      save: Function that takes a folder and returns the path of the tokenizer.
+      control: Spellings of the control tokens.
+      unknown: Spelling of the token that stands for unknown text, which is the one control token that text may become.
+    """
 
     name: str
     save: Callable[[Path], Path]
@@ -37,7 +43,7 @@ class Maker:
 
 
 def makers() -> Iterator[Maker]:
-    """All of them."""
+    """Yield the makers of all tokenizers."""
     yield from _byte_level()
     yield from _metaspace()
     yield from _with_vocabulary()
@@ -71,7 +77,7 @@ def _metaspace() -> Iterator[Maker]:
 
 
 def _with_vocabulary() -> Iterator[Maker]:
-    """Models whose vocabulary holds the control tokens, behind a normalizer that can make them of other characters."""
+    """Models with the control tokens in their vocabulary, and with a normalizer that can turn other characters into them."""
     strip = {"type": "Sequence", "normalizers": [{"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]}
     for name, special in (("t5", T5), ("xlmr", XLMR), ("t5_chat", (*T5, *CHATML)), ("xlmr_gemma", (*XLMR, *GEMMA))):
         for way, normalizer in (("nfkc", {"type": "NFKC"}), ("strip", strip)):
@@ -103,7 +109,7 @@ def _huggingface(name: str, content: str, control: tuple[str, ...], eos: str, un
 
 
 def _changed(content: str, flags: dict[str, Any], normalizer: Any) -> str:
-    """A tokenizer.json whose special tokens have these flags, with a normalizer."""
+    """Return the tokenizer.json with these flags on its special tokens, and with this normalizer unless it is None."""
     made = json.loads(content)
     for token in made["added_tokens"]:
         token.update(flags)
@@ -113,7 +119,7 @@ def _changed(content: str, flags: dict[str, Any], normalizer: Any) -> str:
 
 
 def unigram_json(special: tuple[str, ...]) -> str:
-    """A Unigram model as T5 and XLM-R have: the control tokens are pieces of it, too."""
+    """Return a Unigram model like those of T5 and XLM-R: its control tokens are also pieces of its vocabulary."""
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
@@ -122,7 +128,7 @@ def unigram_json(special: tuple[str, ...]) -> str:
 
 
 def wordpiece_json(special: tuple[str, ...]) -> str:
-    """A model as BERT has, which makes everything lower case."""
+    """Return a WordPiece model like BERT's, which makes text lower case."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -1,4 +1,4 @@
-"""Runs with an audit log: 125 rows, 7 steps an epoch, three epochs."""
+"""Helpers for tests of audit logs. The runs have 125 rows and three epochs of 7 steps."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def entries(path: Path) -> list[dict]:
 
 
 def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
-    """The result of a check of both files, which must not contradict the pipeline."""
+    """Check both files of an audit log, assert that they agree with the pipeline, and return the result of the second."""
     for ending in ENDINGS:
         checked = check_audit(f"{audit}{ending}", pipeline)
         assert checked.accepted and len(checked.notes) == notes, (checked.notes, checked.findings[:3])
@@ -24,6 +24,6 @@ def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
 
 
 def killed_and_resumed(make) -> None:
-    """Runs that were killed at steps 5, 11 and 16, resumed from checkpoints before, and came to the end at step 21."""
+    """Take the batches of a run that is killed at steps 5, 11 and 16, resumes at steps 4, 7 and 15, and ends at step 21."""
     for start, stop in ((0, 5), (4, 11), (7, 16), (15, 21)):
         take(make(), start, stop, threads=0)

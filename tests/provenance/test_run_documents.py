@@ -1,4 +1,4 @@
-"""Documents are numbered through all stages of a run: in traces, summaries, amendments and differences."""
+"""Tests that documents are numbered through all stages of a run, in traces, summaries, amendments and differences."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from grain_sft.provenance import difference, find_document, summarize, trace
 
 @pytest.fixture
 def several(corpora):
-    """Stages of one corpus, of another, and of both under names of their own."""
+    """A config of three stages: the corpus "olmo", then "episodes", then a mixture of both as sources "early" and "late"."""
     mixture = {"late": {**corpora["episodes"], "weight": 1}, "early": {**corpora["olmo"], "weight": 1}}
     last = {"corpus": {"mixture": mixture}, "sampler": {"schedule": [{"step": 3, "weights": {"late": 3}}]}}
     stages = [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"]}, last]
@@ -89,7 +89,7 @@ def test_a_difference_counts_documents_by_their_files(several):
     assert found.documents == (len(seen[0] - seen[1]), len(seen[1] - seen[0]))
 
 
-def test_a_copy_of_a_corpus_has_no_documents_of_its_own(corpora, tmp_path):
+def test_documents_of_a_copied_corpus_are_those_of_the_original(corpora, tmp_path):
     own = corpora["olmo"]
     copy = own | {"path": str(shutil.copytree(own["path"], tmp_path / "olmo"))}
     base = sections(None, 64, corpus=own, order="shuffle")

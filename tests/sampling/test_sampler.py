@@ -15,6 +15,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import ORDERS, Order, StepMap
 
+# Orders in which host h of H reads rows h, h + H, h + 2H, ... of the global batch.
 STRIPED = [order for order in ORDERS if order != "maxtext"]
 # Rows at steps 0 and 1,000,000,000 in order "random", out of 504 rows. If they change, runs that resume get other rows.
 PINNED = [[20, 275, 0, 94, 216, 451, 49, 219], [143, 22, 223, 476, 283, 136, 168, 474]]
@@ -215,6 +216,9 @@ def test_steps_and_records_out_of_range_are_errors():
     for record in (-1, 150):
         with pytest.raises(IndexError, match=f"record={record}"):
             ending[record]
+
+
+# Orders from outside: the tests below give their names as "module:name". Some of them return wrong rows.
 
 
 def rotated(seed, epoch, num_rows):

@@ -20,6 +20,7 @@ SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 
 @st.composite
 def runs(draw):
+    """Draw arguments of an `IndexSampler`, with a schedule of batch sizes."""
     schedule, step = [], 0
     for _ in range(draw(st.integers(0, 4))):
         step += draw(st.integers(1, 9))
@@ -85,6 +86,7 @@ def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
         span = sampler.streams[0].span(epoch)
         steps = slots.step[slots.epoch == epoch]
         assert span == (steps.min(), steps.max(), len(read), 0)
+        # By `last_batch`: fewer than this number of an epoch's rows remain unread.
         unread = {"fill": 1, "drop": sampler.batch_sizes.at(span.last + 1), "run_on": run["num_instances"]}
         assert run["num_instances"] - len(read) < unread[run["last_batch"]]
     assert run["last_batch"] == "run_on" or sampler.steps_per_epoch == sampler.streams[0].span(0).last + 1

@@ -1,4 +1,4 @@
-"""Corpora in the emulator of Cloud Storage, and their configs."""
+"""A corpus in the emulator of Cloud Storage, for tests of simulations."""
 
 import numpy as np
 
@@ -9,6 +9,7 @@ FOLDER = "gs://bucket/simulated/"
 
 
 def put_windows(client, folder=FOLDER, shards=SHARDS, rows=ROWS, length=LENGTH):
+    """Write token files of random tokens, `rows` rows each, and an index. Return the URL of the index."""
     for shard in range(shards):
         tokens = np.random.default_rng(shard).integers(1, 1000, rows * length).astype(np.uint32)
         client.pipe_file(f"{folder.removeprefix('gs://')}{shard}.npy", tokens.tobytes())

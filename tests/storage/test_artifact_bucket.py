@@ -1,4 +1,4 @@
-"""Artifacts that machines share by a bucket: made once, copied once per machine."""
+"""Tests of artifacts that machines share through a bucket: one machine makes an artifact, and each other copies it once."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ print(len(layout), layout.spans(3)[0], flush=True)
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """`machine(name)`: from now on this is another machine."""
+    """Return a function that makes this process act as another machine: it gives it another local cache."""
 
     def be(name: str) -> Path:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
@@ -42,7 +42,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def assert_cached(make=None, folder=None):
-    """Compare the arrays of the cache, which `make` makes; without it they have to be there."""
+    """Assert that the cache gives `ARRAYS`. If the cache lacks them, `make` makes them, and without `make` the test fails."""
     found = artifact.load_or_make("things", DEPENDS, make or pytest.fail, folder)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(found[name], array)
@@ -51,7 +51,7 @@ def assert_cached(make=None, folder=None):
 
 @pytest.mark.parametrize("folder", [None, "memory://shared/cache"])
 def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder):
-    """A URL may be given in place of the variable."""
+    """The bucket is that of GRAIN_SFT_CACHE_DIR, or that of the argument `folder`."""
     if folder:
         monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
     assert_cached(ARRAYS.copy, folder)
@@ -61,10 +61,10 @@ def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder)
     assert_cached(folder=folder)
     assert (there / "things" / name).exists()
     fsspec.filesystem("memory").rm("/shared", recursive=True)
-    assert_cached(folder=folder)  # of this machine
+    assert_cached(folder=folder)  # from the copy of this machine
 
 
-def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):
+def test_a_damaged_artifact_in_the_bucket_is_made_again_and_replaced(machine):
     assert_cached(ARRAYS.copy)
     url = f"memory://shared/cache/things/{artifact.place('things', DEPENDS).name}"
     whole = files.read_bytes(url)

@@ -1,4 +1,4 @@
-"""A corpus in S3: the real s3fs client against moto's server on the loopback interface. Needs s3fs and moto[server]."""
+"""Tests of a corpus in S3: the real s3fs client reads from moto's server on this machine. Needs s3fs and moto[server]."""
 
 import threading
 
@@ -46,11 +46,11 @@ def tokens(shard):
 
 
 def read(corpus, rows):
-    """Rows of 100 tokens, read anew."""
+    """Return rows of 100 tokens, read by a new source."""
     return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 100)).read(rows)["tokens"]
 
 
-def test_rows_are_the_same_where_requests_fail(proxy, remote):
+def test_rows_are_the_same_although_some_requests_fail(proxy, remote):
     corpus = grain_sft.open_corpus("s3://bucket/data/", remote=remote)
     expected = np.concatenate([tokens(shard) for shard in range(3)]).reshape(-1, 100)
     proxy.refused, proxy.cut = 0.05, 0.02
@@ -79,7 +79,7 @@ def test_an_object_that_is_replaced_while_in_use_is_never_mixed(proxy, remote):
         grain_sft.open_corpus("s3://bucket/none.npy")
 
 
-def test_where_all_fail_the_object_is_named(proxy):
+def test_the_object_is_named_if_all_requests_fail(proxy):
     corpus = grain_sft.open_corpus("s3://bucket/data/", remote={"seconds": 2})
     proxy.refused = 1.0
     expected = r"s3://bucket/data/0.npy: bytes 0 to 4096 can't be read: .*within 2"

@@ -1,4 +1,4 @@
-"""TrimToMultiple: what is cut is padding in every row, and the shapes are those that were listed."""
+"""Tests of `TrimToMultiple`: it cuts columns that are padding in every row, and gives only the shapes that it lists."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
         kept = min(LENGTH, -(-longest // multiple) * multiple)
         expected = {key: array[:, :kept].copy() for key, array in whole[step].items()}
         if not after:
-            expected["targets"][:, -1] = 0  # nothing follows
+            expected["targets"][:, -1] = 0  # the next token was cut off before targets were made
         assert_same(trimmed[step], expected)
         assert not whole[step]["inputs_segmentation"][:, kept:].any()
         shapes.add((3, kept))
@@ -42,7 +42,7 @@ def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
     assert len(listed) == -(-LENGTH // multiple)
 
 
-def test_rows_batches_of_padding_and_full_batches(source):
+def test_single_rows_and_batches_of_padding_are_trimmed_and_a_full_batch_stays_as_it_is(source):
     trim = TrimToMultiple(16)
     for row in range(5):
         assert_same(trim.map(source[row]), {key: array[0] for key, array in trim.map(source.read([row])).items()})

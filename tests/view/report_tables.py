@@ -1,4 +1,4 @@
-"""The data and the tables of pages, and the figures that a report's must show."""
+"""Helpers that read the data and the tables of a page, and check that the tables show the figures of a report."""
 
 import html
 import json
@@ -10,7 +10,7 @@ from grain_sft.layout.report import algorithm_title
 
 
 def data_of(page):
-    """Return the data of a page."""
+    """Return the JSON data of a page."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
     return json.loads(text)
 
@@ -26,7 +26,7 @@ def tables_of(page):
 
 
 def check_tables(tables, report):
-    """Assert that each figure is in its table, as a reader of the page sees it."""
+    """Assert that the tables show each figure of the report in the form that a reader sees, such as "1,234"."""
 
     def column(name, at):
         return [line[at] for line in tables[f"{name}-table"][1:]]

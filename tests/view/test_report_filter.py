@@ -1,4 +1,4 @@
-"""The rows that a filter rejects in a report: with a filter from outside, and after documents are withdrawn."""
+"""Test of a report on the rows that a filter rejects: a filter from outside of grain_sft, and withdrawn documents."""
 
 import grain
 import numpy as np

@@ -1,4 +1,4 @@
-"""Nothing that is shown hides, moves or controls anything."""
+"""Tests that text is shown with visible characters alone: signs replace characters that hide, move or control text."""
 
 import unicodedata
 
@@ -27,13 +27,13 @@ SIGNS = {
 }
 
 
-def test_what_is_not_seen_has_a_sign():
+def test_a_sign_replaces_each_invisible_character():
     assert {text: visible(text) for text in SIGNS} == SIGNS
     assert all(visible_line(f"{text} x y").endswith(" x y") for text in SIGNS)
 
 
 @given(ANYTHING)
-def test_no_text_holds_a_character_that_is_not_seen(text):
+def test_no_text_is_shown_with_an_invisible_character(text):
     for shown in (visible(text), visible_line(text).replace(" ", "")):
         assert not {"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"} & {unicodedata.category(each) for each in shown}
         assert shown.isprintable()
@@ -51,13 +51,13 @@ def tokenizer(request, tmp_path):
     return load_tokenizer(KINDS[request.param](tmp_path))
 
 
-def test_texts_of_tokens_one_after_the_other_are_the_text(tokenizer):
+def test_texts_of_tokens_join_to_the_whole_text(tokenizer):
     texts = TokenTexts(tokenizer)
     for text in [*SENTENCES, *(each for each in ODD_TEXTS if "</s>" not in each)]:
         (ids,) = tokenizer.encode([text])
         pieces = [texts.text(number) for number in ids]
         joined = "".join(pieces).encode("utf-8", "surrogateescape").decode()
-        assert joined in (text, f" {text}")  # some begin with a space of their own
+        assert joined in (text, f" {text}")  # some tokenizers put a space before a text
         parts = list(split_characters(pieces))
         for first, stop, whole in parts:
             assert "".join(pieces[first:stop]).encode("utf-8", "surrogateescape").decode() == whole
@@ -66,7 +66,7 @@ def test_texts_of_tokens_one_after_the_other_are_the_text(tokenizer):
         assert whole_tokens == len(broken)
 
 
-def test_special_tokens_are_known_and_ids_without_a_text_have_none(tokenizer):
+def test_special_tokens_are_known_and_ids_outside_of_the_vocabulary_have_no_text(tokenizer):
     texts = TokenTexts(tokenizer)
     for text, number in tokenizer.special_tokens.items():
         assert texts.is_special(number) and texts.text(number) == text

@@ -1,9 +1,10 @@
 """Write the Megatron corpora of tests/golden/megatron with megatron-core's builder, and the values that its readers give.
 
-PREFIX.bin, PREFIX.idx: small corpora with documents of several sequences, empty sequences and empty documents, in each dtype;
-  the names that begin with "plain" have one sequence a document.
-corpora.json: of each prefix, the tokens of every sequence (as megatron-core's `IndexedDataset` reads them) and the document
-index; and of each split, the ranges of sequences that `BlendedMegatronDatasetBuilder` gives training, validation and test.
+PREFIX.bin, PREFIX.idx: small corpora with documents of several sequences, empty sequences and empty documents, in each dtype.
+  In the corpora whose names begin with "plain", each document has one sequence.
+corpora.json: for each prefix, the tokens of every sequence (as megatron-core's `IndexedDataset` reads them) and the document
+  index. For each split of a prefix, the ranges of sequences that `BlendedMegatronDatasetBuilder` gives to training, validation
+  and test.
 
 Needed: megatron-core 0.16.1 with its compiled helpers, torch.
 """
@@ -50,13 +51,13 @@ class Recorder:
 
 
 class Tokenizer:
-    """The ids that megatron-core's configuration asks for."""
+    """A stand-in for a tokenizer, with the two values that megatron-core's configuration reads."""
 
     vocab_size, eod = 256, 0
 
 
 def documents(count: int, seed: int, name: str) -> list[list[list[int]]]:
-    """Return documents, each a list of sequences, some of which are empty; some documents have none."""
+    """Return documents, each a list of sequences. Some sequences are empty, and some documents have no sequence."""
     random = np.random.RandomState(seed)
     if name.startswith("plain"):
         high = 65_498 if name.endswith("uint16") else 100_000
@@ -75,7 +76,7 @@ def write(prefix: str, dtype: type, docs: list[list[list[int]]]) -> None:
 
 
 def ranges(prefix: str, split: str) -> list[list[int] | None]:
-    """Return the first and last sequences, as a range, of each split; None where megatron-core makes none."""
+    """Return, for each part of a split, its range of sequences [first, stop], or None if megatron-core makes no dataset."""
     config = GPTDatasetConfig(
         random_seed=1, sequence_length=4, blend=([prefix], None), split=split, tokenizer=Tokenizer(),
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,

@@ -1,4 +1,4 @@
-"""Entries that have to be refused: classes that derive from nothing, and constructors that raise an error of Python."""
+"""Classes that grain_sft has to refuse when a config names them: some derive from nothing, others raise a `KeyError`."""
 
 import grain
 

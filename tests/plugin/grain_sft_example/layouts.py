@@ -1,4 +1,4 @@
-"""A layout of its own: windows that overlap."""
+"""An example of a layout from outside of grain_sft: windows that overlap."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A chat template of its own, as Jinja text."""
+"""An example of a chat template from outside of grain_sft, as Jinja text."""
 
 SHOUTING = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

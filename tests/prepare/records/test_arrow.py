@@ -1,4 +1,4 @@
-"""Arrow files and streams: the rows that their writers put in, once, however they are cut, or a sentence."""
+"""Tests of reading Arrow files and streams: each row is one record, and a damaged file is an error that names it."""
 
 import functools
 import gzip
@@ -66,7 +66,7 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, many_units):
 
 
 def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, many_units):
-    """Both have the same size."""
+    """Both files have the same size."""
     path = str(tmp_path / "a.arrow")
     for words in (["cat", "dog"] * 50, ["dog", "cat"] * 50):
         table = arrow.table({"text": arrow.array(words).dictionary_encode()})
@@ -75,7 +75,7 @@ def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, 
         assert [raw["text"] for _, raw in read(path)] == words
 
 
-def test_rows_that_are_no_records_are_a_sentence(tmp_path):
+def test_rows_that_are_no_records_are_an_error(tmp_path):
     date = arrow.array([10**7], arrow.int32()).cast(arrow.date32())
     for columns, names, message in (
         ([["a"], date], ["text", "date"], "date value out of range"),
@@ -90,8 +90,8 @@ def test_rows_that_are_no_records_are_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("make", [stream, file])
-def test_a_wrong_end_is_a_sentence(make, tmp_path):
-    """test_file_kinds.py has files that are cut anywhere."""
+def test_a_wrong_end_of_a_file_is_an_error(make, tmp_path):
+    """test_file_kinds.py tests files that are cut at any byte."""
     path, whole = tmp_path / "a.arrow", make(rows_of(40))
     batches = whole[: whole.rindex(b"\xff\xff\xff\xff\0\0\0\0")]
     cut = [(batches, "end-of-stream marker"), (whole[:-1], "end-of-stream marker|not a message")]
@@ -113,7 +113,7 @@ def test_a_failing_read_is_not_called_a_damaged_file(tmp_path, monkeypatch):
         inputs.list_inputs([[str(path)]])
 
 
-def test_compressed_as_a_whole_is_refused_and_pyarrow_is_named(tmp_path, monkeypatch):
+def test_a_compressed_file_is_refused_and_a_missing_pyarrow_is_named(tmp_path, monkeypatch):
     path = tmp_path / "a.arrow"
     path.write_bytes(gzip.compress(stream(rows_of(3))))
     with pytest.raises(CorpusFileError, match="byte 0: not a message of Arrow"):
