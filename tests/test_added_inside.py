@@ -1,4 +1,4 @@
-"""One new file and one line in one table add an entry of each kind: the plugin's files, in a copy of the package."""
+"""One new file and one line in a table add an entry of any kind, as a copy of the package with the plugin's files shows."""
 
 import ast
 import json

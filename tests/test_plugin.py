@@ -1,4 +1,4 @@
-"""What a package from outside brings works in every command: `tests/plugin` has one entry of each kind."""
+"""Entries of a package from outside work in every command. `tests/plugin` is such a package, with an entry of each kind."""
 
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ MASKED = {"tokens": {"high": [998, 999], "low": [3]}, "share": 0.5}
 @pytest.fixture(autouse=True)
 def installed(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(PLUGIN))
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))  # of workers and commands
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))  # workers and commands import the plugin too
     monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
 
 
@@ -40,7 +40,7 @@ LAYOUTS = {
 
 
 def config(folder: Path, layout: str = "layout") -> dict:
-    """Return a config whose every part is from outside."""
+    """Return a config that uses an entry of the plugin in every section. The first call writes its corpus."""
     articles = folder / "articles"
     if not articles.exists():
         articles.mkdir()
@@ -117,7 +117,7 @@ def test_rows_that_cannot_be_read_as_stated_are_refused(tmp_path, changed, messa
         NpyDataSource(Wrong(corpus_of(tmp_path), LENGTH)).read([0, 1])
 
 
-def test_a_subclass_of_our_layout_reads_and_signs_its_own_pieces(tmp_path):
+def test_a_subclass_of_our_layout_reads_its_own_pieces_and_has_its_own_receipt(tmp_path):
     class Backwards(PackedLayout):
         def pieces(self, rows):
             return super().pieces(len(self) - 1 - rows)

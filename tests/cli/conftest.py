@@ -1,4 +1,4 @@
-"""A cache of their own for all commands, the figures that a command writes, and the errors of one that fails."""
+"""Fixtures: a cache of its own for each test, the figures that a command writes, and the errors of a command that fails."""
 
 import json
 

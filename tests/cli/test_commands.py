@@ -158,7 +158,7 @@ WRITING = {
     "withdraw": "no-corpus 1 --format olmo -o",
     "prepare": "no-chats.jsonl --template primer --tokenizer no.model -o",
 }
-"""Arguments whose input does not exist, up to the output."""
+"""Arguments of each command that writes. The input does not exist, and the path of the output is to be appended."""
 
 
 @pytest.mark.parametrize("command", WRITING)
@@ -167,7 +167,7 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(comman
     (tmp_path / "file").write_text("")
     status, error = failure(command, *WRITING[command].split(), "file/below/out")
     assert status == 1 and "file/below/out: can't be written" in error and "file: it is not a folder" in error
-    status, error = failure(command, *WRITING[command].split(), "out/new")  # can be written: the input is missing
+    status, error = failure(command, *WRITING[command].split(), "out/new")  # a good output, but no input
     assert status == 1 and "can't be written" not in error
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
 
@@ -209,7 +209,7 @@ def test_a_command_works_where_a_standard_stream_is_closed(closed, mix, tmp_path
     assert done.returncode == 0 and out.exists(), done
 
 
-def test_a_command_that_needs_no_jax_leaves_one_that_was_imported_in_place(monkeypatch):
+def test_a_command_that_needs_no_jax_keeps_a_jax_that_is_already_imported(monkeypatch):
     imported = types.ModuleType("jax")
     monkeypatch.setitem(sys.modules, "jax", imported)
     monkeypatch.setattr(sys, "argv", ["grain-sft", "trace", "--help"])

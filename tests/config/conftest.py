@@ -1,4 +1,4 @@
-"""Configs of a few tokens that tests change."""
+"""Fixtures: corpora of a few tokens, and their configs, which tests change."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def config(data):
 
 @pytest.fixture
 def chats(config, tmp_path):
-    """The config of 40 short documents, packed."""
+    """`config` with other sections: 40 short documents, packed."""
     write_olmo(tmp_path / "chats", documents(40))
     corpus = {"format": "olmo", "eos_token_id": EOS}
     return config | sections(tmp_path / "chats", 32, corpus=corpus, seed=3, epochs=2)

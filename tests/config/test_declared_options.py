@@ -1,4 +1,4 @@
-"""Options: one declaration, from which checks, command-line options, documentation and JSON Schema come."""
+"""An option is declared once. Its checks, its command-line option and its help text derive from the declaration."""
 
 import argparse
 import functools
@@ -108,7 +108,7 @@ def test_a_right_section_is_taken_and_the_command_line_has_the_same_options(caps
 
 
 class FromOutside:
-    """A class of a user's, with the indentation and the types of other style guides.
+    """A user's class, with the indentation and the types of other style guides.
 
     Args:
         path: Path of a file,

@@ -1,4 +1,4 @@
-"""Amendments `replace`: a source of a mixture with another path, weight or repeat cap from a step on."""
+"""Amendments `replace` give a source of a mixture another path, weight or repeat cap from a step on."""
 
 import pickle
 import random
@@ -55,7 +55,7 @@ def test_a_source_has_other_files_from_a_step_on(paths, skipped):
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 80))])
 def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else(paths, seed):
-    """Each source reads its files of the step from the first row that was not read, in stages and inner mixtures too."""
+    """A source reads the rows of a path in order, and goes on where it stopped. So it is in stages and inner mixtures too."""
     drawn = random.Random(seed)
     inner = {"weight": 2, "mixture": {"b": {"weight": 1, "path": paths["b"]}, "c": {"weight": 2, "path": paths["c"]}}}
     config, names = config_of(paths), {"a": "a", "b": "b"}
@@ -92,6 +92,7 @@ def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else
             ]
             assert [row for _, row in rows] == expected and all(path.startswith(have[name]) for path, _ in rows)
             read[have[name]] += len(rows)
+    # after a skip of 3 steps, each step has the batch that the run without the skip has 3 steps later
     skip = {"skip": {"from": (first := drawn.randrange(12)), "steps": 3}}
     earlier = [{"replace": {**each, "from": each["from"] - 3 * (each["from"] >= first + 3)}} for each in replaced]
     if not any(first <= each["from"] < first + 3 for each in replaced):
@@ -101,7 +102,7 @@ def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else
 
 
 def test_a_scheduled_weight_stays_after_a_replacement_and_ends_with_its_stage(paths):
-    """The weights that a replacement states again are those of its own step, and not those of the next stage of the config."""
+    """The replacement at step 4 keeps the weight 20 of b, which its stage schedules. The next stage has the weight 1 again."""
     reweight = {"reweight": {"from": 0, "weights": {"b": 1}}}
     replace = {"replace": {"from": 4, "source": "a", "path": paths["a"]}}
     stages = [{"steps": 8, "sampler": {"schedule": [{"step": 2, "weights": {"b": 20}}]}}, {}]
@@ -167,7 +168,7 @@ def test_a_wrong_replacement_is_named(paths, section, message):
 
 
 def test_a_stage_is_divided_where_a_source_is_replaced(paths):
-    """Also one that counts tokens, has a schedule or an inner mixture with one. Later stages have the new files too."""
+    """The stage may count tokens, or have a schedule of its sampler or of an inner mixture. Later stages keep the new files."""
     config, of_inner = config_of(paths), {"in": {"schedule": [{"step": 4, "weights": {"b": 3}}]}}
     inner = {"weight": 1, "mixture": {name: {"weight": 1, "path": paths[name]} for name in "ab"}}
     config["corpus"]["mixture"] = {"a": {"weight": 2, "path": paths["a"]}, "in": {**inner, **of_inner["in"]}}

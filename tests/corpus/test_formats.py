@@ -1,4 +1,4 @@
-"""SFT corpora in the formats olmo and episodes: recognised, read whole, refused where files don't fit together."""
+"""Corpora in the formats olmo and episodes are recognised and read whole. Files that don't fit together are errors."""
 
 import gzip
 import json
@@ -21,11 +21,11 @@ def test_olmo_parts_that_cut_through_documents_give_them_whole(tmp_path, dtype, 
     assert corpus.dtype == dtype and corpus.has_loss and not corpus.has_weights
     assert_documents(corpus, docs)
     if part_tokens == 10_000:
-        (tmp_path / "token_ids_part_0000.csv.gz").unlink()  # documents end at their EOS then
+        (tmp_path / "token_ids_part_0000.csv.gz").unlink()  # without boundaries, documents end at their EOS
         assert_documents(open_corpus(tmp_path, eos_token_id=EOS), docs)
 
 
-def test_olmo_with_a_split_opens_train_and_each_by_itself(tmp_path):
+def test_an_olmo_folder_opens_as_its_train_split_and_each_split_opens_alone(tmp_path):
     train, val = documents(), documents(5, 1)
     write_olmo(tmp_path / "train", train, sources=True)
     write_olmo(tmp_path / "val", val)
@@ -153,7 +153,7 @@ def test_many_lines_are_parsed_in_blocks(tmp_path, monkeypatch):
     assert_documents(open_corpus(write_olmo(tmp_path, docs, part_tokens=100_000)), docs)
 
 
-def test_where_parts_touch_the_eos_or_the_number_of_sources_decides(tmp_path):
+def test_the_eos_or_the_number_of_sources_tells_whether_a_document_continues_in_the_next_part(tmp_path):
     docs = [(np.array([5, 6, 7, EOS], np.uint32), np.ones(4, bool)), (np.array([8, 9], np.uint32), np.ones(2, bool))]
     for name, listed, size in (("cut", docs, 3), ("whole", docs, 4), ("truncated", docs[::-1], 2)):
         folder = write_olmo(tmp_path / name, listed, part_tokens=size)
@@ -162,7 +162,7 @@ def test_where_parts_touch_the_eos_or_the_number_of_sources_decides(tmp_path):
             assert_documents(open_corpus(folder, eos_token_id=EOS), listed)
         write_sources(folder / "sources.bin", listed)
         for eos in (None, EOS, 77):
-            if name == "truncated":  # one of two cuts is within a document: nothing tells which
+            if name == "truncated":  # one of the two cuts between parts is within a document; nothing tells which
                 assert "lists 2 documents" in error_of(folder, eos_token_id=eos)
             else:
                 assert_documents(open_corpus(folder, eos_token_id=eos), listed, sources=True)
@@ -183,7 +183,7 @@ def test_the_statistics_state_which_parts_continue(tmp_path):
     assert "sources.bin: 64 bytes; expected 48" in error_of(folder)
 
 
-def test_parts_that_are_not_whole_are_named(tmp_path):
+def test_parts_that_lack_a_file_or_have_one_twice_are_named(tmp_path):
     for name, expected in (
         ("token_ids_part_0001.npy", "but part"),
         ("labels_mask_part_0000.npy", "but part"),
@@ -221,7 +221,7 @@ WRONG_EPISODES = [
 
 
 @pytest.mark.parametrize(("name", "data", "metadata", "expected"), WRONG_EPISODES)
-def test_episodes_that_dont_fit_are_named(tmp_path, name, data, metadata, expected):
+def test_episode_files_that_dont_fit_together_are_named(tmp_path, name, data, metadata, expected):
     path = write_episodes(tmp_path, documents(10), flat=True, dtype="uint16", metadata=metadata) / name
     path.unlink() if data is None else path.write_bytes(data)
     assert expected in error_of(tmp_path)
@@ -244,7 +244,7 @@ def test_a_bad_weight_is_refused_when_it_is_read(tmp_path, value):
     materialize(PackedLayout(open_corpus(weighted), 64), str(tmp_path / "rows"))
     path, rows = weighted / "mask_weighted.bin", open_corpus(tmp_path / "rows")
     for each in (path, rows.shards[0].loss.path):
-        np.memmap(each, np.float32, "r+")[20_000] = value  # far from the ends, which opening reads
+        np.memmap(each, np.float32, "r+")[20_000] = value  # opening checks only values near the ends of the file
     corpus = open_corpus(weighted)
     expected = r"mask_weighted.bin: the weight of token 20000 is .*finite number, 0 or more"
     for layout, message in (

@@ -1,4 +1,4 @@
-"""Label masks: named by the caller, ignored, remembered by an index; missing ones are never taken for loss on all tokens."""
+"""Label masks may be listed or ignored, and an index remembers which. A missing mask never means loss on all tokens."""
 
 import json
 import shutil
@@ -106,7 +106,7 @@ def test_masks_of_every_format_can_be_ignored(tmp_path, write):
     assert open_corpus(root, eos_token_id=sft.EOS, use_loss_mask=True).has_loss
 
 
-def test_masks_of_other_names_than_their_tokens_are_not_ignored(parts):
+def test_masks_whose_names_do_not_match_their_tokens_are_errors(parts):
     for path in sft.masks_of(parts):
         path.rename(path.with_name(path.name.replace("part_00", "part_")))
     for where in (parts, f"{parts}/token_ids_part_*.npy", parts / "token_ids_part_0001.npy"):

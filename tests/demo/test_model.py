@@ -1,4 +1,4 @@
-"""The small model: what its scores and its loss depend on in packed conversations; and its checkpoints."""
+"""The demo's model keeps packed conversations apart, takes loss from answers alone, and saves and loads every bit."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_scores_of_a_document_do_not_change_with_its_neighbours(chat: Chat) -> N
         for changed in ({**batch, "inputs": others}, removed):
             after = scores(changed)
             np.testing.assert_array_equal(before[row][mask], after[row][mask])
-            assert (before[row][~mask] != after[row][~mask]).any()  # those of the neighbours do
+            assert (before[row][~mask] != after[row][~mask]).any()  # the neighbours' scores change
 
 
 def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
@@ -68,12 +68,12 @@ def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
     assert_same(gradients, same_gradients)
 
 
-def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(chat: Chat, tmp_path: Path) -> None:
+def test_a_checkpoint_gives_back_every_bit_and_the_newest_has_the_highest_step(chat: Chat, tmp_path: Path) -> None:
     state, batch = init_state(PARAMS), dict(chat.pipeline[0])
     first_state, first_loss = UPDATE(state, 0, batch)
     for step in (2, 10):
         save(tmp_path, step, first_state)
-    (tmp_path / ".step-00000011.npz.x.tmp").touch()  # of a process that was killed while it wrote
+    (tmp_path / ".step-00000011.npz.x.tmp").touch()  # a process was killed while it wrote this
     assert newest_step(tmp_path) == 10
     loaded = load(tmp_path, 10, state)
     for part in ("params", "mean", "square"):

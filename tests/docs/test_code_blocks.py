@@ -9,7 +9,7 @@ from page_folders import Folders, first_lost, updated
 README = "../README.md"
 MOST_NOT_RUN = dict.fromkeys(("contributing.md", "index.md", "preparing.md", "text.md", "tutorial.md"), 1)
 MOST_NOT_RUN |= {"cloud.md": 6, "maxtext.md": 10, "tunix.md": 3}
-"""Blocks of a page that may say why they can't run here: they install the package, or need a bucket, a pod or a trainer."""
+"""How many blocks of a page may have a reason not to run: they install the package, or need a bucket, a pod or a trainer."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_loss_of_the_readmes_training_goes_down(folders):
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_few_blocks_are_not_run_and_others_are_of_languages_that_are_run_or_that_nobody_runs(page):
+def test_few_blocks_have_a_reason_not_to_run_and_blocks_that_are_never_run_are_data(page):
     left_out = [block.line for block in pages.blocks(page) if block.why_not]
     assert len(left_out) <= MOST_NOT_RUN.get(page, 0), left_out
     for block in pages.blocks(page):

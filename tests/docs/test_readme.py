@@ -1,4 +1,4 @@
-"""The README opens with what runs (`test_code_blocks.py`), and its figures are those of the page of evidence."""
+"""The README opens with a program, which `test_code_blocks.py` runs, and its figures are those of docs/evidence.md."""
 
 import os
 import re
@@ -17,7 +17,7 @@ README = pages.read(PAGE)
 ROOT = pages.DOCS.parent
 
 
-def test_it_opens_with_an_installation_and_a_program_and_only_what_installs_or_needs_maxtext_is_not_run():
+def test_the_readme_opens_with_an_installation_and_a_program_and_only_what_installs_or_needs_maxtext_is_not_run():
     blocks = pages.blocks(PAGE)
     assert [block.language for block in blocks[:3]] == ["bash", "python", "bash"]
     assert blocks[0].text.startswith("python -m pip install '.[") and blocks[0].line < 12
@@ -51,7 +51,7 @@ def test_the_table_has_at_most_ten_rows_with_a_figure_each_and_evidence_for_each
 
 @pytest.mark.heavy
 def test_a_fresh_environment_gets_to_its_first_batch_by_copying(tmp_path):
-    """Needs a package index. Prints the seconds: an installation of 100 s of CPU time, and the first batch 15 s later."""
+    """Needs a package index. Prints times: the installation takes 100 s of CPU time, and the first batch comes 15 s later."""
     clone, work, begin = tmp_path / "clone", tmp_path / "work", time.monotonic()
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__"))
     work.mkdir()

@@ -1,7 +1,7 @@
-"""Writes the outputs of today into pages: `python tests/docs/update_outputs.py [PAGE ...]`, all pages by default.
+"""Update the outputs that pages show: `python tests/docs/update_outputs.py [PAGE ...]`, all pages by default.
 
-Each page is run, and each line of an output that it shows is replaced by the line that was printed in its place. Lines
-without one are printed here, to be changed by hand.
+The script runs each page, and replaces each line of a shown output by the line that was printed in its place. It prints the
+lines for which it finds no such line; change them by hand.
 """
 
 import sys

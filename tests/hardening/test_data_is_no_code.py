@@ -1,4 +1,4 @@
-"""What is read is data: nothing in it is run, and nothing in it leads to files that the user did not give."""
+"""Input files are data: no code in them is run, and no path in them leads out of the user's `root`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ RUNS_CODE = re.compile(
     r"|os\.(system|popen)\(|shell=True|(allow_pickle|trust_remote_code)=(?!False)",
     re.MULTILINE,
 )
-# What one run's own processes write and read.
+# These two files unpickle only what processes of the same run wrote.
 PICKLED_WORK = [(f"prepare/{name}.py", "import pickle") for name in ("work", "worker")]
 
 
@@ -103,7 +103,7 @@ def test_a_chat_template_can_not_reach_out_of_its_sandbox(text, tmp_path, monkey
 
 @pytest.fixture
 def folders(tmp_path, write_tokens):
-    """A folder of data, and one next to it that is not part of it."""
+    """The folder `data`, and next to it the folder `secret`, which is not part of the data."""
     for name in ("data", "secret"):
         write_tokens(f"{name}/a.npy", range(100))
     return tmp_path / "data", tmp_path / "secret"
@@ -114,7 +114,7 @@ OUTSIDE = ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.np
 
 @pytest.mark.parametrize("entry", OUTSIDE)
 def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(folders, entry):
-    """By a relative path, an absolute one or a link; without a root, any path is allowed."""
+    """`entry` is a relative path, an absolute path or a link. Without a root, any path is allowed."""
     data, secret = folders
     (data / "x").mkdir()
     (data / "link.npy").symlink_to(secret / "a.npy")
@@ -140,7 +140,7 @@ def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(
     "path", ["../secret/a.npy", "gs://bucket/a.npy", *(f"gs://bucket/folder/{up}/a.npy" for up in ("..", "%2e%2E"))]
 )
 def test_a_file_outside_of_the_root_is_not_even_opened(folders, path):
-    """A file that holds no tokens, or a URL, is refused for where it is, not for what it holds."""
+    """Neither a file without tokens nor a URL is read: the error names its place, not its content."""
     data, secret = folders
     (secret / "a.npy").write_bytes(b"no tokens at all")
     (data / "mix.txt").write_text(f"a,{path}\n")
@@ -154,7 +154,7 @@ PARTS = ("token_ids_part_0000.csv.gz", "labels_mask_part_0000.npy", "sources.bin
 
 @pytest.mark.parametrize("name", ["dataset_statistics.json", "token_ids_part_0000.npy", *PARTS])
 def test_a_file_of_an_sft_corpus_that_becomes_a_link_out_of_it_is_refused(tmp_path, name):
-    """When the corpus is opened, and when one that was opened before opens the file."""
+    """Opening the corpus refuses the link. So does reading from a corpus that was opened before the link was made."""
     folder, secret = tmp_path / "data", tmp_path / "secret"
     secret.mkdir()
     write_olmo(folder, documents(), part_tokens=10_000, sources=True)
@@ -178,5 +178,5 @@ def test_a_file_of_an_sft_corpus_that_becomes_a_link_out_of_it_is_refused(tmp_pa
     free.save(folder / "index.json")
     assert '"root"' not in (folder / "index.json").read_text()
     (secret / name).write_bytes(b"secret")
-    with pytest.raises(CorpusError, match=outside):  # for where it is, not for what it holds
+    with pytest.raises(CorpusError, match=outside):  # the error names its place, though its content is damaged too
         grain_sft.open_corpus(folder, root=folder)

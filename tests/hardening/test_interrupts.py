@@ -1,8 +1,9 @@
-"""Ctrl-C at any moment of a command: one line, status 130, and nothing left behind, neither processes nor half-written files.
+"""Ctrl-C at any moment ends a command with one line and status 130, and leaves no process and no half-written file.
+
+This command interrupts each command of the package 40 times, or as often as `GRAIN_SFT_INTERRUPTS` says, while four other
+processes keep the machine busy. It prints figures.
 
     pytest -n0 -m heavy -s tests/hardening/test_interrupts.py
-
-interrupts each command `GRAIN_SFT_INTERRUPTS` times (40) while four other processes keep the machine busy, and prints figures.
 """
 
 import json
@@ -22,8 +23,8 @@ from children import ROOT, wait_until, write_corpus_and_tokenizer
 from sft_files import EOS
 
 COUNT = int(os.environ.get("GRAIN_SFT_INTERRUPTS", "40"))
-LIMIT = 2.0  # seconds
-MARK = "GRAIN_SFT_TEST_MARK"
+LIMIT = 2.0  # seconds that a command may take to end after a signal
+MARK = "GRAIN_SFT_TEST_MARK"  # variable of the environment by which a command's processes are found
 
 PREPARE = ["--template", "primer", "--tokenizer", "{data}/spm.model"]
 COMMANDS = {
@@ -34,7 +35,7 @@ COMMANDS = {
     "report": (["report", "{data}/config.json", "--output", "{out}/report.html", "--seconds", "0.2"], 8.0),
     "bench": (["bench", "{data}/config.json", "--seconds", "5", "--max-workers", "2"], 12.0),
 }
-"""Arguments, and seconds within which a signal is sent."""
+"""The arguments of each command, and the longest time in seconds until a signal is sent."""
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,14 @@ def data(tmp_path_factory):
 
 
 class Interrupted(NamedTuple):
-    """How an interrupted command ended: seconds until it did, and what was wrong about it."""
+    """How an interrupted command ended: the seconds from the signal to its end, and what was wrong ("" if nothing)."""
 
     seconds: float
     fault: str
 
 
 def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool) -> Interrupted | None:
-    """Interrupt a command `delay` seconds after it began to handle signals; return None where it ended before.
+    """Interrupt a command `delay` seconds after it began to handle signals; return None if it ended before the signal.
 
     With `whole_group` its children get the signal too, as a terminal sends it.
     """
@@ -72,7 +73,7 @@ def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool)
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in COMMANDS[name][0])]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     finally:
@@ -89,7 +90,7 @@ def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool)
         process.kill()
         _, text = process.communicate()
     seconds, status = time.monotonic() - sent, process.returncode
-    if ended or (status == 0 and not text and seconds < 0.5):  # in the latter case the kernel was taking it down
+    if ended or (status == 0 and not text and seconds < 0.5):  # it was exiting when the signal came
         return None
     wait_until(lambda: not marked(mark), 2)
     files = [path for path in out.rglob("*") if path.is_file() and (path.suffix == ".tmp" or temporary in path.parents)]
@@ -103,7 +104,7 @@ def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool)
 
 
 def marked(mark: str) -> list[str]:
-    """The command lines of the processes whose environment has `mark`."""
+    """Return the command lines of the processes whose environment has `mark`."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -119,7 +120,7 @@ def test_an_interrupted_command_leaves_one_line_and_nothing_else(name, data, tmp
     delay = random.Random(name).uniform(0, 1.5)
     for attempt in range(10):
         ended = interrupt(name, data, tmp_path / str(attempt), delay / 2**attempt, whole_group=True)
-        if ended is not None:  # else the command is quicker than that here
+        if ended is not None:  # else the command ended before the signal: halve the delay
             break
     assert ended is not None and not ended.fault, (delay, ended)
 
@@ -143,8 +144,8 @@ sys.exit(Guard("test").run(command))
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_moment_of_a_command(name, data, tmp_path):
-    """While the machine is busy."""
+def test_a_command_can_be_interrupted_at_every_moment(name, data, tmp_path):
+    """Four other processes keep the machine busy meanwhile."""
     draw = random.Random(name)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     faults, slowest, number, late = [], 0.0, 0, COMMANDS[name][1]
@@ -153,7 +154,7 @@ def test_every_moment_of_a_command(name, data, tmp_path):
             delay, group = draw.uniform(0, late), draw.random() < 0.5
             ended = interrupt(name, data, tmp_path / f"{number}-{late}", delay, group)
             if ended is None:
-                late *= 0.9
+                late *= 0.9  # the command ended before the signal
                 continue
             number += 1
             slowest = max(slowest, ended.seconds)

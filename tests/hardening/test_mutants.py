@@ -1,8 +1,10 @@
-"""Damaged files of every kind: a GrainSftError, or what can be read; no other error, no hang, no memory beyond a bound.
+"""Every damaged file (a mutant) is read, or refused with a GrainSftError, within bounds of time and memory.
+
+This command tries 10,000 mutants instead of 120:
 
 GRAIN_SFT_MUTANTS=10000 pytest -n0 -s tests/hardening/test_mutants.py
 
-Each mutant has its number, the seed of its damage: `python test_mutants.py FOLDER 4711 1` makes and reads that one again.
+The number of a mutant is the seed of its damage: `python test_mutants.py FOLDER 4711 1` makes and reads mutant 4711 again.
 """
 
 import functools
@@ -39,15 +41,15 @@ from grain_sft.storage import artifact
 from grain_sft.verify import verify
 
 MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "120"))
-MEMORY = 300 << 20  # bytes that reading a mutant may take, in addition to those that the process has
-SECONDS = 60  # that reading a mutant may take
+MEMORY = 300 << 20  # bytes that the process may take in addition to those that it has before the first mutant
+SECONDS = 60  # time limit for reading one mutant
 ODD_TEXTS = ("", "\0", "../..", "uint64", ">u4", "O", "x" * 5000)
 ODD_HOLDERS = ([], {}, [[[[]]]], {"a": {}}, [1, "a", None])
 ODD_VALUES = (*ODD_NUMBERS, None, True, 1.5, float("nan"), float("inf"), *ODD_TEXTS, *ODD_HOLDERS)
 
 
 def of_json(data: bytes, draw: random.Random, text_too: bool = True) -> bytes:
-    """JSON with a value, a key or an item of it changed; once in a while, with what no parser likes."""
+    """Return JSON with one or two changes; one time in 50 also with 5,000 digits or 100,000 brackets, if `text_too`."""
     whole = json.loads(data)
     for _ in range(draw.choice((1, 1, 2))):
         change_json(whole, draw, ODD_VALUES)
@@ -58,12 +60,12 @@ def of_json(data: bytes, draw: random.Random, text_too: bool = True) -> bytes:
 
 
 def of_index(data: bytes, draw: random.Random) -> bytes:
-    """Other bytes, or JSON with other values."""
+    """Return damaged bytes, or JSON with changed values."""
     return changed_bytes(data, draw) if draw.random() < 0.5 else of_json(data, draw)
 
 
 def of_gzip(data: bytes, draw: random.Random) -> bytes:
-    """Other lines in a file whose checksum is right; once in a while, ones that unpack to gigabytes."""
+    """Return a gzip file of damaged lines with a correct checksum; one time in 50, a file that unpacks to over MEMORY bytes."""
     drawn = draw.random()
     if drawn < 0.02:
         return gzip.compress(b"0" * (1 << 26) if drawn < 0.01 else b"0,1\n" * (1 << 22)) * 20
@@ -71,7 +73,7 @@ def of_gzip(data: bytes, draw: random.Random) -> bytes:
 
 
 def of_plan(path: Path, draw: random.Random) -> None:
-    """Arrays or dependences changed under a checksum that is right."""
+    """Change an array of a plan, and sometimes the record of what the plan depends on. Save them with a correct checksum."""
     arrays, depends = artifact.open_file(path)
     made = {name: np.array(array) for name, array in arrays.items()}
     if draw.random() < 0.3:
@@ -114,7 +116,7 @@ def read_rows(folder: Path) -> None:
 
 
 def read_index(before: Path, path: Path) -> None:
-    """Compare the rows and documents with those of the index `before` it was damaged."""
+    """Compare the rows and documents of the damaged index `path` with those of the sound index `before`."""
     found, whole = (grain_sft.open_corpus(each) for each in (path, before))
     assert (found.dtype, found.num_tokens) == (whole.dtype, whole.num_tokens)
     sources = (grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 10)) for each in (found, whole))
@@ -125,11 +127,11 @@ def read_index(before: Path, path: Path) -> None:
 
 
 def read_plan(path: Path) -> None:
-    """Verify never raises for what a plan holds, with its corpus and without."""
+    """Verify a plan with its corpus and without: `verify` must never raise. Raise an error if it found damage."""
     alone = verify(path, what="plan")
     beside = verify(path, what="plan", corpus=path.parents[1] / "whole" / "olmo", options={"eos_token_id": EOS})
     if not (alone.sound and beside.sound):
-        raise GrainSftError("found out")
+        raise GrainSftError("verify found the damage")
 
 
 def read_config(path: Path) -> None:
@@ -140,14 +142,14 @@ def read_config(path: Path) -> None:
 
 
 class Kind(NamedTuple):
-    """A way to damage something, and a way to read it.
+    """A sound file or folder, with a way to damage a copy of it and a way to read that copy.
 
     Args:
-      whole: File or folder.
+      whole: Sound file or folder.
       read: Function that reads the damaged copy.
-      change: Function that damages the bytes of a file; None damages a plan. One file in five is removed, or is a folder
-        then, if any file may be damaged.
-      names: Pattern of the files in a folder that are damaged.
+      change: Function from the bytes of a file to damaged bytes; None for a plan, which `of_plan` damages.
+      names: Pattern of the files in the folder that may be damaged. With "*", one time in five the file is removed instead
+        of damaged, or an empty folder takes its place.
     """
 
     whole: Path
@@ -173,9 +175,9 @@ class Kind(NamedTuple):
 
 
 def make_whole(folder: Path) -> dict[str, Kind]:
-    """The files to be damaged: of each format a corpus of 40 documents, plans, rows, indexes and configs."""
+    """Write the sound files, and return the kinds by name: a corpus of each format, plans, rows, indexes and configs."""
     whole = folder / "whole"
-    indexes = whole / "indexes"  # in a folder of their own, so that they have absolute paths
+    indexes = whole / "indexes"  # apart from the shards, so that indexes hold absolute paths
     docs, weighted = documents(40), documents(40, weights=True)
     write_olmo(whole / "olmo", docs, part_tokens=200, sources=True)
     write_episodes(whole / "episodes", weighted, shards=2)
@@ -228,7 +230,7 @@ def make_whole(folder: Path) -> dict[str, Kind]:
 
 
 def limit_memory() -> None:
-    """Let no mutant take more than MEMORY bytes."""
+    """Let this process allocate at most MEMORY bytes more than it has now."""
     status = Path("/proc/self/status").read_text().splitlines()
     used = next(int(line.split()[1]) << 10 for line in status if "VmData" in line)
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
@@ -239,7 +241,8 @@ def hangs(number: int, frame: object) -> None:
 
 
 def main(folder: Path, first: int, count: int) -> None:
-    warnings.simplefilter("ignore")  # of Python's parser, on odd literals in headers
+    """Make and read `count` mutants from number `first` on, and print as JSON how many of each kind were refused."""
+    warnings.simplefilter("ignore")  # Python's parser warns of odd literals in headers of .npy files
     os.environ["GRAIN_SFT_CACHE_DIR"] = str(folder / "cache")
     kinds = make_whole(folder)
     for kind in kinds.values():
@@ -278,7 +281,7 @@ def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
     print(json.dumps(found, indent=1))
     assert not found["wrong"], json.dumps(found["wrong"], indent=1)
     assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 20
-    assert set(found["refused"]) == set(found["made"]), "of each kind some are refused"
+    assert set(found["refused"]) == set(found["made"]), "some mutants of each kind are refused"
 
 
 if __name__ == "__main__":

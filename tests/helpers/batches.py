@@ -1,4 +1,4 @@
-"""Making configs and pipelines and comparing batches, for tests of everything that makes them."""
+"""Make configs and pipelines, and compare their batches."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ SHARE = float(os.environ.get("GRAIN_SFT_EXAMPLES", "0.25"))
 
 
 def examples(count: int) -> int:
-    """Return how many examples of `count` a test tries: a quarter, or the share GRAIN_SFT_EXAMPLES."""
+    """Return how many of `count` examples a test tries: a quarter, or the share in GRAIN_SFT_EXAMPLES; at least 10."""
     return max(10, round(SHARE * count))
 
 
@@ -32,8 +32,11 @@ def sections(path: Any, length: int, *, corpus: Mapping[str, Any] = {}, layout: 
     """Return a config of the corpus at `path`, by default packed, in the order `olmo`, seed 1, in batches of 4 rows.
 
     Args:
-      path: Path of the corpus; None where `corpus` has it, or names a mixture.
-      layout: Kind of the layout, or its section.
+      path: Path of the corpus; None if `corpus` has the path or a mixture.
+      length: Sequence length.
+      corpus: Other keys of the section `corpus`.
+      layout: Kind of the layout, such as "windows", or the keys of its section.
+      sampler: Keys of the section `sampler` that differ from these defaults.
     """
     return {
         "corpus": dict(corpus) if path is None else {"path": str(path), **corpus},
@@ -75,13 +78,13 @@ def pipeline_of(layout: Any, transforms: Any = SHIFTED, *, host: Host = Host(0, 
 
 
 def take(pipeline: Pipeline, start: int, stop: int, **options: Any) -> list[Mapping[str, Any]]:
-    """Return batches `start` to `stop`, handed out as to a process of its own; `options` are those of `iter`."""
+    """Return the batches of steps `start` to `stop - 1` from a new iterator with `options`."""
     with contextlib.closing(pipeline.iter(start_step=start, **options)) as batches:
         return [next(batches) for _ in range(start, stop)]
 
 
 def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Both have the same keys, and under each the same dtype, shape and values."""
+    """Check that two batches have the same keys, dtypes, shapes and values."""
     assert one.keys() == other.keys()
     for key, array in one.items():
         assert array.dtype == other[key].dtype and array.shape == other[key].shape, key
@@ -89,7 +92,10 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequence[int], worker_count: int = 0) -> None:
-    """The batches of `steps` are those of every number of hosts, and of resumed iterators, loaders, pickles and workers."""
+    """Check that `steps` have the same batches on one host, on each number of `hosts`, and after a pickle or a restored state.
+
+    Other threads, Grain's loader, workers and the dataset give these batches too.
+    """
     whole = load(Host(0, 1))
     expected = [whole[step] for step in steps]
     for count in hosts:
@@ -118,7 +124,7 @@ def rows_of_host(sampler: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def tokens_of_files(layout: Any) -> list[np.ndarray]:
-    """Return the tokens of each shard as numpy alone reads them; files of written rows hold more."""
+    """Return the tokens of each shard, read by numpy alone. (Files of written rows also hold fields other than tokens.)"""
     found = []
     for part in getattr(layout.corpus, "parts", [layout.corpus]):
         dtype = part.dtype if part.rows is None else part.rows.dtype(part.dtype)
@@ -128,7 +134,7 @@ def tokens_of_files(layout: Any) -> list[np.ndarray]:
 
 
 def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) -> None:
-    """The lines of a trace, all hosts', are what the hosts' pipelines deliver, token by token."""
+    """Check the lines of a trace, token by token, against the batches of `pipelines`, one for each host."""
     files, sampler, lines = tokens_of_files(pipelines[0].source.layout), pipelines[0].sampler, 0
     delivered = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
     for step in steps:
@@ -174,7 +180,7 @@ def rows_of_hosts(samplers: Sequence[Any], step: int) -> np.ndarray:
 
 
 def put(config: dict, place: str, value: object) -> dict:
-    """A copy of `config` with `value` at `place`, keys joined by dots."""
+    """Return a copy of `config` with `value` at `place`, such as "sampler.seed"."""
     changed = copy.deepcopy(config)
     *sections, key = place.split(".")
     functools.reduce(dict.__getitem__, sections, changed)[key] = value

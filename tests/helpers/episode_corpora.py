@@ -1,5 +1,7 @@
-"""Episode-indexed datasets that the golden values of `golden/make/make_episode_golden.py` are of: made of arithmetic, so that
-no version of anything changes them."""
+"""Write episode-indexed datasets, from which `golden/make/make_episode_golden.py` makes golden values.
+
+Their tokens come from arithmetic, not from random numbers, so they are the same with every version of numpy.
+"""
 
 import dataclasses
 import json
@@ -13,7 +15,7 @@ EPISODES_PER_SHARD = 15
 
 @dataclasses.dataclass(frozen=True)
 class OrderCase:
-    """A run whose order is wanted."""
+    """A run whose order is a golden value."""
 
     episodes: int
     batch_size: int
@@ -39,7 +41,7 @@ GPT_CONFIG = {
     "pad_token_id": None,
     "episode_min_tokens": 3,
 }
-"""Of the runs below but for `CHANGES`: keys as in a trainer's config."""
+"""Keys of a trainer's config, for all runs. `CHANGES` has what each run changes."""
 
 CHANGES: dict[str, dict[str, object]] = {
     "a mask": {},
@@ -52,12 +54,12 @@ CHANGES: dict[str, dict[str, object]] = {
 
 
 def lengths(count: int) -> list[int]:
-    """1 to 31 tokens; 17 (a whole row and the token after it) among them."""
+    """Return lengths of 1 to 31 tokens. One of them is 17: a whole row of 16, and the token after it."""
     return [1 + number * 7 % 31 for number in range(count)]
 
 
 def write_dataset(root: Path, count: int = 40, *, weighted: bool = False) -> Path:
-    """`count` episodes in shards of 15, each with five tokens of no episode before it. Its tokens tell it apart."""
+    """Write `count` episodes in shards of 15. Five tokens of no episode precede each. No two episodes have equal tokens."""
     for first in range(0, count, EPISODES_PER_SHARD):
         folder = root / "train" / f"shard_{first // EPISODES_PER_SHARD:05d}"
         folder.mkdir(parents=True)
@@ -80,7 +82,7 @@ def write_dataset(root: Path, count: int = 40, *, weighted: bool = False) -> Pat
 
 
 def write_numbered(root: Path, count: int) -> Path:
-    """`count` episodes of two tokens, the first of which is its number."""
+    """Write `count` episodes of two tokens: the number of the episode, and EOT."""
     folder = root / "train"
     folder.mkdir(parents=True)
     numbers = np.arange(count)

@@ -96,7 +96,7 @@ def write_texts(folder, count):
 def launch(out, folder, name, *, trainer="sft", base=None, stock=False, patches="", environment=(), **options):
     """Run a trainer on the data in `folder`; return what it printed. `options` are those of `run`, and keys of MaxText.
 
-    The data are those of the configs of grain_sft, or with `stock` the texts, read by MaxText's own loader."""
+    The trainer reads the pipelines of the configs in `folder`. With `stock`, MaxText's own loader reads the texts instead."""
     of_run = {key: options.pop(key) for key in ("kill_at", "pause", "fails", "fork") if key in options}
     given = MODEL | {"run_name": name, "base_output_directory": out}
     if trainer == "dpo" or stock:

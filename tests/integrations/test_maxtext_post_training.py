@@ -1,5 +1,6 @@
-"""MaxText's trainers that run on Tunix, killed and resumed. Takes minutes:
+"""MaxText's trainers that run on Tunix have the losses of an uninterrupted run after they are killed and resumed.
 
+These tests take minutes:
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_post_training.py
 """
 
@@ -23,7 +24,8 @@ from trainer_runs import losses
 
 pytestmark = NEEDED
 
-# The rows of each batch that lie on this process's devices, and the targets of a step that take loss by MaxText's account.
+# Program text that prints for each step the hashes of the rows on this process's devices, and the number of targets for which
+# MaxText counts a loss.
 PRINT_ROWS = """
 import zlib
 import numpy
@@ -104,15 +106,15 @@ def given(request):
 
 
 def remove_unfinished(checkpoints):
-    """Remove checkpoints that a kill left without the time of their end. Tunix's later versions can't list them
-    (docs/maxtext.md)."""
+    """Remove checkpoints that a kill left unfinished: they lack the time of their commit. Later versions of Tunix can't list
+    them (docs/maxtext.md)."""
     for path in checkpoints.glob("*/_CHECKPOINT_METADATA"):
         if json.loads(path.read_text() or "{}").get("commit_timestamp_nsecs") is None:
             shutil.rmtree(path.parent)
 
 
 def check_kills(out, configs, **given):
-    """Check that a run that is killed at ten steps has the losses of a run that is not."""
+    """Check that a run that is killed ten times has the losses of a run that is never killed."""
     expected = losses(launch(out, configs, "whole", **given))
     assert sorted({step for kind, step, _ in expected if kind == "TRAIN"}) == list(range(STEPS))
     assert sorted({step for kind, step, _ in expected if kind == "EVAL"}) == list(range(0, STEPS + 1, 3))
@@ -152,26 +154,26 @@ def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, 
 
 
 def batches_of(output):
-    """Hashes of the batches of MaxText's own loader, by step."""
+    """Return hashes of the batches of MaxText's own loader, by step."""
     return dict(re.findall(r"^BATCH (\d+) (\d+)$", output, re.MULTILINE))
 
 
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_maxtexts_own_loader_begins_anew_after_a_restart(configs, tmp_path, trainer):
-    """The negative control of the tests above, as docs/maxtext.md shows it."""
+    """With MaxText's own loader, the losses of a killed run differ from those of a whole run (docs/maxtext.md)."""
     given = {"trainer": trainer, "stock": True, "eval_interval": -1, "checkpoint_period": 3, "steps": 8}
     whole = launch(tmp_path, configs, "whole", **given)
     launch(tmp_path, configs, "killed", kill_at=5, **given)
     resumed = launch(tmp_path, configs, "killed", **given)
     expected, batches = batches_of(whole), batches_of(resumed)
-    assert list(expected) == list("012345678") and list(batches) == list("345678")  # the last one is dropped
+    assert list(expected) == list("012345678") and list(batches) == list("345678")  # batch 8 is loaded, not used
     assert list(batches.values()) == list(expected.values())[:6]  # it trains on the first batches again
     found = losses(resumed)
     assert not [step for step in range(3, 8) if found["TRAIN", step, 0] == losses(whole)["TRAIN", step, 0]]
 
 
 @TRAINERS
-def test_data_that_fail_end_the_process_with_their_sentence(configs, tmp_path, given):
+def test_an_error_of_the_data_ends_the_process_with_its_message(configs, tmp_path, given):
     """A token beyond the vocabulary, in the middle of the run."""
     check = "from grain_sft.integrations.maxtext import checks; whole = checks.prepare\n"
     check += "checks.prepare = lambda vocabulary, *others: whole(249, *others)\n"
@@ -180,12 +182,12 @@ def test_data_that_fail_end_the_process_with_their_sentence(configs, tmp_path, g
 
 
 def rows_of(output):
-    """Hashes of the rows that a process trained on, by step and row."""
+    """Return hashes of the rows that a process trained on, by step and row."""
     return {(int(step), int(row)): int(crc) for step, row, crc in re.findall(r"^ROW (\d+) (\d+) (\d+)$", output, re.M)}
 
 
 def expected_rows(configs, steps):
-    """What `rows_of` finds in a run of these steps, and the number of targets that take loss in each."""
+    """Return what `rows_of` and `targets_of` are expected to find in the output of a run of `steps`."""
     pipeline = load(str(configs / "train.json"))
     batches = {step: pipeline[step] for step in steps}
     inputs = {(step, row): tokens for step, batch in batches.items() for row, tokens in enumerate(batch["inputs"])}
@@ -194,7 +196,7 @@ def expected_rows(configs, steps):
 
 
 def targets_of(output):
-    """Targets that took loss by MaxText's account, by step."""
+    """Return the number of targets for which MaxText counts a loss, by step."""
     return {int(step): int(count) for step, count in re.findall(r"^TARGETS (\d+) (\d+)$", output, re.MULTILINE)}
 
 

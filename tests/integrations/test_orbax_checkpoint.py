@@ -51,7 +51,7 @@ def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, tmp_
     weights = {"w": jax.numpy.arange(6.0)}
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         batches = iterator(kind, data)
-        assert checkpoint.restore(manager, batches) is None  # nothing is there yet: it begins at its beginning
+        assert checkpoint.restore(manager, batches) is None  # no checkpoint yet: the run begins at step 0
         for step in range(5):
             assert_same(next(batches), data[step])
             if step in (2, 4):
@@ -85,7 +85,7 @@ def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(fo
         with pytest.raises(GrainSftError, match=f"\n  {part} differs: here .* there ") as error:
             checkpoint.restore(manager, refused)
         assert str(error.value).count(" differs: ") == 1
-        assert refused.next_step == 2  # nothing was changed
+        assert refused.next_step == 2  # the iterator stays where it was
         allowed = iterator(kind, other, allow_other_data=True)
         assert checkpoint.restore(manager, allowed) == 1
         assert_same(next(allowed), other[1])
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, tmp_pat
 
 
 @KINDS
-def test_grains_own_handlers_save_and_restore_it(folder, tmp_path, kind):
+def test_grains_own_handlers_save_and_restore_the_step(folder, tmp_path, kind):
     from grain.checkpoint import CheckpointRestore, CheckpointSave
 
     data = pipeline(folder)
@@ -124,7 +124,7 @@ def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
     assert checkpoint.resume_step(state, pipeline(folder)) == 3
 
 
-def test_other_data_of_a_stage_that_skipped_steps_moved_is_refused(folder):
+def test_other_data_in_a_stage_that_a_skip_moves_is_refused(folder):
     def run(seed):
         stages = [{"steps": 5}, {"sampler": {"seed": seed}}]
         return load({**config(folder), "stages": stages, "amendments": [{"skip": {"from": 1, "steps": 2}}]})
@@ -148,7 +148,7 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
 
 @pytest.fixture
 def record(tmp_path):
-    """The record of a trainer that saves nothing of its data."""
+    """Path of the record of a run, for trainers whose checkpoints have no data state."""
     return str(tmp_path / "data.json")
 
 
@@ -170,10 +170,10 @@ def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(fol
     assert [run["next_step"] for run in checkpoint.read_record(record)] == [0, 5]
     with pytest.raises(GrainSftError, match="sampler differs"):
         checkpoint.record_run(record, one, 8)
-    checkpoint.record_run(record, one, 4)  # before the other data came: steps 0 to 3 are of this data
+    checkpoint.record_run(record, one, 4)  # steps 0 to 3 had this data; what came later is dropped
     assert [run["next_step"] for run in checkpoint.read_record(record)] == [0]
     checkpoint.record_run(record, one, 8)
-    checkpoint.record_run(record, two, 0)  # a run that begins again
+    checkpoint.record_run(record, two, 0)  # a run that begins again at step 0 replaces the record
     assert [run["receipt"] for run in checkpoint.read_record(record)] == [two.receipt.code]
 
 

@@ -1,4 +1,7 @@
-"""Batches and the loss for Tunix. Tests of Tunix's trainer take a minute: python -m pytest -n0 -m maxtext tests/integrations"""
+"""Tunix's trainer gets batches that continue where a run stopped, and a loss that keeps packed documents apart.
+
+The tests that run the trainer take a minute: python -m pytest -n0 -m maxtext tests/integrations
+"""
 
 import functools
 import importlib.util
@@ -46,12 +49,13 @@ def batches(corpus):
 
 
 def trainer(iter_steps, folder=None, managed=False):
-    """The attributes of a PeftTrainer that `training` reads."""
+    """Return an object with those attributes of a PeftTrainer that `training` reads."""
     config = types.SimpleNamespace(checkpoint_root_directory=folder)
     return types.SimpleNamespace(iter_steps=iter_steps, is_managed_externally=managed, config=config)
 
 
 def numbers(found):
+    """Return a number that identifies each batch, the sum of its inputs; None for an empty batch."""
     return [int(np.asarray(batch["inputs"]).astype(np.int64).sum()) if batch else None for batch in found]
 
 
@@ -72,7 +76,7 @@ def test_training_refuses_a_checkpoint_of_other_data(batches, corpus, tmp_path):
     others.close()
 
 
-def test_an_evaluation_begins_anew(batches):
+def test_each_evaluation_begins_at_the_first_batch(batches):
     evaluation = Evaluation(batches)
     whole = numbers(evaluation)
     next(iter(evaluation))
@@ -87,7 +91,7 @@ def test_an_evaluation_that_never_ends_is_refused(batches, corpus):
 
 
 def attention(seed):
-    """A layer of attention with rotated positions, called as Tunix calls its models."""
+    """Return a model of one attention layer with rotary positions. It takes the arguments of Tunix's models."""
     keys = jax.random.split(jax.random.key(seed), 5)
     embed, query, key, value = (jax.random.normal(each, (256, 32)) / 6 for each in keys[:4])
     out = jax.random.normal(keys[4], (32, 256))
@@ -107,7 +111,7 @@ def attention(seed):
 
 
 class Scaled(nnx.Module):
-    """A model of Flax, with one parameter."""
+    """A Flax module with one parameter, by which it scales the logits of `model`."""
 
     def __init__(self, model):
         self.model, self.scale = model, nnx.Param(jnp.ones(()))
@@ -118,7 +122,7 @@ class Scaled(nnx.Module):
 
 
 def losses_of_documents(pipeline, model):
-    """Sum of the losses of each document, by its tokens."""
+    """Return the summed losses of each document, by the bytes of its tokens."""
     found, losses_of = {}, jax.jit(functools.partial(token_losses, model))
     for batch in pipeline.iter():
         losses = np.asarray(losses_of(batch))
@@ -188,7 +192,7 @@ with mesh:
 @pytest.mark.maxtext
 @pytest.mark.skipif(importlib.util.find_spec("tunix") is None, reason="Tunix is not installed: docs/tunix.md")
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_tunix_has_the_losses_of_an_uninterrupted_run(corpus, tmp_path, accumulation):
+def test_a_run_of_tunix_that_is_killed_has_the_losses_of_an_uninterrupted_one(corpus, tmp_path, accumulation):
     steps, source = 12, random.Random(accumulation)
 
     def ran(name, **options):

@@ -1,4 +1,4 @@
-"""Arguments of layouts that don't fit, and rows that are not there, are sentences."""
+"""Wrong arguments of layouts, and numbers of rows that don't exist, are errors that say what was expected."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_a_sequence_length_is_a_positive_integer_that_int32_positions_count(corp
     ],
     ids=str,
 )
-def test_arguments_that_dont_fit_are_sentences(corpus, layout, options, message):
+def test_wrong_arguments_are_errors_that_say_what_was_expected(corpus, layout, options, message):
     with pytest.raises((CorpusError, LayoutError)) as caught:
         layout(corpus, **{"sequence_length": 8, **options})
     assert message in str(caught.value)

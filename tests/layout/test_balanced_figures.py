@@ -1,4 +1,4 @@
-"""Figures of docs/packing.md: 2,270,000 documents on 256 devices, with the algorithm and the order "balanced"."""
+"""The algorithm and the order "balanced" reach the figures of docs/packing.md, for 2,270,000 documents on 256 devices."""
 
 import time
 
@@ -9,11 +9,11 @@ from grain_sft import IndexSampler
 from grain_sft.layout import ALGORITHMS, PackingOptions, over_devices
 
 DOCUMENTS, DEVICES = 2_270_000, 256
-LENGTHS = {"chats": (180, 4096), "reasoning": (5400, 32_768), "uniform": (None, 8192)}  # median of documents, and row
+LENGTHS = {"chats": (180, 4096), "reasoning": (5400, 32_768), "uniform": (None, 8192)}  # median length, length of a row
 
 
 def made(median, capacity):
-    """Lengths of documents: log-normal with a median, or uniform; at most `capacity`."""
+    """Return lengths of documents, at most `capacity`: log-normal, or uniform if `median` is None."""
     rng = np.random.default_rng(0)
     if median is None:
         return rng.integers(1, capacity + 1, DOCUMENTS)
@@ -21,7 +21,7 @@ def made(median, capacity):
 
 
 def planned(algorithm, lengths, capacity):
-    """The rows of a packing, and its seconds of processor time: the least of three."""
+    """Return the rows of a packing, and the least processor time of three runs in seconds."""
     seconds = []
     for _ in range(3):
         begin = time.process_time()
@@ -31,7 +31,7 @@ def planned(algorithm, lengths, capacity):
 
 
 def spread(costs, order, rows_a_device):
-    """The highest cost of a device over the mean, for each step of an epoch."""
+    """Return for each step of an epoch the highest cost of a device, divided by the mean of all devices."""
     batch_size = DEVICES * rows_a_device
     sampler = IndexSampler(len(costs), global_batch_size=batch_size, seed=1, order=order, costs=lambda: costs)
     steps = np.stack([costs[sampler.rows(step)] for step in range(sampler.steps_per_epoch)])

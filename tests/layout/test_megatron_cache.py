@@ -1,4 +1,4 @@
-"""Indices that megatron-core and MaxText wrote."""
+"""Layout `megatron_gpt` reads rows from indices that megatron-core and MaxText wrote, and refuses indices that don't fit."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ RUNS = {system: (runs() | maxtext_runs())[name] for system, name in KEPT.items()
 
 @pytest.fixture
 def index(tmp_path, system):
-    """A copy of a folder of golden indices; the prefixes are next to it."""
+    """A copy of the golden indices of `system`. The token files are next to this folder."""
     write_prefixes(tmp_path)
     return Path(shutil.copytree(GOLDEN / system, tmp_path / "index"))
 
@@ -45,7 +45,7 @@ def test_rows_are_read_from_the_files(index, system):
     if len(built.corpus.shards) > 1:
         return
     path = next(index.glob("*shuffle_index.npy"))
-    np.save(path, np.load(path)[::-1])  # of another generator: still a permutation, which no seed makes
+    np.save(path, np.load(path)[::-1])  # another permutation, which no seed makes
     again = layout_of(index, system)
     np.testing.assert_array_equal(tokens_of(again), expected[::-1])
     assert again.receipt != built.receipt
@@ -72,7 +72,7 @@ def damage_header(index):
 
 
 def duplicate(index):
-    """Copies fit; the copy of another shuffle fits too."""
+    """Copy each file. Equal copies are read; then the copy of the shuffle is changed, so that two indices fit."""
     for path in list(index.iterdir()):
         shutil.copy(path, path.with_name(f"x{path.name}"))
     layout_of(index, "megatron")
@@ -102,7 +102,7 @@ WRONG = {
 
 
 def swapped(index):
-    """Samples 3 and 4, which are of two data sets, change places: another rule may choose so."""
+    """Exchange samples 3 and 4 of a blend, which are of different data sets: another rule of blending may choose so."""
     start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
     for ending in ("dataset_index.npy", "dataset_sample_index.npy"):
         array = np.load(start + ending)
@@ -123,6 +123,7 @@ def test_the_blend_of_the_files_decides_the_rows(index, system):
 
 
 def twice(index):
+    """Copy the files of a blend, and change the order of one copy, so that two blends fit."""
     for path in list(index.glob("*dataset*index.npy")):
         shutil.copy(path, path.with_name(f"x{path.name}"))
     swapped(index)

@@ -1,4 +1,4 @@
-"""PaddedLayout: one document a row."""
+"""PaddedLayout makes one row of each document, cut or padded to the length of a row."""
 
 import tempfile
 from pathlib import Path

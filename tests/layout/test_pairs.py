@@ -1,4 +1,4 @@
-"""Preference pairs: their corpus, their rows, and the arrays that DPO trainers take."""
+"""Preference pairs are read from a corpus, and become rows and the arrays that DPO trainers take."""
 
 import hashlib
 
@@ -14,11 +14,11 @@ from grain_sft.transforms import SplitPairs
 
 COLUMNS = ("prompt", "chosen", "rejected")
 MAXTEXT = "19e773edd2c9abbfd08044a6d0e534ae0920039b85f95303f9524d2d445acdf0"
-"""`digest_of` what maxtext 0.2.5's `DPODataFormatting` makes of `make_pairs(1100, 1)`, with prompts of 16 tokens of 48."""
+"""`digest_of` the arrays of maxtext 0.2.5's `DPODataFormatting` for `make_pairs(1100, 1)`, 16 of 48 tokens for prompts."""
 
 
 def digest_of(elements):
-    """Hash of the arrays of elements, by key."""
+    """Return a hash of the arrays of all elements, in the order of their keys."""
     found = hashlib.sha256()
     for element in elements:
         for key in sorted(element):
@@ -79,7 +79,7 @@ def test_each_option_changes_the_receipt(tmp_path):
     assert len(set(codes)) == len(options)
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_wrong_options_and_documents_that_are_no_pairs_are_errors(tmp_path):
     corpus = open_corpus(write_pairs(tmp_path, make_pairs(20, 5)))
     for options, message in (
         ({"sequence_length": 1}, "sequence_length=1: expected an integer, 2 or more"),

@@ -1,4 +1,4 @@
-"""Receipts: the same where the batches are the same, another where something that decides them is."""
+"""Runs with equal batches have equal receipts. A change of anything that decides batches changes the receipt."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from grain_sft.pipeline.receipt import described
 
 DOCS = documents(60)
 for tokens, _ in DOCS[::2]:
-    tokens[0] = 3  # a BOS, in every second one
+    tokens[0] = 3  # a BOS, at the start of every second document
 
 
 @pytest.fixture
@@ -30,7 +30,10 @@ def config(tmp_path):
 
 
 def receipt(config, host=None, **changes):
-    """Of `config` with sections replaced or overlaid; None removes a key."""
+    """Return the receipt of `config` after `changes`, a mapping from sections to their changed keys.
+
+    Other keys of the section stay, unless its change has a `kind`. The value None removes a key.
+    """
     for section, change in changes.items():
         if isinstance(change, dict):
             change = ({} if "kind" in change else config[section]) | change
@@ -73,7 +76,7 @@ CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
 
 TESTED_ELSEWHERE = {
     *("amendments", "stages", "max_target_sequence_length"),  # in test_amendments.py and test_stages.py
-    *("dtype", "ties"),  # below: of another file, and as far as rows differ
+    *("dtype", "ties"),  # below, in the tests of the width of tokens and of equal rows
     *("mixture", "on_exhausted"),  # in mixture/
     *("prompt_length", "long_pairs"),  # in layout/test_pairs.py
     *layout_options("megatron_gpt"),  # in layout/test_megatron_gpt.py
@@ -122,14 +125,14 @@ def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeyp
     assert pipeline.receipt.code == code
 
 
-def test_hosts_of_order_maxtext_count_and_seeds_that_draw_nothing_do_not(config):
+def test_the_number_of_hosts_changes_the_receipt_in_order_maxtext_only_and_an_unused_seed_never_does(config):
     codes = [receipt(config, host, sampler={"order": "maxtext"}).code for host in (Host(0, 2), Host(1, 2), Host(0, 4))]
     assert codes[0] == codes[1] != codes[2]
     for unused in ({"order": "sequential"}, {"shuffle": False}):
         assert len({receipt(config, sampler={**unused, "seed": seed}).code for seed in (1, 2)}) == 1
 
 
-def test_a_plan_counts_by_what_it_holds(tmp_path):
+def test_layouts_of_equal_rows_have_equal_receipts_whatever_their_options(tmp_path):
     random = np.random.default_rng(0)
 
     def corpus(name, lengths):
@@ -147,7 +150,7 @@ def test_a_plan_counts_by_what_it_holds(tmp_path):
         assert equal or not agree
     fit = functools.partial(PackedLayout, no_ties, 64, algorithm="first_fit_decreasing")
     cut, fragmented = (layout_receipt(fit(long_documents=how)) for how in ("truncate", "fragment"))
-    assert cut == fragmented  # nothing is longer than a row
+    assert cut == fragmented  # no document is longer than a row
     pairs = [(length, keep) for length in (64, 32) for keep in ("last", "first")]
     kept = [layout_receipt(PaddedLayout(no_ties, length, keep=keep)) for length, keep in pairs]
     assert kept[0] == kept[1] and len(set(kept)) == 3
@@ -164,7 +167,7 @@ def test_differences_are_named(config):
 
 
 def test_the_receipt_of_a_known_run_stays_what_it_is(tmp_path):
-    """It stands in logs and plans: what is hashed may only change with the version that it begins with."""
+    """Logs and plans hold receipts. A change to what is hashed needs another version at the start, such as gs3 for gs2."""
     np.arange(640, dtype="<u4").tofile(tmp_path / "tokens.npy")
     layout = grain_sft.WindowLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=1), 32)
     assert pipeline_of(layout, order="shuffle").receipt.code == "gs2-d29a09bb31c128fc"
@@ -202,13 +205,13 @@ ARRAYS = (TABLE, CHANGED, np.array([0.12345678901, 1]), np.array([0.12345678902,
 
 @pytest.mark.parametrize("kind", [Plain, WithSlots, Stated])
 def test_a_users_transform_is_described_by_all_elements_of_arrays_and_by_no_address(kind):
-    """Also by floats that numpy rounds, and by arrays in objects."""
+    """The repr of numpy shows neither all elements nor all digits. Arrays inside lists and objects count too."""
     hashed = [*ARRAYS, [TABLE], {"of": CHANGED}, *map(Stated, ARRAYS), *([Stated(array)] for array in ARRAYS)]
     texts = [described(kind(value)) for value in (*hashed, 3, 4)]
     assert len(set(texts)) == len(texts) and all("#" in text for text in texts[:-2])
     assert described(kind(TABLE.copy())) == texts[0] and "#" not in described(kind(TABLE[:9]))
     assert described(kind(TABLE.reshape(50, 100))) != described(kind(TABLE.reshape(100, 50)))
-    assert described(kind([TABLE, np.int32])).endswith(texts[4][-17:])  # a class, with the arrays' methods
+    assert described(kind([TABLE, np.int32])).endswith(texts[4][-17:])  # the class np.int32 is not an array
     assert "0x" not in described(kind(len)) + described(kind(described))
 
 

@@ -1,4 +1,4 @@
-"""Rows of stages: each token where a naive walk through the stream has it, and OLMo-core's warm-ups of length and batch."""
+"""Stages have the rows of a naive walk through the stream of tokens, and those of OLMo-core's warm-ups of length and batch."""
 
 import itertools
 import json
@@ -26,8 +26,10 @@ def config_of(corpus, length, layout="windows", **sampler):
 
 
 def rows_by_hand(sizes, longest, plan, order, run_on):
-    """Return the tokens of each step of a plan of (steps, length, rows), the number of tokens that it leaves out, and the
-    number that it passes, by a walk through the stream of the longest rows."""
+    """Walk through the stream of the longest rows by a plan, which has (steps, length, rows of a batch) of each stage.
+
+    Return the tokens of each step, the number of tokens that are left out, and the number of all tokens that are passed.
+    """
     shards = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     rows = np.concatenate([shard[: len(shard) // longest * longest].reshape(-1, longest) for shard in shards])
     epoch, at, left_out, steps = 0, 0, 0, []
@@ -51,11 +53,12 @@ def rows_by_hand(sizes, longest, plan, order, run_on):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_every_token_is_read_once_or_counted(tmp_path, seed):
+def test_every_token_is_read_once_or_counted_as_left_out(tmp_path, seed):
     drawn = random.Random(seed)
     longest = drawn.choice([8, 12, 16, 24])
     lengths = [length for length in range(1, longest + 1) if longest % length == 0 and length >= 2]
     sizes = [drawn.randrange(0, 9) * longest + drawn.randrange(longest) for _ in range(3)] + [8 * longest]
+    # with `even` 2, two hosts can divide every batch
     even, run_on, order = drawn.choice([1, 2]), drawn.random() < 0.5, drawn.choice(["shuffle", "olmo", "sequential"])
     plan, stages = [], []
     for _ in range(drawn.randrange(1, 6)):
@@ -86,7 +89,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_stages.json").
 
 
 @pytest.mark.parametrize("case", GOLDEN["chunks"], ids=lambda case: f"{case['L']}-of-{case['longest']}")
-def test_parts_of_longer_rows_are_olmos(tmp_path, case):
+def test_short_rows_are_parts_of_longer_rows_as_in_olmo_core(tmp_path, case):
     layout = {"kind": "windows", "max_target_sequence_length": case["longest"]}
     corpus, sampler = numbered(tmp_path, case["files"]), {"seed": case["seed"], "global_batch_size": case["rows"]}
     pipeline = load(config_of(corpus, case["L"], layout, **sampler))
@@ -95,7 +98,7 @@ def test_parts_of_longer_rows_are_olmos(tmp_path, case):
 
 
 @pytest.mark.parametrize("case", GOLDEN["runs"], ids=lambda case: f"{case['L']}-{len(case['steps'])}")
-def test_warm_ups_of_length_and_batch_are_olmos(tmp_path, case):
+def test_warm_ups_of_length_and_batch_are_those_of_olmo_core(tmp_path, case):
     shapes = [*((step["L"], len(step["first"])) for step in case["steps"]), (case["L"], 1)]
     config, stages = config_of(numbered(tmp_path, case["files"]), case["L"], seed=case["seed"]), []
     for (length, rows), steps in itertools.groupby(shapes):

@@ -1,4 +1,4 @@
-"""Stages: one run across their bounds, whose checkpoints, amendments, traces, audit logs and commands know each stage."""
+"""Stages make one run. Its batches, checkpoints, amendments, traces and commands work across the bounds of stages."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ from grain_sft.view import view_rows
 
 @pytest.fixture(scope="module")
 def config(corpora):
-    """A run that grows its windows, mixes in chats, goes on with packed chats, and ends as it began."""
+    """A config of five stages: windows of 16 tokens, of 64, a mixture with chats, packed chats, and windows of 16 again."""
     mixture = {"web": {**corpora["olmo"], "weight": 3}, "chat": {**corpora["episodes"], "weight": 1}}
     mixed = {"corpus": {"mixture": mixture}, "layout": {"sequence_length": 32}, "sampler": {"global_batch_size": 8}}
     stages = [
@@ -30,7 +30,7 @@ def config(corpora):
     return sections(None, 16, corpus=corpora["olmo"], layout="windows", last_batch="drop") | {"stages": stages}
 
 
-FIRSTS = [0, 5, 11, 20, 27, 32]
+FIRSTS = [0, 5, 11, 20, 27, 32]  # the first step of each stage, and the end of the run
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])
@@ -51,7 +51,7 @@ def test_hosts_that_do_not_divide_the_batches_of_a_later_stage_are_refused(confi
         load(config, Host(0, 4))
 
 
-def test_a_stage_is_added_to_a_run_and_none_is_changed_behind_it(config):
+def test_a_run_takes_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(config):
     stages = config["stages"]
     alone = load({key: value for key, value in config.items() if key != "stages"})
     run = alone.iter()
@@ -88,7 +88,7 @@ def test_rows_go_on_where_an_earlier_stage_of_the_same_stream_stopped(config, co
     np.testing.assert_array_equal(last, stream[len(found) + len(mixed) :][: len(last)])
 
 
-def test_weights_are_those_of_the_stages_that_have_the_sources(config):
+def test_a_reweight_changes_the_stages_that_have_its_sources(config):
     plain = load(config)
     changes = [{"chat": 9}, {"web": 1}, {"chat": 9, "web": 1}]
     entries = [{"reweight": {"from": 14, "weights": weights}} for weights in changes]
@@ -105,7 +105,7 @@ def test_weights_are_those_of_the_stages_that_have_the_sources(config):
 
 
 def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path):
-    """Stages number documents differently: 7 is one of the first stage's corpus, chat:3 is document 3 of the fourth's."""
+    """7 is document 7 of the first stage's corpus, chat:3 document 3 of the fourth's. Other stages number both differently."""
     plain = load(config)
     (tmp_path / "gone.txt").write_text("7\n\nchat:3\n")
     gone = load({**config, "amendments": [{"withdraw": {"from": 4, "documents": str(tmp_path / "gone.txt")}}]})
@@ -125,7 +125,7 @@ def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path
 
 
 def test_a_corpus_that_a_mixture_names_twice_has_documents_of_two_names(corpora):
-    """The withdrawal of b:3 leaves a:3, in a stage with other names too."""
+    """The withdrawal of b:3 leaves a:3. In the stage that names these two sources c and d, it withdraws d:3."""
     mixtures = [{name: {**corpora["episodes"], "weight": 1} for name in names} for names in ("ab", "ba", "cd", "c")]
     stages = [{"steps": 40, "corpus": {"mixture": mixture}} for mixture in mixtures]
     amendments = [{"withdraw": {"from": 0, "documents": ["b:3"]}}]

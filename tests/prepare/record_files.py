@@ -1,4 +1,4 @@
-"""Records in files of every kind, and what the package reads of a file."""
+"""Write records in files of every kind, and return what the package reads from a file."""
 
 import gzip
 import json
@@ -64,19 +64,19 @@ KINDS: dict[str, Callable[[list[Record]], bytes]] = {
     "jsonl.zst": lambda records: zstd(lines(records)),
     "json.zst": lambda records: zstd(array(records)),
 }
-"""Bytes of a file, by the end of its name."""
+"""Functions that return the bytes of a file, by the end of its name."""
 COLUMNS = ("parquet", "arrow")
 """Kinds of files whose records all have the same keys."""
 
 
 def units_of(path: Path | str) -> tuple[inputs.Input, tuple[inputs.Unit, ...]]:
-    """Return the input of a file, and its units, scanned."""
+    """Return the input of a file, and its scanned units."""
     [entry] = inputs.list_inputs([[str(path)]])
     return entry, inputs.assemble([entry], [inputs.scan_unit(entry, unit) for unit in inputs.plan_units([entry])])[1]
 
 
 def read_all(path: Path | str, draw: random.Random | None = None) -> list[tuple[int, Any]]:
-    """Return number and value of all records of a file. With a draw, its units are read in another order than they are in."""
+    """Return the number and the value of every record of a file. With `draw`, read the file's units in a random order."""
     entry, units = units_of(path)
     shuffled = draw.sample(units, len(units)) if draw else units
     found = [record for unit in shuffled for record in inputs.read_records(entry, unit)]

@@ -1,4 +1,4 @@
-"""By Apache Beam: the bytes of a local run, whatever the runner does with order, copies and processes."""
+"""Apache Beam writes the bytes of a local run, even if the runner does work in another order, twice or elsewhere."""
 
 import concurrent.futures
 import dataclasses
@@ -34,7 +34,7 @@ def _each_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of files of chats, and a tokenizer."""
+    """Folder of 7 files of chats and a tokenizer."""
     folder = tmp_path_factory.mktemp("chats")
     for number in range(FILES):
         write_chats(folder / f"{number}.jsonl", 40 + 20 * number)
@@ -78,7 +78,7 @@ def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments,
 
 
 class Twice(beam.Pipelines):
-    """What a runner may do that loses workers, runs copies of slow work, and starts work again."""
+    """Runs each item twice, out of order, with four at once. A runner that loses workers or copies slow work may do so."""
 
     def run(self, name, step, items):
         copies = [item for item in items for _ in range(2)]
@@ -95,7 +95,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     expected = prepare(request, tmp_path / "local", workers=1)
     shared = f"{Target(tmp_path / 'out').work}/beam-test"
     assert make_corpus(request, tmp_path / "out", Twice(None, shared, None, None)) == expected
-    list(beam.render(0, shared))  # a copy that comes too late harms nothing
+    list(beam.render(0, shared))  # a copy of work that runs after the end changes nothing
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
 
 
@@ -156,6 +156,7 @@ def bucket(client, chats: Path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("format", ["olmo", "openchat"])
 def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Inputs and outputs in a bucket, locally prepared or by Beam, give the bytes of local files."""
     here, there = (request_of(place, format, part_bytes=100_000) for place in (chats, f"{bucket}/in"))
     monkeypatch.setattr(documents, "BLOCK_TOKENS", 7000)
     monkeypatch.setattr(documents, "GATHER_BLOCKS", 2)
@@ -163,7 +164,7 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
     gather, gathered = documents.ChunkDocuments._gather, []
 
     def gather_with_room(self, ids):  # type: ignore[no-untyped-def]
-        assert not any(tokens() is not None for tokens in gathered)  # tokens of one gather in memory
+        assert not any(tokens() is not None for tokens in gathered)  # no earlier tokens in memory
         found = gather(self, ids)
         gathered.append(weakref.ref(found[0]))
         return found

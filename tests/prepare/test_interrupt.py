@@ -1,4 +1,4 @@
-"""A run that was killed, at any moment, and started again gives the bytes of one that was not."""
+"""A run of `prepare` that is killed at any moment and started again writes the bytes of an uninterrupted run."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from prepared import record
 from record_files import KINDS
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
-"""Of each case; `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
+"""How often some cases below are killed. `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
 
 _PROGRAM = """
 import json, os, random, shutil, signal, sys, time
@@ -67,7 +67,10 @@ print(f"{kills} killed, {unfinished} of them before the end, {longest:.2f} s")
 
 
 def write(path: Path, template: str, count: int) -> None:
-    """Write chats, a few of them broken, or texts, in the kind of file, or the folder of texts, that the name is of."""
+    """Write `count` texts, or chats with a few broken ones. The suffixes of `path` state the kind of file, as in "a.jsonl.gz".
+
+    With ".folder", each text is a file in a folder.
+    """
     records = [record(number) if number % 97 != 5 else {"broken": number} for number in range(count)]
     if template == "text":
         records = [{"text": text} for text in texts_of(count, count)]
@@ -81,7 +84,7 @@ def write(path: Path, template: str, count: int) -> None:
 
 TEXT = {"template": "text", "fim_rate": 0.5, "empty": "keep", "max_length": 150}
 LINES = ("a.jsonl", "b.jsonl")
-CASES = [
+CASES = [  # options, format, workers, kills, names of the two inputs
     ({}, "olmo", 2, 2, LINES),
     ({}, "openchat", 1, KILLS, ("a.jsonl.gz", "b.json")),
     (TEXT, "olmo", 1, 3, ("a.jsonl", "b.array_record")),
@@ -99,7 +102,7 @@ HEAVY += [
     ("options", "format", "workers", "kills", "names"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.heavy) for case in HEAVY)],
 )
-def test_killed_and_started_again(tmp_path, options, format, workers, kills, names):
+def test_a_run_that_is_killed_and_started_again_writes_the_same_bytes(tmp_path, options, format, workers, kills, names):
     for name, count in zip(names, (40 * kills, 10 * kills) if options else (1500, 600), strict=True):
         write(tmp_path / name, options.get("template", ""), count)
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(kills), json.dumps(options)]

@@ -1,4 +1,4 @@
-"""Orders and splits, compared with `datasets`, and with the rules of the seeds in plain Python."""
+"""`prepare` shuffles and splits records as `datasets` does, or as Python's `random` and numpy do with the same seed."""
 
 import hashlib
 import random
@@ -28,14 +28,14 @@ def test_the_shuffle_is_that_of_datasets(case: str) -> None:
     assert hashlib.sha256(found.astype("<i8").tobytes()).hexdigest() == GOLDEN[case]["sha256"]
 
 
-def test_what_is_filtered_out_is_out_before_the_shuffle() -> None:
+def test_records_that_are_filtered_out_take_no_part_in_the_shuffle() -> None:
     kept = np.arange(20) % 3 > 0
     found = splits.by_datasets_shuffle(np.arange(20), kept, request())["train"]
     expected = np.flatnonzero(kept)[np.random.default_rng(42).permutation(int(kept.sum()))]
     assert found.tolist() == expected.tolist()
 
 
-def test_primer_and_openchat_split_all_examples_and_drop_then() -> None:
+def test_primer_and_openchat_split_all_examples_before_they_drop_any() -> None:
     kept = np.ones(50, bool)
     kept[[3, 17]] = False
     found = splits.by_random_shuffle(np.arange(50), kept, request(9, 0.1))

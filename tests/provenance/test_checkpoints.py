@@ -1,4 +1,4 @@
-"""Checkpoints, and the figures of OLMo-3 Think SFT's run: the steps, epochs, rows and tokens of its config."""
+"""Tables of checkpoints have the steps, epochs, rows and tokens of a run, as for the two SFT runs of OLMo 3 Think."""
 
 import functools
 import gzip
@@ -16,12 +16,12 @@ from grain_sft.provenance import checkpoint_table, step_of_checkpoint, steps_bet
 from grain_sft.sampling import ORDERS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # table 47 of the paper, both epochs
+TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # tokens of both epochs, from table 47 of the OLMo 3 paper
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Pipelines of the shipped configs over as many rows as the runs' tokens come to: a document of a token a row."""
+    """Pipelines of the shipped configs, with as many rows as the runs' tokens fill. Each row is a document of one token."""
     pytest.importorskip("yaml")
     made = {}
     for name, tokens in TOKENS_OF_RUN.items():
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
         (folder / "token_ids_part_0000.csv.gz").write_bytes(gzip.compress(lines.encode(), 1))
         config = {"inherits": str(CONFIGS / f"olmo3_{name}_think_sft.yaml"), "corpus": {"path": str(folder)}}
         config["layout"] = {"max_segments": 1}
-        made[name] = grain_sft.load(config, host=Host(0, 8))  # 64 GPUs, 8 of them a data-parallel rank
+        made[name] = grain_sft.load(config, host=Host(0, 8))  # 64 GPUs: 8 data-parallel ranks of 8
     return made
 
 
@@ -52,7 +52,7 @@ def test_the_checkpoint_table_of_the_runs(runs):
     large = checkpoint_table(runs["32b"], every=1000)
     assert large["step"][-1] == 10_776 and large["tokens"][0] == 4_194_304_000
     for name, found in (("7b", table), ("32b", large)):
-        assert found["tokens"][-1] == pytest.approx(TOKENS_OF_RUN[name], rel=2e-4)  # less what fills no step
+        assert found["tokens"][-1] == pytest.approx(TOKENS_OF_RUN[name], rel=2e-4)  # the last rows fill no step
 
 
 NAMES = {"step7000": 7000, "7000": 7000, "gs://b/run-2/step7000/": 7000, "OLMo_step-12-hf": 12, "model_step3": 3}
@@ -78,7 +78,7 @@ def test_a_table_of_every_step_counts_the_rows_of_the_traces(tmp_path, order, la
     table = checkpoint_table(pipeline, 1)
     whole = trace(pipeline, range(pipeline.sampler.num_steps), trainable=False)
     assert table["step"] == list(range(1, pipeline.sampler.num_steps + 1))
-    assert table["rows"] == np.searchsorted(whole.step, table["step"]).tolist()  # a document a row
+    assert table["rows"] == np.searchsorted(whole.step, table["step"]).tolist()  # each row is one document
     for step, epoch, steps, rows in zip(*list(table.values())[:4], strict=True):
         done = whole.epoch[whole.step < step]
         assert rows == np.count_nonzero(done == epoch) and steps == rows // 4
@@ -97,7 +97,7 @@ def test_a_table_of_rows_that_are_packed_anew_counts_their_epochs(tmp_path):
     assert max(whole.epoch) == 2
 
 
-def test_what_is_not_between_is_refused(tmp_path):
+def test_steps_and_epochs_that_a_run_does_not_have_are_refused(tmp_path):
     pipeline = pipeline_of(PaddedLayout(open_corpus(write_episodes(tmp_path, documents(40))), 16))
     for last, words in (("step5", "earlier checkpoint first"), ("step99", "ends after 20 steps")):
         with pytest.raises(RowIndexError, match=words):

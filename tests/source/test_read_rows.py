@@ -1,4 +1,4 @@
-"""Batches made straight from what was read are what ShiftTargets makes of the source's arrays."""
+"""`ShiftTargets.read` reads rows of a source as shifted batches: the batches that `map` makes of the source's arrays."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def layouts(folder, corpus, kind):
 
 @pytest.mark.parametrize("long_runs", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
+def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_runs, monkeypatch):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long_runs else 1 << 30)
     folder, found = corpora
     random = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
 
 
-def test_batches_that_are_held_stay_as_they_are(corpora):
+def test_later_reads_do_not_change_earlier_batches(corpora):
     folder, found = corpora
     layout = layouts(folder, found["weights"], "weights")["packed"]
     source, shift = NpyDataSource(layout), ShiftTargets()

@@ -17,7 +17,7 @@ LONG = "bucket/data/code/deep/0.npy"
 
 @pytest.fixture
 def folder(tmp_path, write_tokens):
-    """The local original: every token of it is another."""
+    """Local folder of a corpus in which no two tokens are equal."""
     start = 0
     for name, count in COUNTS.items():
         path = write_tokens(f"data/{name}", np.arange(start, start + count))
@@ -30,7 +30,7 @@ def folder(tmp_path, write_tokens):
 
 @pytest.fixture(autouse=True)
 def bucket(client, folder):
-    """`BUCKET` is a copy of `folder`."""
+    """Copy `folder` to `BUCKET`."""
     client.put(f"{folder}/", "bucket/data/", recursive=True)
     yield
     client.rm("bucket/data", recursive=True)
@@ -115,7 +115,7 @@ def test_a_local_index_is_mapped_to_a_bucket_or_opens_in_its_copy_there(client, 
 
 def test_each_file_is_checked_once_however_few_may_be_open(proxy):
     mine = source(grain_sft.open_corpus(f"{BUCKET}mix.txt"), max_open_files=1)
-    rows = [0, 3, 10, 634, 0]  # of four files, one of which comes twice
+    rows = [0, 3, 10, 634, 0]  # rows of four files; row 0 twice
     mine.read(rows)
     proxy.clear()
     mine.read(rows)
@@ -146,7 +146,7 @@ def test_an_object_that_changed_since_it_was_indexed_is_named(client, data, expe
     mine, in_use = (source(grain_sft.open_corpus(f"{BUCKET}mix.txt")) for _ in range(2))
     in_use.read([100, 101])
     client.rm(LONG) if data is None else client.pipe_file(LONG, data)
-    mine.read([0, 1])  # of other files
+    mine.read([0, 1])  # rows of an unchanged file
     for _ in range(2):
         assert f"gs://{LONG}: {expected}" in error_of(lambda: mine.read([0, 100]))
     assert f"gs://{LONG}: " in error_of(lambda: in_use.read([0, 600]))
@@ -163,7 +163,7 @@ def test_a_url_of_a_kind_that_nothing_reads_is_an_error():
     assert "nosuch://bucket/a.npy" in error_of(lambda: grain_sft.open_corpus("nosuch://bucket/a.npy"))
 
 
-def test_what_a_client_raises_becomes_a_sentence():
+def test_an_exception_of_the_client_becomes_an_error_that_names_the_url():
     for failure in (PermissionError("Forbidden: b"), RuntimeError("token expired"), ValueError("Bad Request: b")):
         with pytest.raises(grain_sft.GrainSftError) as error, files.remote("gs://b/a.npy"):
             raise failure

@@ -1,4 +1,7 @@
-"""A bucket that fails: the real gcsfs client, the emulator, and between them a proxy that refuses, cuts, resets, delays."""
+"""Reads from a bucket that fails give the right bytes, or an error in time.
+
+The bucket is an emulator. A proxy before it refuses, cuts, resets and delays the requests of the real gcsfs client.
+"""
 
 import time
 
@@ -27,7 +30,7 @@ def standing_proxy(client):
 
 @pytest.fixture
 def proxy(standing_proxy):
-    """In good health."""
+    """The proxy, without failures until a test sets them."""
     standing_proxy.heal()
     return standing_proxy
 
@@ -38,10 +41,10 @@ def source(**options):
 
 
 @pytest.mark.parametrize(("delay", "batches"), [(0.2, 8), pytest.param(1.0, 300, marks=pytest.mark.heavy)])
-def test_every_byte_is_right_where_requests_fail_and_some_are_late(proxy, delay, batches):
+def test_every_byte_is_right_although_some_requests_fail_and_some_are_late(proxy, delay, batches):
     proxy.refused, proxy.cut, proxy.reset, proxy.slow, proxy.delay = 0.05, 0.02, 0.01, 0.02, delay
     generator = np.random.default_rng(7)
-    while set(proxy.failures) != {"refused", "cut", "reset"}:  # few batches may not meet the rarest
+    while set(proxy.failures) != {"refused", "cut", "reset"}:  # until each kind has occurred
         mine = source()
         for _ in range(batches):
             chosen = generator.integers(0, len(mine), 16)
@@ -57,15 +60,15 @@ def test_every_byte_is_right_where_requests_fail_and_some_are_late(proxy, delay,
         ("silent", "no answer in time"),
     ],
 )
-def test_where_all_fail_the_object_is_named_within_the_stated_time(proxy, kind, reason):
+def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, kind, reason):
     mine = source(remote={"seconds": 1})
-    mine.read([0, 70])  # of two shards, which are checked now
+    mine.read([0, 70])  # rows of two shards; the first read checks the files
     setattr(proxy, kind, 1.0)
     begin = time.monotonic()
     with pytest.raises(grain_sft.GrainSftError) as error:
         mine.read([1, 71])
     assert time.monotonic() - begin < 30  # the default is minutes
-    last = f"({reason}|no answer in time)"  # the latter too on a busy machine
+    last = f"({reason}|no answer in time)"  # on a busy machine, any kind may end so
     assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{last}")
     assert "GRAIN_SFT_REMOTE_SECONDS" in str(error.value) and isinstance(error.value, OSError)
     setattr(proxy, kind, 0)
@@ -73,7 +76,7 @@ def test_where_all_fail_the_object_is_named_within_the_stated_time(proxy, kind, 
 
 
 @pytest.mark.parametrize("where", ["rows/", "rows/0.npy", "rows/*.npy", "rows/index.json"])
-def test_where_all_fail_opening_ends_within_the_stated_time(proxy, monkeypatch, where):
+def test_if_all_requests_fail_opening_ends_within_the_stated_time(proxy, monkeypatch, where):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "0.5")
     proxy.refused = 1.0
     begin = time.monotonic()
@@ -82,7 +85,7 @@ def test_where_all_fail_opening_ends_within_the_stated_time(proxy, monkeypatch, 
     assert time.monotonic() - begin < 30  # the default is minutes
 
 
-def test_what_can_not_succeed_is_not_tried_again(proxy):
+def test_a_missing_file_is_requested_once(proxy):
     with pytest.raises(grain_sft.GrainSftError, match="no such file"):
         files.read_range("gs://bucket/none.npy", 0, 8)
     assert [count for path, count in proxy.paths.items() if "none.npy" in path] == [1]

@@ -37,7 +37,7 @@ class Refuses(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """`machine(address)`: a machine without credentials, for which Cloud Storage is at this address."""
+    """A function that takes the address of a server as that of Cloud Storage, on a machine without credentials."""
     for name in CREDENTIALS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -52,12 +52,12 @@ def machine(monkeypatch, tmp_path):
 )
 def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, host, server):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
-    monkeypatch.setenv("GCE_METADATA_HOST", "http://metadata.google.internal")  # not a host
+    monkeypatch.setenv("GCE_METADATA_HOST", "http://metadata.google.internal")  # a URL instead of a host
     assert clients.filesystem(URL).server == server
 
 
 def assert_errors(tmp_path, expected):
-    """Open a corpus and load a config, each at a URL or with one: an error of a URL, in time."""
+    """Check that opening corpora and loading configs is an error that names the URL, within a minute."""
     write_config(tmp_path / "config.yaml", sections(URL, 8, layout="windows"))
     for function, argument in (
         (grain_sft.open_corpus, URL),
@@ -72,7 +72,7 @@ def assert_errors(tmp_path, expected):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_network_that_is_not_there_is_named(machine, tmp_path, silent):
+def test_a_missing_network_is_named(machine, tmp_path, silent):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         if silent:
@@ -149,6 +149,6 @@ def test_an_answer_that_s3fs_does_not_know_is_repeated_by_its_status(status, rep
     error.__cause__ = Exception()  # botocore's ClientError
     error.__cause__.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
     assert retries.is_transient(error) == repeated
-    for code in ("RequestTimeout", "Throttling"):  # with status 400
+    for code in ("RequestTimeout", "Throttling"):  # S3 gives these with status 400
         error.__cause__.response["Error"] = {"Code": code}
         assert retries.is_transient(error)

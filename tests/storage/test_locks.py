@@ -1,4 +1,4 @@
-"""Files in the making that a killed process left, and locks while a forked child lives."""
+"""Writers remove temporary files of killed processes, and locks are freed although a forked child of their holder lives."""
 
 import errno
 import os
@@ -28,8 +28,8 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_dead_writers_left_is_removed_by_the_next_that_writes_there_and_nothing_else(tmp_path, monkeypatch):
-    """Files of other hosts, whose locks may be invisible here, are removed after a day."""
+def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_else(tmp_path, monkeypatch):
+    """Temporary files of other hosts, whose locks may not be visible here, are removed after a day."""
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "index.json")])
     assert result.returncode == -signal.SIGKILL and [name[-4:] for name in names_in(tmp_path)] == [".tmp"]
     alike = [".a.tmp", "a.00000000-1.01234567.tmp", ".vimrc.tmp", ".a.17.0123abcd.tmp", ".a.0000000x-1.01234567.tmp"]
@@ -51,8 +51,8 @@ def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
     assert names_in(tmp_path) == ["ü" * 127]
 
 
-def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
-    """A cleaner that comes between a file's making and its locking."""
+def test_a_temporary_file_that_is_removed_is_made_again(tmp_path, monkeypatch):
+    """Another process may take the file for a dead writer's before its own writer locks it."""
     lock, taken = atomic_file.HeldLock, []
 
     def late(fd, **options):
@@ -114,7 +114,7 @@ def test_a_lock_is_free_when_its_holder_is_done_or_killed_though_a_forked_child_
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # the child keeps the pipe open
             child = int(process.stdout.readline())
             process.stdout.close()
-        os.kill(child, 0)  # it lives
+        os.kill(child, 0)  # an error unless the child lives
     else:
         with files.locked(tmp_path / "plan.arrays"):
             child = fork(lambda: time.sleep(60))

@@ -1,4 +1,4 @@
-"""Copies of many pieces of mapped files: right, and an error where a page is gone."""
+"""Many pieces of mapped files are copied with the right values. If a file is cut meanwhile, that is an error."""
 
 import functools
 import mmap
@@ -17,7 +17,7 @@ PAGE = mmap.PAGESIZE
 
 
 def together(count, work, act=lambda: None):
-    """Run `work(number)` in threads that begin together, and then `act`."""
+    """Run `work(number)` in `count` threads that begin together, and meanwhile `act()` in this thread."""
     started = threading.Barrier(count + 1)
     with ThreadPoolExecutor(count) as pool:
         for number in range(count):
@@ -27,7 +27,7 @@ def together(count, work, act=lambda: None):
 
 
 def gathered(reader, shards, starts, size):
-    """`size` values from each start on, one row each."""
+    """Return a row of `size` values for each of `starts`."""
     count = len(starts)
     out = np.empty((count, size), np.uint32)
     places = np.arange(count) * 4 * size
@@ -54,7 +54,7 @@ def test_thousands_of_pieces_are_copied_to_their_places(tmp_path):
 
 @pytest.mark.parametrize("copied", [True, False], ids=["one call", "no copy"])
 def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_path, copied, monkeypatch):
-    """Of all of them, and every value before it is right; if pieces can't be copied, they are read."""
+    """Each thread gets the error, and all values before it are right. In the case "no copy", pieces are read one by one."""
     if not copied:
         monkeypatch.setattr(shard_reader, "copy_pieces", lambda *given: False)
 
@@ -79,7 +79,7 @@ def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_
 
 
 def test_threads_that_map_and_let_go_of_the_same_files_read_right_values(tmp_path):
-    """A file that one thread reads, or copies from its map, stays open until it is done, whoever maps it or lets go of it."""
+    """A file stays open while a thread reads it or copies from its map, even if other threads have let go of it."""
     values = np.arange(16 * 16 * PAGE // 4, dtype=np.uint32).reshape(16, -1)
     for number, each in enumerate(values):
         each.tofile(tmp_path / f"{number}")
@@ -87,7 +87,7 @@ def test_threads_that_map_and_let_go_of_the_same_files_read_right_values(tmp_pat
 
     def read(reader, random, _):
         for _ in range(20):
-            count = random.choice([4, 32])  # read, or copied together
+            count = random.choice([4, 32])  # 4 pieces are read, 32 are copied from the map
             shards = random.integers(0, 16, count) // 4 * random.integers(1, 5)
             starts = random.integers(0, 10_000, count)
             expected = values[shards[:, None], starts[:, None] + np.arange(10)]

@@ -1,4 +1,4 @@
-"""Corpora of each format, damage to their files, and what a check finds."""
+"""Write corpora of each format, damage their files, and return what `verify` finds."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ LENGTH = 64
 
 
 def write(kind: str, root: Path, count: int = 300, **options) -> Path:
-    """A corpus of a format."""
+    """Write a corpus of `count` documents in the format `kind`; return its folder."""
     docs = documents(count, weights=kind in ("episodes", "openchat"))
     writers = {"olmo": write_olmo, "episodes": write_episodes, "primer": write_primer, "openchat": write_openchat}
     own = {"olmo": {"part_tokens": max(2000, 8 * count), "sources": True}, "episodes": {"shards": 2}}
@@ -20,28 +20,28 @@ def write(kind: str, root: Path, count: int = 300, **options) -> Path:
 
 
 def check(where, *, full=True, vocab_size=VOCABULARY, **options) -> Report:
-    opening = {"eos_token_id": EOS} if Path(where).suffix != ".json" else None  # of a corpus, not of a config
+    opening = {"eos_token_id": EOS} if Path(where).suffix != ".json" else None  # a JSON index or config has its own
     return verify(where, full=full, vocab_size=vocab_size, options=opening, **options)
 
 
 def wrongs(report: Report) -> list[tuple[str, str, str]]:
-    """(check, name of the file, place) of what is wrong."""
+    """Return (check, name of the file, place) of each fault."""
     return [(each.check, Path(each.where).name, each.place) for each in report.findings if each.wrong]
 
 
 def assert_finds(where, wrong, words="", **options) -> None:
-    """Assert that a check finds exactly these faults, and that a sentence has `words`."""
+    """Assert that a check finds exactly the faults `wrong`, and that their sentences have `words`."""
     report = check(where, **options)
     assert wrongs(report) == wrong and words in sentences(report), report.findings
 
 
 def sentences(report: Report) -> str:
-    """What is wrong, a line each."""
+    """Return the sentences of all faults, one line each."""
     return "\n".join(str(each) for each in report.findings if each.wrong)
 
 
 def write_train(root: Path, tokens, mask, pairs) -> Path:
-    """A corpus of episodes in one shard."""
+    """Write a corpus of episodes in one shard; `pairs` are their (start, length)."""
     (root / "train").mkdir(parents=True)
     np.asarray(tokens, "<u2").tofile(root / "train/tokens.bin")
     np.asarray(mask, "u1").tofile(root / "train/mask.bin")

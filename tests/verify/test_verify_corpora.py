@@ -1,4 +1,4 @@
-"""What is damaged in a corpus is found, with its file and its place; what is sound is called sound."""
+"""`verify` names the file and the place of any damage to a corpus, and calls a sound corpus sound."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def test_an_id_or_a_loss_that_cannot_be_is_found_far_from_the_ends(tmp_path, kin
     poke(root / path, dtype, place, value)
     if path == "train_input_ids.bin":
         poke(root / "train_labels.bin", np.int32, place, -100)
-    assert check(root, full=False).sound or kind == "episodes"  # some of its documents are read, and with them this
+    assert check(root, full=False).sound or kind == "episodes"  # the fast check reads some episodes, this one too
     report = check(root)
     name = "vocabulary" if value == 1000 else "loss"
     assert wrongs(report)[0] == (name, Path(path).name, f"token {place}")
@@ -80,7 +80,7 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
     assert "tokens from token" in sentences(report), report.findings
 
 
-def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shifted(tmp_path):
+def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_document_before(tmp_path):
     pairs = [(0, 3), *((4 * number - 1, 4) for number in range(1, 50))]
     corpus = write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs)
     assert_finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
@@ -92,7 +92,7 @@ def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shif
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
     root = write("olmo", tmp_path)
     path = root / "token_ids_part_0001.csv.gz"
-    poke(path, np.uint8, -6, ~np.fromfile(path, np.uint8)[-6])  # of the CRC
+    poke(path, np.uint8, -6, ~np.fromfile(path, np.uint8)[-6])  # a byte of the CRC
     for full in (False, True):
         assert_finds(root, [("boundaries", path.name, "")], full=full)
 
@@ -111,7 +111,7 @@ def test_files_that_are_not_what_an_index_says_are_all_named(tmp_path, change):
             path.write_bytes(changed[change])
     report = check(tmp_path / "index.json", full=False)
     assert not report.sound
-    if change == "replaced":  # the others are found when the index is opened, which stops at the first
+    if change == "replaced":  # other changes are found when the index is opened, which stops at the first file
         assert {name for _, name, _ in wrongs(report)} == {path.name for path in paths}
     assert paths[0].name in sentences(report) or paths[1].name in sentences(report)
 
@@ -136,7 +136,7 @@ def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp
 
 
 def test_statistics_of_another_corpus_are_not_compared(tmp_path):
-    """prepare.json in the folder above; of one of two corpora; and of a corpus of which one file is opened."""
+    """prepare.json may lie in the folder above, or be of only one of two opened corpora, or of more files than are opened."""
     root = write("olmo", tmp_path)
     other = {"tokenizer": {"vocab_size": 9}, "splits": {"train": {"documents": 9, "tokens": 99}}}
     (tmp_path / "prepare.json").write_text(json.dumps(other))
@@ -153,7 +153,7 @@ def test_statistics_of_another_corpus_are_not_compared(tmp_path):
     assert "states 299 documents, 4871 tokens, but" in sentences(check(root))
 
 
-def test_a_tokenizer_that_is_another_is_found(tmp_path):
+def test_another_tokenizer_next_to_the_corpus_is_found(tmp_path):
     root = write("episodes", tmp_path)
     save_trained(root / "tokenizer")
     assert_finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
@@ -175,7 +175,7 @@ def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, ca
 
 @pytest.mark.parametrize("block", [1, 5, 64, 1 << 20])
 def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block):
-    """Documents that overlap, stand in any order, are empty, or longer than a block; against sets of their bytes."""
+    """Compare hashes with the bytes of documents that overlap, are out of order, are empty, or are longer than a block."""
     monkeypatch.setattr(content, "BLOCK_TOKENS", block)
     random = np.random.default_rng(block)
     tokens, mask = random.integers(0, 3, 600), random.integers(0, 2, 600)
@@ -213,7 +213,7 @@ print(report.figures['documents'], report.figures['tokens'])
 
 
 def test_a_full_check_takes_bounded_memory(tmp_path):
-    """One document of 160 MB, under a limit of memory that such an array does not fit into."""
+    """The full check of one document of 160 MB takes at most 110 MB."""
     with open(tmp_path / "a.npy", "wb") as file:
         file.truncate(160_000_000)
         file.seek(-8, 2)

@@ -1,4 +1,4 @@
-"""Preference pairs in `inspect`: the two responses next to each other, on the terminal and on the page."""
+"""`inspect` shows the two responses of a preference pair next to each other, on the terminal and on its HTML page."""
 
 import re
 

@@ -1,18 +1,17 @@
-"""Write golden files of packed rows with the original OLMo-core, of its `NumpyPackedFSLDataset` over the corpora of
-`tests/helpers/packed_corpora.py`.
+"""Write golden files of packed rows with the original OLMo-core.
 
-packed_rows.json: rows.
-olmo_plan/: the plan files that it leaves in its work directory for one corpus.
-olmo_packed_steps.json: what `NumpyFSLDataLoader` gives the ranks of a run, step by step, through two epochs: the rows in their
-  order, and a digest of every row. No two documents of these corpora have one length.
+Its `NumpyPackedFSLDataset` packs the corpora of `tests/helpers/packed_corpora.py`.
 
-packed_rows.json holds digests of every row (tokens, label mask, lengths of documents, places of documents in their files), four
-hexadecimal digits each, one of all rows together, one of the lengths of every row, and some rows' places in full.
+packed_rows.json: `values_of_rows` of each corpus: digests of the rows (tokens, label mask, lengths of documents, places of
+  documents in their files), and the places of some rows in full.
+olmo_plan/: the plan files that OLMo-core leaves in its work directory for one corpus.
+olmo_packed_steps.json: for each step of two epochs, the rows that `NumpyFSLDataLoader` gives each rank of a run, in their
+  order, and a digest of every row. No two documents of these corpora have the same length.
 
 OLMo-core sorts documents by length with a sort that is not stable: its order of equal lengths depends on the CPU and on
-the version of numpy. So there are rows for each variant that this CPU can play (AVX-512, AVX2, neither), each made in a
-process of its own that numpy starts in without the others' instructions. Values of other versions of numpy and of other
-variants that the file already holds are kept.
+the version of numpy. So packed_rows.json has rows for each variant of the sort that this CPU can run: with AVX-512, with
+AVX2, and with neither. A process of its own makes each variant, in which numpy uses no other instructions. The file keeps
+what it has of other variants and of other versions of numpy.
 
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
@@ -56,7 +55,7 @@ def olmo_dataset(case: PackedCase, tokens: list[Any], masks: list[Any], work_dir
 
 @contextlib.contextmanager
 def opened(case: PackedCase) -> Iterator[tuple[Any, str, Places]]:
-    """Enter with OLMo-core's dataset of a case, the digest of its corpus, and the places of each row's documents."""
+    """Yield OLMo-core's dataset of a case, the digest of its corpus, and the places of each row's documents."""
     with tempfile.TemporaryDirectory() as temp:
         tokens, masks = write_case(case, Path(temp))
         dataset = olmo_dataset(case, tokens, masks, Path(temp) / "work")
@@ -91,7 +90,7 @@ def digests_of(dataset: Any, places: Places) -> list[str]:
 
 
 def rows_of(case: PackedCase) -> dict[str, Any]:
-    """Return what OLMo-core makes of one case."""
+    """Return the digest of the corpus of one case, and the values of OLMo-core's rows."""
     with opened(case) as (dataset, corpus, places):
         return {"corpus": corpus, **values_of_rows(digests_of(dataset, places), places)}
 
@@ -108,7 +107,7 @@ def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[
 
 
 def run_of(name: str, batch: int, ranks: int, seed: int) -> dict[str, Any]:
-    """Return what OLMo-core gives in one run."""
+    """Return the options of one run, the digests of OLMo-core's rows, and the rows of each step and rank."""
     with opened(next(case for case in PACKED_CASES if case.name == name)) as (dataset, corpus, places):
         found = {"case": name, "corpus": corpus, "batch": batch, "ranks": ranks, "seed": seed, "epochs": EPOCHS}
         rows = "".join(digests_of(dataset, places))

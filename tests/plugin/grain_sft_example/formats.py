@@ -1,4 +1,4 @@
-"""A corpus format of its own: a folder of `*.tok` files, tokens as uint16, with `*.pairs` beside them."""
+"""A corpus format of its own: a folder of `*.tok` files of uint16 tokens, with a `*.pairs` file beside each."""
 
 from pathlib import Path
 

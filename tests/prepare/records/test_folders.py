@@ -1,4 +1,4 @@
-"""Folders as inputs: which files below them are read, and in which order, locally and in a bucket."""
+"""A folder as an input stands for the files of records below it, in sorted order, locally and in a bucket."""
 
 import json
 import shutil
@@ -28,13 +28,13 @@ TREE = [
     *("z.jsonl", "a/b.ndjson", "a/b/c.json.gz", "a.parquet", "B/x.jsonl.zst", "b/.x.jsonl", "b/_x.json"),
     *("c4-train.array_record-00000-of-00002", "one.arrayrecord", "d/e.arrow", "d/e.feather"),
 ]
-LEFT = [
+LEFT = [  # what is left out
     "readme.md", "notes.txt", "a/b.py", ".git/x.json", "a/_temporary/x.jsonl", "x.array_record.md5",
     "a.parquet.crc", "a/._x.jsonl",
 ]  # fmt: skip
 
 
-def test_records_below_a_folder_are_its_files_and_hidden_folders_and_texts_are_not(tmp_path, monkeypatch, client):
+def test_a_folder_stands_for_files_of_records_and_not_for_texts_or_hidden_folders(tmp_path, monkeypatch, client):
     files_in(tmp_path, [*TREE, *LEFT])
     monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
     expected = sorted(f"{tmp_path}/{name}" for name in TREE)
@@ -61,7 +61,7 @@ def test_a_folder_without_records_stands_for_its_texts(tmp_path):
 
 
 def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
-    """Else a finished run that is started again would read its own output."""
+    """Otherwise a finished run that is started again would read its own output."""
     made = ["prepare.json", "tokenizer/tokenizer.json", "train/corpus.json"]
     names = ["a.jsonl", "b.rejected.jsonl", *(f"out/{name}" for name in made), "out.rejected.jsonl", "out2/b.jsonl"]
     files_in(tmp_path, names)
@@ -81,7 +81,7 @@ def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
     ids=["folders", "files"],
 )
 def test_files_of_several_splits_are_not_mixed(tmp_path, one, other, splits):
-    """As repositories of datasets hold them, in folders or in one."""
+    """Repositories of datasets have a folder for each split, or the files of all splits in one folder."""
     files_in(tmp_path, [f"{name}.jsonl" for name in one])
     assert len(named(tmp_path)) == len(one)
     files_in(tmp_path, [f"{name}.jsonl" for name in other])
@@ -110,7 +110,7 @@ def test_a_dataset_of_several_splits_names_them(tmp_path):
         named(SAVED)
     assert str(error.value) == f"{SAVED}: is a dataset with the splits train, test. Name one of them: {SAVED}/train"
     assert [Path(path).parent.name for path in named(str(error.value).rpartition(": ")[2])] == ["train", "train"]
-    for splits in ({"train": {}, "test": {}}, [{"name": "train"}, {"name": "test"}]):  # Hugging Face, TensorFlow
+    for splits in ({"train": {}, "test": {}}, [{"name": "train"}, {"name": "test"}]):  # as Hugging Face, as TensorFlow
         files_in(tmp_path, ["d-train.jsonl", "d-test.jsonl", "features.json"])
         (tmp_path / "dataset_info.json").write_text(json.dumps({"splits": splits}))
         with pytest.raises(CorpusFileError, match=r"has the splits train, test\. Name the files") as error:
@@ -118,7 +118,7 @@ def test_a_dataset_of_several_splits_names_them(tmp_path):
         assert named(str(error.value).rpartition(": ")[2].strip("'")) == [f"{tmp_path}/d-train.jsonl"]
 
 
-def test_a_dataset_in_a_bucket_is_read_as_here(client):
+def test_a_dataset_in_a_bucket_is_read_as_a_local_one(client):
     client.put(str(SAVED), "bucket/saved", recursive=True)
     with pytest.raises(CorpusFileError, match=r"the splits train, test\. Name one of them: gs://bucket/saved/train"):
         named("gs://bucket/saved")
@@ -127,7 +127,7 @@ def test_a_dataset_in_a_bucket_is_read_as_here(client):
 
 
 def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
-    """`map` and `filter` of a dataset that was loaded from the folder leave their caches there."""
+    """`map` and `filter` leave caches in the folder from which their dataset was loaded. These are no part of the dataset."""
     folder = shutil.copytree(SAVED / "train", tmp_path / "one")
     (folder / "cache-1f0b9a.arrow").write_bytes((folder / "data-00000-of-00002.arrow").read_bytes())
     expected = [f"{folder}/data-0000{number}-of-00002.arrow" for number in range(2)]
@@ -145,7 +145,7 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
         ("{", "state.json: is not as datasets write it"),
     ],
 )
-def test_a_saved_dataset_that_is_not_whole_is_a_sentence(tmp_path, state, expected):
+def test_a_saved_dataset_that_lacks_a_file_or_whose_state_is_wrong_is_an_error(tmp_path, state, expected):
     folder = shutil.copytree(SAVED / "train", tmp_path / "one")
     if state is None:
         (folder / "data-00001-of-00002.arrow").unlink()

@@ -1,4 +1,4 @@
-"""Inputs: every record once, with its number, wherever files are cut and however they are packed, or a sentence."""
+"""`prepare` reads every record of its inputs once, with its number, wherever a file is cut and however it is compressed."""
 
 import bz2
 import gzip
@@ -30,12 +30,13 @@ def written(path: Path, data: bytes) -> Path:
 
 
 def frames(draw: random.Random, data: bytes, compress: Callable[[bytes], bytes]) -> bytes:
-    """Compressed in several members or frames, as pigz, bgzip, pzstd and `cat` leave them."""
+    """Compress random slices of `data` one by one, and join them, as pigz, bgzip, pzstd and `cat` do."""
     cuts = sorted(draw.randrange(len(data) + 1) for _ in range(draw.randrange(4)))
     return b"".join(compress(data[a:b]) for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True))
 
 
 def expected_lines(data: bytes) -> list[tuple[int, bytes]]:
+    """Return the number and the bytes of each line that is not blank."""
     lines = data.split(b"\n")
     return [(number, line.rstrip(b"\r")) for number, line in enumerate(lines, 1) if line.strip()]
 
@@ -47,7 +48,7 @@ def values(draw: random.Random, count: int) -> list[Any]:
 
 
 def spaced(draw: random.Random, items: list[Any]) -> bytes:
-    """An array with blanks wherever they may be."""
+    """Return `items` as a JSON array with random white space wherever JSON allows it."""
     blank = lambda: draw.choice(["", " ", "\n", "\r\n\t "])  # noqa: E731
     texts = [json.dumps(item, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 2])) for item in items]
     inside = ",".join(f"{blank()}{text}{blank()}" for text in texts) or blank()
@@ -110,7 +111,7 @@ def test_a_text_is_one_document(tmp_path: Path, compression: str, name: str) -> 
         path = written(tmp_path / name, COMPRESS[compression](text.encode()))
         assert read_all(path) == [(1, {"text": text})]
     assert read_all(written(path, COMPRESS[compression](b"\xef\xbb\xbfa"))) == [(1, {"text": "a"})]
-    for records in (b'{"a": 1}\n', b'[\n {"a": 1}]'):  # as they have always been read, whatever the name
+    for records in (b'{"a": 1}\n', b'[\n {"a": 1}]'):  # records are read as records, even from a .txt
         assert [json.loads(raw) for _, raw in read_all(written(path, COMPRESS[compression](records)))] == [{"a": 1}]
 
 
@@ -120,7 +121,7 @@ def test_files_without_records_have_none(tmp_path: Path, compression: str) -> No
         assert read_all(written(tmp_path / "a", COMPRESS[compression](data))) == []
 
 
-def test_what_cannot_be_read_is_a_sentence(tmp_path):
+def test_inputs_that_cannot_be_read_are_errors_that_say_what_to_do(tmp_path):
     written(tmp_path / "a.txt", b"a")
     for name, error in (
         ("none.jsonl", r"no such file\. Expected \.jsonl,"),
@@ -151,7 +152,7 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path):
     ],
 )
 @ANY
-def test_a_damaged_array_is_a_sentence(tmp_path: Path, compression: str, data: bytes, expected: str) -> None:
+def test_a_damaged_array_is_an_error(tmp_path: Path, compression: str, data: bytes, expected: str) -> None:
     path = written(tmp_path / "a.json", COMPRESS[compression](data))
     with pytest.raises(CorpusFileError) as error:
         read_all(path)
@@ -197,7 +198,7 @@ def test_a_record_that_is_too_long_is_named(tmp_path, monkeypatch, compression, 
 
 
 def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units in their order, as workers get them, cost one pass."""
+    """A process that reads the units in order, as workers do, reads no byte of the file twice."""
     data = "".join(json.dumps({"text": f"{number:060d}"}) + "\n" for number in range(5000)).encode()
     path = written(tmp_path / "a.gz", gzip.compress(data, 1))
     monkeypatch.setattr(inputs, "BLOCK", 20_000)
@@ -212,8 +213,8 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
 
 
 @ANY
-def test_opening_a_file_that_is_read_for_it_shows_progress(tmp_path, monkeypatch, compression):
-    """Until it has been shown, no further byte is read."""
+def test_opening_shows_progress_while_it_reads_a_file(tmp_path, monkeypatch, compression):
+    """Reads from byte 1,000 on wait until progress has been shown."""
     monkeypatch.setattr(decompression, "BLOCK", 100)
     parts = [b"[0", *(b"," + json.dumps(n * 7919).encode() for n in range(400)), b"]"]
     path = written(tmp_path / "a", b"".join(COMPRESS[compression](part) for part in parts))

@@ -1,4 +1,4 @@
-"""Masks of Jinja chats with tokenizers that are not Hugging Face's; test_template_chat.py has those of the latter."""
+"""Loss masks of Jinja chat templates with SentencePiece and tiktoken; test_template_chat.py tests Hugging Face's tokenizers."""
 
 import random
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def conversations(count: int, seed: int) -> list[list[dict[str, str]]]:
 
 
 def squeezed(runs: list[Run]) -> list[Run]:
-    """Without whitespace, which SentencePiece does not give back at the ends of a text."""
+    """Return runs without whitespace, because SentencePiece does not give back whitespace at the ends of a text."""
     return in_one([("".join(text.split()), loss) for text, loss in runs])
 
 
@@ -56,7 +56,7 @@ def test_a_template_that_ends_no_turn_is_reported(name, warned, tmp_path, caplog
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "seed"), [(24, 0), pytest.param(3000, 1, marks=pytest.mark.heavy)])
 def test_documents_spell_their_chats_with_loss_on_the_assistant(kind, name, count, seed, tmp_path):
-    """By the ids that text becomes, test_special_ids.py tells control tokens from text that spells them."""
+    """This compares decoded texts. test_special_ids.py compares ids, so it tells control tokens from text that spells them."""
     tokenizer, chats, style = load_tokenizer(KINDS[kind](tmp_path)), conversations(count, seed), BY_NAME[name]
     options = TemplateOptions(special_text="encode", chat_template=style.template)
     results = render(TEMPLATES["hf"], [parse_record({"messages": chat}) for chat in chats], tokenizer, options)

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle of plain documents."""
+"""Fill-in-the-middle moves the middles of plain documents to their ends, as Megatron-LM does, and loses no text."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
 
 
 def moved(text: str) -> tuple[str, bool | None]:
-    """Return the original of a text, and whether its suffix comes first; None: it is whole."""
+    """Return a text before its middle was moved, and whether its suffix comes first; None if nothing was moved."""
     if not text.startswith(FIM[0]):
         return text, None
     first, rest = text.removeprefix(FIM[0]).split(FIM[2])
@@ -54,10 +54,10 @@ def test_a_share_of_the_documents_is_moved_and_none_is_lost(spm: Path, tmp_path:
     assert other != found
     by_id = tuple(str(tokenizer.special_tokens[token]) for token in FIM)
     backwards, _ = documents_of(spm, tmp_path, texts[::-1], **options, fim_tokens=by_id)
-    assert backwards[::-1] == found  # its text decides how a document is cut
+    assert backwards[::-1] == found  # a document's text, not its number, decides how it is cut
 
 
-def test_text_that_is_of_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
+def test_a_text_that_becomes_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
     """An ordinary piece that is named as a FIM token must not come out of a text."""
     tokenizer = load_tokenizer(spm)
     the = str(tokenizer.encode(["the"])[0][-1])
@@ -77,4 +77,4 @@ def test_the_parts_of_a_document_are_moved_one_by_one(tmp_path: Path) -> None:
     originals = [list(map(moved, tokenizer.decode(document[:-1]).split("<|file|>"))) for document in found]
     assert [[text for text, _ in each] for each in originals] == parts
     assert all((order is None) == text.startswith("whole") for each in originals for text, order in each)
-    assert len({str(each) for each in originals[::4]}) == 1  # its text decides how a document is cut
+    assert len({str(each) for each in originals[::4]}) == 1  # equal texts are cut alike

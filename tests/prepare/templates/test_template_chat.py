@@ -1,4 +1,4 @@
-"""hf and olmo: ids equal apply_chat_template's, and masks equal those of a slow reader who looks for the texts."""
+"""Templates `hf` and `olmo` give the ids of transformers' apply_chat_template, and masks that a slow search confirms."""
 
 import functools
 import itertools
@@ -40,7 +40,7 @@ def squeezed(text):
 
 
 def expected(tokenizer, messages, **options):
-    """What transformers makes of a chat."""
+    """Return what transformers' apply_chat_template makes of a chat."""
     loaded = tokenizer.transformers_tokenizer
     options = {"chat_template": loaded.chat_template or OLMO_TEMPLATE, "date_string": "26 Jul 2024", **options}
     return loaded.apply_chat_template(messages, **options)
@@ -52,7 +52,7 @@ def expected_ids(tokenizer, messages, **options):
 
 
 def places(tokenizer, text):
-    """(start, stop) of every token, by a way of its own where tokens are bytes: counting them."""
+    """Return the characters (start, stop) of every token. Byte-level tokens are found by counting bytes."""
     loaded = tokenizer.transformers_tokenizer
     encoded = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
     if "ByteLevel" not in json.dumps(json.loads(loaded.backend_tokenizer.to_str())["pre_tokenizer"]):
@@ -60,12 +60,12 @@ def places(tokenizer, text):
     added = {str(token): len(str(token).encode()) for token in loaded.added_tokens_decoder.values()}
     sizes = [added.get(token, len(token)) for token in loaded.convert_ids_to_tokens(encoded["input_ids"])]
     ends = list(itertools.accumulate(sizes))
-    character = [place for place, each in enumerate(text) for _ in each.encode()]  # of each byte
+    character = [place for place, each in enumerate(text) for _ in each.encode()]  # of each byte of the text
     return [(character[end - size], character[end - 1] + 1) for size, end in zip(sizes, ends, strict=True)]
 
 
 def slow_mask(tokenizer, style, messages):
-    """Looks for each turn's content from the place on where the last one ended; contents must be unique."""
+    """Return the loss mask of a chat. Each content must be unique, and is searched from the end of the previous content on."""
     text = expected(tokenizer, messages, tokenize=False)
     offsets = places(tokenizer, text)
     mask = [False] * len(offsets)
@@ -87,7 +87,7 @@ WORDS = ["hello", "Übung", "👩‍👩‍👧‍👦", "مرحبا", "x = [1, 
 
 
 def unique_chats(style, count, seed):
-    """Chats whose contents are unique, of words, numbers, code, emoji and quotes of earlier answers."""
+    """Yield chats of words, numbers, code, emoji and quotes of earlier answers. No two contents are equal."""
     rng = random.Random(seed)
     numbers = itertools.count()
     for _ in range(count):
@@ -120,7 +120,7 @@ HARD_TEXTS += [tuple(f"{space}the {word}{space}" for word in ("one", "two") * 2)
 
 
 def test_hard_contents(style, loaded):
-    """Empty ones, odd characters, quotes, and spaces, which a template trims off some roles' contents and not others'."""
+    """Contents may be empty, odd, or quotes. They may begin and end with spaces, which templates trim for some roles only."""
     tokenizer = loaded(style)
     for texts in HARD_TEXTS:
         messages = [{"role": "system", "content": texts[2]}] * style.system + turns(*texts)
@@ -174,7 +174,7 @@ TOOL_CHAT = [
     {"role": "assistant", "content": "It rains."},
 ]
 QWEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 3}}\n</tool_call>'
-LLAMA3_CALL = '<|python_tag|>weather.call({"city": "Köln", "days": 3})<|eom_id|>'  # not the end of other turns
+LLAMA3_CALL = '<|python_tag|>weather.call({"city": "Köln", "days": 3})<|eom_id|>'  # other turns end in <|eot_id|>
 FUNCTION_CHAT = [
     {"role": "user", "content": "go"},
     {"role": "assistant", "content": None, "function_calls": 'weather(city="Köln")'},
@@ -238,7 +238,7 @@ def test_no_character_of_a_prompt_moves_the_loss(loaded, odd):
 
 
 def test_thoughts_without_a_tag_take_loss_from_where_they_begin(loaded):
-    """Also where the prompt has the tag that other templates write."""
+    """A `<think>` in the prompt, which other templates write before thoughts, changes nothing."""
     template = """{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.last %}
 thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 {{ m.content }}<|im_end|>{% endfor %}"""
@@ -269,7 +269,7 @@ def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     assert learned_text(tokenizer, result) == "b<|im_end|>"
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_a_missing_template_or_token_is_named_and_wrong_jinja_is_an_error(tmp_path):
     plain = load_tokenizer(save_huggingface(tmp_path / "hf", byte_level_json(("<|endoftext|>",)), eos="<|endoftext|>"))
     for tokenizer in (plain, load_tokenizer(save_sentencepiece(tmp_path))):
         with pytest.raises(PrepareError, match=r"no chat template.*--chat-template"):

@@ -1,4 +1,4 @@
-"""A long text is cut before it is encoded, where that gives the ids of the whole text."""
+"""A long text is encoded in pieces if that gives the ids of the whole text."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def normalizers(*names: str) -> dict[str, Any]:
 
 PREFIXED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
-CUT = {
+CUT = {  # tokenizers for which texts may be cut
     "gpt2": content(),
     "gpt4": content(pre_tokenizer=split(TIKTOKEN_PATTERN)),
     "removed": content(pre_tokenizer=split(TIKTOKEN_PATTERN, behavior="Removed", invert=True)),
@@ -98,5 +98,5 @@ def added(token: str, **options: bool) -> list[dict[str, Any]]:
         {"added_tokens": added("ﬁ", normalized=True), "normalizer": normalizers("NFKC")},
     ],
 )
-def test_a_tokenizer_whose_words_are_not_known_encodes_texts_whole(parts: dict[str, Any]) -> None:
+def test_a_tokenizer_of_which_no_cut_is_known_to_keep_the_ids_encodes_texts_whole(parts: dict[str, Any]) -> None:
     assert huggingface_cuts.cuts_of(json.loads(content(**parts))) is None

@@ -1,4 +1,4 @@
-"""Plain documents have the ids of the tokenizer's own library, and the same bytes however they are prepared."""
+"""Plain documents have the ids of the tokenizer's own library, and preparing many or long ones takes bounded memory."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from tiktoken.load import load_tiktoken_bpe
 from grain_sft.bench.measuring import run_program
 from grain_sft.prepare import load_tokenizer
 
-Encode = Callable[[list[str]], list[list[int]]]
+Encode = Callable[[list[str]], list[list[int]]]  # encodes texts with the tokenizer's own library
 
 
 def sentencepiece_of(folder: Path, **options) -> tuple[Path, Encode]:
@@ -105,7 +105,7 @@ def test_ten_times_the_documents_take_the_same_memory(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_text_of_ten_megabytes_takes_little_memory(tmp_path: Path) -> None:
-    """Whole, it takes 1.3 GB."""
+    """Encoded as a whole, this text takes 1.3 GB."""
     model, _ = MAKERS["pattern"](tmp_path / "hf")
     text = ("".join(chr(97 + 7 * k % 26) for k in range(5)) + " word, " * 20) * 70_000
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text[:10_000_000]}))

@@ -1,4 +1,4 @@
-"""Tokenizers: the ids of texts, the special tokens that no text becomes, and the descriptions of tokenizers."""
+"""Tokenizers turn texts into ids, and no text into a special token. Each kind of file is recognised and described."""
 
 import functools
 import hashlib
@@ -38,13 +38,13 @@ def test_text_never_becomes_a_special_token_and_comes_back_by_decoding(tokenizer
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
         decoded = tokenizer.decode(ids)
         assert not set(ids) & set(tokenizer.special_tokens.values())
-        # Metaspace puts no second space before a text that starts with one, so that decoding can't give it back
+        # Metaspace adds a space before a text unless the text starts with one, and decoding removes the first space
         assert decoded == text or (tokenizer.kind == "huggingface" and text.startswith(" ") and decoded == text[1:])
     ids = [tokenizer.token_id("<|usr|>"), *tokenizer.encode(["hello there"])[0], tokenizer.token_id("<|eot|>")]
     assert re.fullmatch(r"<\|usr\|> ?hello there<\|eot\|>", tokenizer.decode(ids))
 
 
-def test_it_can_be_pickled_and_its_files_make_the_same_tokenizer(tokenizer, tmp_path):
+def test_a_tokenizer_can_be_pickled_and_its_files_make_the_same_tokenizer(tokenizer, tmp_path):
     folder = tmp_path / "copy"
     folder.mkdir()
     for name, data in tokenizer.files().items():
@@ -107,7 +107,7 @@ def test_ids_that_are_drawn_at_random_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("model", "template"), [("BPE", "text"), ("BPE", "hf"), ("WordLevel", "text")])
 def test_a_character_without_a_token_is_an_error_of_its_record(tmp_path, model, template):
-    """BPE without an unknown token left it out; models of other kinds raised a bare Exception for the whole batch."""
+    """`tokenizers` itself leaves the character out (BPE), or raises a bare Exception for the whole batch (other models)."""
     made = tokenizers.Tokenizer(getattr(models, model)())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -129,7 +129,7 @@ def test_a_character_without_a_token_is_an_error_of_its_record(tmp_path, model, 
 
 @pytest.mark.parametrize("affix", [{"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}])
 def test_bytes_that_lack_a_token_with_the_prefix_or_suffix_are_an_error(tmp_path, affix):
-    """The vocabulary has every byte, but the model looks up "##e" and "e</w>", and left out what it did not find."""
+    """The vocabulary has every byte. But the model looks up "##e" or "e</w>" for "e", and leaves out what it doesn't find."""
     content = json.loads(CHATML_JSON)
     content["model"] |= affix | {"merges": []}
     tokenizer = load_tokenizer(makers.save_huggingface(tmp_path, json.dumps(content)))
@@ -143,12 +143,12 @@ def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
     with huggingface._environment("TOKENIZERS_PARALLELISM", "false"):
         child = os.fork()
         if not child:
-            signal.alarm(60)  # ends a child that waits for the lock
+            signal.alarm(60)  # ends a child that waits forever for the parent's lock, held here as during encoding
             os._exit(tokenizer.encode(makers.SENTENCES) != expected)
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_remote_tokenizers_are_those_of_their_files(tmp_path):
+def test_a_remote_tokenizer_equals_the_local_one(tmp_path):
     remote = fsspec.filesystem("memory")
     hf = makers.save_huggingface(tmp_path / "hf", CHATML_JSON)
     spm = makers.save_sentencepiece(tmp_path / "spm").parent
@@ -232,7 +232,7 @@ def test_what_is_not_a_tokenizer_is_named_by_what_it_seems_to_be(tmp_path, conte
 
 
 def test_user_defined_pieces_are_text_and_control_tokens_are_not(tmp_path):
-    """Gemma's pieces: HTML tags are ordinary text, the tags of turns are control tokens."""
+    """Gemma defines both as pieces: HTML tags, which are ordinary text, and tags of turns, which are control tokens."""
     pieces = ("<h1>", "<table>", "[BOX]", "<start_of_turn>", "<|x|>")
     tokenizer = load_tokenizer(makers.save_sentencepiece(tmp_path, user_defined=pieces))
     assert set(tokenizer.special_tokens) == {"<s>", "</s>", "<pad>", "<start_of_turn>", "<|x|>"}
@@ -246,7 +246,7 @@ NORMALIZING = functools.partial(makers.save_sentencepiece, normalization="nmt_nf
 
 @pytest.mark.parametrize("save", [makers.save_sentencepiece, NORMALIZING, makers.save_tiktoken])
 def test_token_spans_cover_the_text_in_order(tmp_path, save):
-    """Without normalization tokens cut the text; with it each still begins where the one before ended, or later."""
+    """Without normalization, the spans cover the whole text. With it, they still begin in the order of the tokens."""
     tokenizer = load_tokenizer(save(tmp_path))
     for text in [*makers.SENTENCES, *makers.ODD_TEXTS]:
         (ids,) = tokenizer.encode([text])
@@ -260,7 +260,7 @@ def test_token_spans_cover_the_text_in_order(tmp_path, save):
                 assert tokenizer.decode([number]).strip() in (text[a:b].strip(), "\ufffd") or b - a == 1
 
 
-def test_where_there_is_none_the_error_says_what_was_expected(tmp_path):
+def test_a_path_without_a_tokenizer_is_an_error_that_says_what_was_expected(tmp_path):
     with pytest.raises(CorpusFileError, match=r"expected a SentencePiece \.model"):
         load_tokenizer(tmp_path)
     for name in ("gpt2", "allenai/OLMo-2-1124-7B", tmp_path / "absent.model"):
