@@ -39,7 +39,7 @@ _LAST = 0.15  # the recommended setting alone
 
 
 class _Round(NamedTuple):
-    """One measurement of a setting: the seconds of a batch, and the seconds that each step waited, by length of the steps."""
+    """One measurement of a setting: the seconds of a batch, and by length of a step in ms, the seconds that steps waited."""
 
     seconds: float
     waits: dict[float, list[float]]
@@ -212,7 +212,7 @@ class _Run:
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
             # These batches are not measured, because they may be ready already. While `next` waited for the first batch, each
-            # thread may have finished one batch and begun another, and each process may have filled its buffer.
+            # thread may have finished a batch and begun another. Each process may have filled its buffer and made two more.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)

@@ -35,8 +35,8 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Each call copies the rows one by one. Consecutive calls copy from different memory, if `_MAX_ROWS` and `_MAX_BYTES`
-    allow two batches. An array under two keys is copied once, and a scalar is not copied. All calls copy to the same arrays,
+    Each call copies the rows one by one. Consecutive calls copy from different memory, unless two batches exceed `_MAX_ROWS`
+    or `_MAX_BYTES`. An array under two keys is copied once, and a scalar is not copied. All calls copy to the same arrays,
     because allocating new arrays would take most of the time.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())

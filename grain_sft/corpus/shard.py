@@ -97,7 +97,7 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
     """Raise CorpusError if files of signed integers hold a negative token.
 
     Args:
-      tokens: Tokens that were read from `shards`, as `dtype` or as int32.
+      tokens: Tokens that were read from `shards` as `dtype`, or the same tokens cast to int32.
       shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
       pieces: Function that returns three arrays int64 [pieces]. A piece is a range of the flattened `tokens` that was read from

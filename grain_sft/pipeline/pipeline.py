@@ -144,7 +144,7 @@ class Pipeline:
         if columns is not None:
             first, part = self._of_columns(*columns)
             return cut_columns(part.read(step, slots), first, *columns)
-        if not len(slots) and self.source.layout.row_lengths:  # the source infers the length of a batch from its rows
+        if not len(slots) and self.source.layout.row_lengths:  # only a row tells the length of the step's rows
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
 
@@ -159,7 +159,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """See `StagedPipeline.with_first_stages`. A run without stages has only one version."""
+        """Return this run alone, because no stage was added to it. See `StagedPipeline.with_first_stages`."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
@@ -271,7 +271,7 @@ class Pipeline:
 
     @property
     def data_key(self) -> str:
-        """Text of everything except amendments that decides the global batches. It is the same on every host."""
+        """Text of all that decides the global batches, without the amendments. It is the same on every host."""
         return data_key_of(self.source, self.planned_sampler, self.transforms)
 
     @functools.cached_property

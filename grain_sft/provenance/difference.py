@@ -165,7 +165,7 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
     # Two documents are the same if their numbers or their records are equal. In two copies of a corpus, only the records are
-    # equal. In two mixtures that name their sources differently, only the numbers are equal.
+    # equal. If two mixtures name a corpus differently, only the numbers are equal, because the records contain the name.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

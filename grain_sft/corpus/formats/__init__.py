@@ -36,8 +36,8 @@ class Format:
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
         paths. It applies to the path of the file itself only if the file does not exist.
       takes_globs: Whether `read` takes glob patterns.
-      takes_lists: Whether `read_list` opens token files that are named one by one, instead of `scan_corpus`. All of them must
-        have this format.
+      takes_lists: Whether `read_list` opens token files that are named one by one, all of this format. If not, `scan_corpus`
+        opens them.
       metadata_files: Regular expression of the names of files that hold metadata, never tokens.
     """
 
@@ -97,7 +97,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths`, .npy files below a folder, that do not belong to a validation split of this format."""
+        """Return `paths` without the files of a validation split of this format. All are .npy files below one folder."""
         return list(paths)
 
 

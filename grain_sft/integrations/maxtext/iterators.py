@@ -119,8 +119,8 @@ def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. It ends after one epoch (`epochs: 1`), with a filled last batch
     (`last_batch: fill`).
 
-    If the config itself states `epochs` or `last_batch`, its value stays. A config is not changed at all if it has a mixture,
-    has an order that runs on across epochs, or states its corpus or sampler only in its stages.
+    A value of `epochs` or `last_batch` in the config stays. Nothing is added to a config that has a mixture or an order with
+    `runs_on`, or that states its corpus or sampler only in its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})
@@ -149,7 +149,7 @@ def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *
     if all_load and not config.enable_diloco:
         rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
         sharding = get_input_data_sharding(config, mesh, rules=rules)
-    else:  # the sharding of the placeholders that MaxText makes on processes that load nothing
+    else:  # as MaxText shards the placeholder batches of processes that load nothing
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         for process in sorted(set(range(jax.process_count())) - set(loaders)):
             its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
