@@ -1,5 +1,6 @@
-"""Runs whose batches must never change: each shipped config, layout, order, mixture and template, from corpora made of seeds.
+"""Digests of batches that must never change: of each shipped config, layout, order, mixture and template.
 
+The corpora are made from seeds.
 `python tests/batch_digests.py` writes `tests/golden/batch_digests.json`. Write it again only for a change of batches that
 the changelog announces.
 """
@@ -51,7 +52,7 @@ def digest_of_batches(config: Config) -> str:
 
 
 def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield every file of `configs/` with a corpus of its format and, where its rows are long, with shorter ones."""
+    """Yield every file of `configs/` with a corpus of its format. Long rows are made shorter, to save time."""
     np.arange(700 * 512, dtype=np.uint32).tofile(folder / "tokens.npy")
     (folder / "mix.txt").write_text("label,tokens.npy\n")
     long = documents(3000, 1, longest=300)
@@ -81,7 +82,7 @@ def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield every layout, packing algorithm and option of theirs, over several formats."""
+    """Yield configs of every layout, every packing algorithm and their options, over corpora of several formats."""
     paths = {
         "olmo": write_olmo(folder / "olmo", documents(400, 2, longest=60), sources=True),
         "episodes": write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2),
@@ -116,7 +117,7 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield rows that were written out: of chats with masks and of episodes with weights."""
+    """Yield configs that read materialized rows: of chats with masks, and of episodes with weights."""
     from grain_sft.prepare.materialize import materialize
 
     masks = write_olmo(folder / "olmo", documents(300, 2, longest=60), sources=True)
@@ -130,7 +131,7 @@ def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def orders(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield every order with each way to end an epoch, and schedules."""
+    """Yield configs of every order with each way to end an epoch: as it is, with a schedule of batch sizes, and unshuffled."""
     np.random.default_rng(1).integers(3, 250, 101 * 16).astype(np.uint16).tofile(folder / "rows.npy")
     base = sections(folder / "rows.npy", 16, corpus={"dtype": "uint16"}, layout="windows")
     base["transforms"] = ["shift_targets", "drop_last_position"]
@@ -145,7 +146,7 @@ def orders(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield mixtures: exhausted sources, schedules of weights and sizes, mixtures of mixtures."""
+    """Yield configs of mixtures: with exhausted sources, schedules of weights and sizes, and mixtures of mixtures."""
     write_sources(folder)
     yield "mixture/plain", mixture_config(folder)
     weights = [{"step": 3, "weights": {"chat": 0.1, "web": 0.5}}, {"step": 5, "global_batch_size": 24}]
@@ -163,7 +164,7 @@ def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the digest of every file of tokens and loss that each template writes in each format that takes it."""
+    """Yield the digest of the token and loss files that each template writes in each format, or the name of its error."""
     from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, prepare
 
     template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

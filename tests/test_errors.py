@@ -1,4 +1,4 @@
-"""Errors: one family, that survives the way from a worker process."""
+"""Errors: all are `GrainSftError`s, and are pickled with their messages, as a worker process sends them."""
 
 import pickle
 

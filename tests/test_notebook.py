@@ -1,4 +1,4 @@
-"""What a notebook shows: tables, rows of a step, lengths, names."""
+"""What objects show in a notebook: HTML tables, rows of a step, data frames, lengths, and names to complete."""
 
 import importlib
 import operator
@@ -96,7 +96,7 @@ def test_a_length_is_exact_or_there_is_none(pipeline):
         len(pipeline)
     assert isinstance(found.value, GrainSftError)
     assert pipeline and two
-    assert len(pipeline.dataset()) == sys.maxsize  # Grain's data sets need one
+    assert len(pipeline.dataset()) == sys.maxsize  # Grain's data sets need a length
 
 
 def test_names_are_public_names_and_public_packages():

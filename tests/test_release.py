@@ -1,4 +1,4 @@
-"""What is released: metadata, licence, citation and changelog say the same, and the built files hold what is tracked."""
+"""A release: metadata, licence, citation and changelog agree, and the wheel and the sdist hold the tracked files."""
 
 import ast
 import importlib
@@ -32,13 +32,13 @@ def test_there_is_one_version():
     assert next(each for each in headings if each != "Unreleased") == grain_sft.__version__
 
 
-def test_metadata_names_what_there_is():
+def test_metadata_names_versions_files_and_functions_that_exist():
     assert PROJECT["name"] == "grain_sft"
     assert "pyyaml>=6" in PROJECT["dependencies"] and EXTRAS["yaml"] == []
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
     listed = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3" in each]
     assert tuple(listed) == PYTHONS and f"{PYTHONS[0]} to {PYTHONS[-1]}" in (ROOT / "README.md").read_text()
-    assert "urls" not in PROJECT  # none that could go stale
+    assert "urls" not in PROJECT  # a URL could go stale
     assert (ROOT / PROJECT["readme"]).exists()
     for target in PROJECT["scripts"].values():
         module, _, name = target.partition(":")
@@ -47,14 +47,14 @@ def test_metadata_names_what_there_is():
 
 def test_the_licence_is_the_one_that_is_named():
     assert PROJECT["license"] == "Apache-2.0"
-    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: either, not both
+    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: not both fields
     (path,) = PROJECT["license-files"]
     text = (ROOT / path).read_text()
     assert "Apache License\n                           Version 2.0, January 2004" in text
     assert text.rstrip().endswith("limitations under the License.") and len(text) == 11357
 
 
-def test_the_citation_file_says_the_same():
+def test_the_citation_file_agrees_with_the_metadata():
     citation = pytest.importorskip("yaml").safe_load((ROOT / "docs/CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
@@ -63,7 +63,7 @@ def test_the_citation_file_says_the_same():
     assert citation["authors"] == PROJECT["authors"]
 
 
-def test_extras_that_errors_and_pages_name_are_there():
+def test_extras_that_errors_and_pages_name_exist():
     for path in sorted((ROOT / "grain_sft").rglob("*.py")):
         text = path.read_text()
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
@@ -112,7 +112,7 @@ def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_whee
 
 
 def build(folder: Path, output: Path, *patterns: str) -> list[Path]:
-    """Build a wheel, and an sdist where `patterns` has one; return the one file of each pattern."""
+    """Build a wheel, and an sdist if `patterns` has "*.tar.gz"; return the one file of each pattern."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(output)]
     command += [] if "*.tar.gz" in patterns else ["-t", "wheel"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)

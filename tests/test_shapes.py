@@ -1,4 +1,4 @@
-"""The shapes and dtypes in signatures hold, checked by jaxtyping while batches are made, traced and found again."""
+"""Arrays have the shapes and dtypes of the signatures. jaxtyping checks them while batches are made and traced."""
 
 import inspect
 import types
@@ -25,7 +25,7 @@ CLASSES = [each for each in PUBLIC if inspect.isclass(each)]
 
 
 def checking(function: types.FunctionType) -> types.FunctionType | None:
-    """Return `function` with its shapes checked in each call; None where its signature has none."""
+    """Return a copy of `function` that checks the shapes of each call; None if its signature states no shape."""
     stated = {name: getattr(text, "__forward_arg__", text) for name, text in function.__annotations__.items()}
     shapes = {name: eval(text, vars(jaxtyping) | {"np": np}) for name, text in stated.items() if "[np.nd" in str(text)}
     if not shapes:

@@ -1,4 +1,7 @@
-"""Structure: rooms import in order, what crosses a file goes through its public names, and files and folders stay small."""
+"""The structure of the package: files use each other by public names, through doors, and files and folders stay small.
+
+A room is a folder of the package, and its door is its `__init__.py` (docs/contributing.md).
+"""
 
 import ast
 import functools
@@ -17,7 +20,7 @@ NAMES = (
     *("maxtext", "episode", "openchat", "random", "sequential", "olmo", "shuffle"),
     *("primer", "episodes", "plain", "episode_tool", "windows", "padded", "packed", "materialized"),
 )
-"""Algorithms, orders, formats, templates and layouts: entries of tables, which carry what others must know of them."""
+"""Names of algorithms, orders, formats, templates and layouts. Their tables hold all that other files must know of them."""
 
 
 @functools.cache
@@ -27,7 +30,7 @@ def trees() -> dict[Path, ast.Module]:
 
 @functools.cache
 def classes() -> dict[str, set[Path]]:
-    """The files that define each class of ours; exceptions are there to be caught anywhere."""
+    """Return the files that define each class of ours, except exceptions: any file may catch these."""
     found: dict[str, set[Path]] = {}
     for path, tree in trees().items():
         for node in ast.walk(tree):
@@ -46,7 +49,7 @@ def foreign_isinstance(path: Path, node: ast.AST) -> bool:
 
 @functools.cache
 def own_attributes(path: Path) -> set[str]:
-    """The names that a file defines or assigns."""
+    """Return the names that a file defines or assigns."""
     found: set[str] = set()
     for node in ast.walk(trees()[path]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -57,7 +60,7 @@ def own_attributes(path: Path) -> set[str]:
 
 
 def foreign_underscore(path: Path, node: ast.AST) -> bool:
-    """Return whether an attribute `_name` is read of something else than what this file defines."""
+    """Return whether an attribute `_name` is read that this file neither defines nor assigns."""
     return (
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
@@ -69,6 +72,7 @@ def foreign_underscore(path: Path, node: ast.AST) -> bool:
 
 
 def compared_name(path: Path, node: ast.AST) -> bool:
+    """Return whether one of `NAMES` is compared outside the file of that name."""
     if not isinstance(node, ast.Compare):
         return False
     parts = [each for part in (node.left, *node.comparators) for each in ast.walk(part)]
@@ -76,7 +80,7 @@ def compared_name(path: Path, node: ast.AST) -> bool:
 
 
 def past_a_door(path: Path, node: ast.AST) -> bool:
-    """Return whether an import is of a file in another room, instead of from the room's door or of a folder in it."""
+    """Return whether a file in another room is imported, instead of the door of the room or of a folder in it."""
     if not isinstance(node, ast.ImportFrom) or (node.module or "").count(".") < 2:
         return False
     _, room, *rest = node.module.split(".")
@@ -88,6 +92,7 @@ CHECKS |= {"past a door": past_a_door}
 
 
 def counted() -> dict[str, list[str]]:
+    """Return the places that violate each rule, by the name of the rule."""
     nodes = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
     found = {
         name: [f"{path}:{node.lineno} {ast.unparse(node)}" for path, node in nodes if check(path, node)]

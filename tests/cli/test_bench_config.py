@@ -1,4 +1,4 @@
-"""`grain-sft bench CONFIG`: its figures of windows, packed rows and a mixture, and its advice. No speed is asserted."""
+"""`grain-sft bench CONFIG`: its figures for windows, packed rows and a mixture, and its advice. No test asserts a speed."""
 
 import re
 
@@ -21,7 +21,7 @@ ALWAYS = {measuring.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, st
 
 @pytest.fixture
 def bench(tmp_path, capsys, figures):
-    """`bench(config, *arguments)`: the figures of a config, as JSON, and what is printed."""
+    """`bench(config, *arguments)` runs the command; it returns its figures, read from JSON, and the text that it printed."""
 
     def measured(config, *arguments, workers=0):
         path = write_config(tmp_path / "config.json", config)
@@ -43,7 +43,7 @@ def packed(folder):
 
 
 def check(figures, printed):
-    """What holds of all figures: they are positive, there, and printed."""
+    """Check what all figures have in common: each stage is there and printed, and each time is positive."""
     names = [row["name"] for row in figures["stages"]]
     assert set(names) >= ALWAYS and all(name in printed for name in names)
     delivered, chosen = figures["delivered"], figures["recommended"]
@@ -70,7 +70,7 @@ def test_windows_with_a_filter(bench, tmp_path):
     names = [row["name"] for row in figures["stages"]]
     assert names[3:] == [stages.PIECES, "NgramFilter", "ShiftTargets", stages.WHOLE]
     assert [row["tokens_per_second"] for row in figures["accelerators"]] == list(advice.RATES)
-    assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
+    assert not list(tmp_path.glob("audit*"))  # because no trainer got a batch
 
 
 def test_packed_rows_of_one_host_of_two(bench, tmp_path):
@@ -141,20 +141,21 @@ def test_worker_processes_are_measured_where_there_is_time(bench, tmp_path):
 
 
 def row(threads, worker_count, ms, *waits):
-    """A measured setting; waits of steps of 10 and 50 ms."""
+    """Return the figures of a measured setting; `waits` are the median waits in ms, with steps of 10 ms and of 50 ms."""
     listed = [{"step_ms": step_ms, "median_ms": wait} for step_ms, wait in zip((10.0, 50.0), waits, strict=True)]
     return {"threads": threads, "prefetch": 8, "worker_count": worker_count, "ms_per_batch": ms, "waits": listed}
 
 
 ADVICE = {
     "one is enough": ([row(1, 0, 2, 0.1, 0.1), row(2, 0, 1, 0, 0)], 9, Choice(Setting(1, 4, 0), 10)),
-    "two are": ([row(1, 0, 9, 4, 0.1), row(2, 0, 5, 0.1, 0.1)], 95, Choice(Setting(2, 16, 0), 10)),
-    "for longer steps": ([row(1, 0, 30, 20, 0.2), row(0, 2, 8, 0, 0)], 9, Choice(Setting(1, 4, 0), 50)),
+    "two are enough": ([row(1, 0, 9, 4, 0.1), row(2, 0, 5, 0.1, 0.1)], 95, Choice(Setting(2, 16, 0), 10)),
+    "one is enough for longer steps": ([row(1, 0, 30, 20, 0.2), row(0, 2, 8, 0, 0)], 9, Choice(Setting(1, 4, 0), 50)),
     "one falls behind": ([row(1, 0, 11, 0.1, 0.1), row(2, 0, 6, 0.1, 0.1)], 9, Choice(Setting(2, 4, 0), 10)),
     "only workers": ([row(1, 0, 90, 80, 40), row(0, 2, 45, 35, 0)], 99, Choice(Setting(0, 4, 2), 50)),
     "none, alike": ([row(1, 0, 90, 80, 40), row(2, 0, 88, 78, 38)], 99, Choice(Setting(1, 8, 0), None)),
     "none, one faster": ([row(1, 0, 90, 80, 40), row(2, 0, 60, 50, 10)], 99, Choice(Setting(2, 8, 0), None)),
 }
+"""Measured settings, the longest time of a batch in ms, and the advice: (threads, prefetch, workers), and the step in ms."""
 
 
 @pytest.mark.parametrize(("rows", "slowest_ms", "expected"), ADVICE.values(), ids=ADVICE)
@@ -189,7 +190,7 @@ def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
         assert status == 1 and re.match(r"grain-sft bench: (?!FileExistsError)", error)
 
 
-def test_the_limit_copies_arrays_of_the_batch_each_once():
+def test_the_limit_copies_each_array_of_the_batch_once():
     shared = np.zeros((3, 8), np.int32)
     batch = {"inputs": np.ones((3, 8), np.int32), "a": shared, "b": shared, "weights": np.zeros((3, 8), np.float32)}
     copies = measuring.limit(batch | {"rows": np.arange(3, dtype=np.int32), "weight": np.float32(1)})()
@@ -202,7 +203,7 @@ def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_pa
     config |= {"sampler": {**config["sampler"], "epochs": 1, "last_batch": "fill"}, "audit": str(tmp_path / "audit")}
     pipeline = load(config)
     figures = of_config.report_speed(pipeline, 0.01)
-    assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
+    assert not list(tmp_path.glob("audit*"))  # because no trainer got a batch
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
     found = stages.facts([pipeline[step] for step in range(len(pipeline))])
     num_tokens = found["tokens"] * len(pipeline) * (1 - found["padding_share"])

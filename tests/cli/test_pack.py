@@ -23,12 +23,12 @@ def chats(tmp_path):
 
 @pytest.fixture
 def packed(figures):
-    """`packed(*words)`: the figures of `pack`, with rows of `LENGTH` tokens."""
+    """`packed(*words)` returns the figures of `grain-sft pack` with rows of LENGTH tokens."""
     return functools.partial(figures, "pack", "--sequence-length", LENGTH)
 
 
 def counted(layout):
-    """The figures of a layout, counted row by row and document by document."""
+    """Count the figures of a layout, row by row and document by document."""
     whole = layout.corpus.documents.length
     spans = [layout.spans(row) for row in range(len(layout))]
     found, pieces = np.zeros(len(whole), np.int64), np.zeros(len(whole), np.int64)
@@ -49,7 +49,7 @@ def counted(layout):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_report_is_of_the_rows_as_they_are(chats, tmp_path, capsys, packed, algorithm):
+def test_the_figures_are_those_counted_in_the_rows(chats, tmp_path, capsys, packed, algorithm):
     options = {"long_documents": "fragment", "seed": 5, "batch_rows": 3, "ties": "numpy"}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     found = packed(chats, "--algorithm", algorithm, *words)
@@ -82,7 +82,7 @@ def test_an_algorithm_that_is_registered_later_is_compared_too(chats, monkeypatc
     assert found["algorithm"] == "best_fit_decreasing" and found["rows"] > 0
 
 
-def test_one_algorithm_and_the_comparison(chats, packed):
+def test_one_algorithm_is_packed_and_all_are_compared(chats, packed):
     found = packed(chats, "--algorithm", "shuffled_best_fit", "--epochs", 2, "--compare")
     assert found["packing"]["epochs"] == 2 and len(found["packing"]["plans"]) == 2
     assert found["packing"]["documents"] == 400

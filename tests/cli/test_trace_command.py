@@ -1,4 +1,4 @@
-"""`grain-sft trace`: every format says the same, and the receipt."""
+"""`grain-sft trace`: every format holds the same lines and the receipt of the run."""
 
 import csv
 import json
@@ -31,10 +31,10 @@ def pipeline(config):
 
 
 def lines_of(found):
-    """The lines of a trace as the command names their values."""
+    """Return the lines of a trace, as dicts with the column names of the command."""
     columns = {name: column.tolist() for name, column in found.columns().items()}
     columns["file"] = [found.paths[shard] for shard in columns["shard"]]
-    columns["source"] = list(map(str, columns["source"]))  # the corpus has no names for them
+    columns["source"] = list(map(str, columns["source"]))  # numbers, because the corpus names no sources
     return [{name: columns[name][at] for name in COLUMNS} for at in range(len(columns["step"]))]
 
 
@@ -57,7 +57,7 @@ def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, c
     assert head == {**pipeline.receipt.as_dict(), "about": "steps 2:9"} and lines == expected
     first, lines = read_csv(run(capsys, config, "--steps", "2:9", "--format", "csv"))
     assert first == f"# {code} steps 2:9" and lines == expected
-    run(capsys, config, "--steps", "2:9", "--output", tmp_path / "out" / "trace.csv")  # format by its name
+    run(capsys, config, "--steps", "2:9", "--output", tmp_path / "out" / "trace.csv")  # the name gives the format
     assert read_csv((tmp_path / "out" / "trace.csv").read_text())[1] == expected
     parquet = pytest.importorskip("pyarrow.parquet")
     run(capsys, config, "--between", "step2", "step9", "--output", tmp_path / "trace.parquet")
@@ -66,7 +66,7 @@ def test_json_lines_csv_and_parquet_hold_the_trace(config, pipeline, tmp_path, c
     assert json.loads(table.schema.metadata[b"grain_sft"])["receipt"] == code
 
 
-def test_a_table_is_for_people(config, pipeline, capsys):
+def test_the_default_is_an_aligned_table_with_file_names_for_people(config, pipeline, capsys):
     found = trace(pipeline, range(2, 4))
     head, names, *lines = run(capsys, config, "--steps", "2:4").splitlines()
     assert head == f"# {pipeline.receipt.code} steps 2:4"
@@ -79,7 +79,7 @@ def test_a_table_is_for_people(config, pipeline, capsys):
     assert len({text.partition("\n")[2] for text in everything}) == 1
 
 
-def test_host_and_counting_can_be_narrowed(config, pipeline, capsys):
+def test_a_trace_may_be_of_one_host_and_without_counts_of_trainable_tokens(config, pipeline, capsys):
     head, lines = read_csv(run(capsys, config, "--steps", "2:9", "--host", "1/2", "--format", "csv", "--no-trainable"))
     found = trace(pipeline, range(2, 9), host=Host(1, 2), trainable=False)
     assert head.endswith("steps 2:9, host 1/2")

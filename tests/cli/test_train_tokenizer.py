@@ -1,4 +1,4 @@
-"""Tokenizers that are trained: what is too little or too much for them, and progress."""
+"""Training a tokenizer: sizes that do not fit the texts, special tokens, missing texts, and progress."""
 
 import time
 
@@ -48,7 +48,7 @@ def test_no_text_is_a_sentence(texts):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RecordError, MemoryError])
-def test_what_ends_the_texts_early_is_raised_as_it_is(kind):
+def test_an_exception_of_the_texts_is_raised_unchanged(kind):
     def texts():
         yield from WORDS
         raise kind("here")

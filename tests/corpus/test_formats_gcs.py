@@ -1,4 +1,4 @@
-"""SFT corpora in a bucket, remapped and behind a saved index: what they are locally."""
+"""SFT corpora in a bucket, under remapped paths and from a saved index equal the local ones."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def folder(tmp_path, docs):
 
 @pytest.fixture
 def bucket(client, folder, request):
-    """The folder, or what a test of one format needs of it, in a bucket."""
+    """A bucket with a copy of `folder`; in a test with the parameter `name`, only of the files of this format."""
     name = request.node.callspec.params.get("name", "")
     client.put(f"{folder / name}/", f"bucket/sft/{name}", recursive=True)
     yield "gs://bucket/sft"
@@ -90,7 +90,7 @@ def test_an_index_moves_with_its_files_and_is_remapped(folder, docs, name, tmp_p
 
 @pytest.mark.parametrize("lists", [True, False])
 def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, monkeypatch):
-    """Also where names can be read but folders can't be listed."""
+    """In the case `lists=False`, files can be read but folders can't be listed."""
     local = {name: grain_sft.open_corpus(folder / name) for name in ("olmo", "episodes", "primer")}
     if not lists:
         monkeypatch.setattr("grain_sft.corpus.formats.metadata._list", lambda folder: [])
@@ -105,7 +105,7 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
 
 
 def megatron_paths(place):
-    """Every kind of path of Megatron's files; a blend is the last."""
+    """Return every kind of path that opens Megatron's files. The last is a blend with weights."""
     web, code = f"{place}/web", f"{place}/code"
     return [place, web, f"{web}.idx", f"{place}/*.bin", [code, web], [0.3, web, 0.7, code]]
 

@@ -88,7 +88,7 @@ def test_relative_paths_start_at_the_mix_or_at_the_working_directory(tmp_path, w
     first, second = write_tokens("run/a.npy", [1]), write_tokens("run/b.npy", [1, 2])
     mix = write_mix(tmp_path / "mixes", "web,a.npy\nweb,b.npy\n")
     monkeypatch.chdir(tmp_path / "run")
-    assert shards(mix) == [("web", str(first), 1), ("web", str(second), 2)]  # the first is only there
+    assert shards(mix) == [("web", str(first), 1), ("web", str(second), 2)]  # the mix has no neighbours a.npy and b.npy
     paths = write_tokens("mixes/a.npy", [1, 2]), write_tokens("mixes/b.npy", [1])
     assert shards(mix) == [("web", str(paths[0]), 2), ("web", str(paths[1]), 1)]
 
@@ -110,7 +110,7 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path, write_tokens, line):
         (f"web,{'x' * 5000}.npy", "x" * 50),
     ],
 )
-def test_a_mix_of_no_file_of_a_missing_one_or_of_no_text_is_an_error(tmp_path, write_tokens, text, expected):
+def test_a_mix_that_is_empty_or_not_text_or_lists_a_missing_file_is_an_error(tmp_path, write_tokens, text, expected):
     write_tokens("a.npy", [1])
     mix = tmp_path / "mix.txt"
     mix.write_bytes(text.encode(errors="surrogateescape"))

@@ -1,4 +1,4 @@
-"""The primer cache as a corpus."""
+"""Corpora in the format primer: both splits are read, and wrong labels, starts and metadata are named."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def test_both_splits_are_read_by_each_of_their_names(tmp_path, meta):
     train, val = documents(), documents(7, 1)
     write_primer(tmp_path, val, split="val", meta=meta)
     write_primer(tmp_path, train, meta=meta, sources=True)
-    assert_documents(open_corpus(tmp_path / "val"), val)  # no folder as yet
+    assert_documents(open_corpus(tmp_path / "val"), val)  # before there is a folder of this name
     for split, docs in (("train", train), ("val", val)):
         (tmp_path / split).mkdir()
         for name, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):

@@ -1,4 +1,4 @@
-"""Token files: the content decides between raw and .npy, and what is damaged or no token file is refused with a sentence."""
+"""Token files: their content decides whether they are raw or .npy. A damaged file, or one without tokens, is refused."""
 
 import os
 import struct
@@ -56,7 +56,7 @@ def test_raw_files_and_headers_of_any_version_are_read_whatever_their_names(tmp_
 
 def test_a_header_that_numpy_pads_far_is_skipped_whole(tmp_path):
     tokens, path = np.arange(5000, dtype=np.uint16), tmp_path / "a.npy"
-    header = stated("(5000,)", "'<u2'").replace("False", "True")  # the order is the same in one dimension
+    header = stated("(5000,)", "'<u2'").replace("False", "True")  # no difference in one dimension
     path.write_bytes(npy_bytes(header + " " * 9_000 + "\n", tokens.tobytes()))
     np.testing.assert_array_equal(read_all(path), tokens)
     plain = write_npy(tmp_path / "b.npy", tokens)
@@ -64,7 +64,7 @@ def test_a_header_that_numpy_pads_far_is_skipped_whole(tmp_path):
 
 
 def test_threads_that_read_headers_at_once_do_not_disturb_each_other(tmp_path):
-    """CPython 3.11's parser raises SystemError where garbage collection switches threads inside it."""
+    """CPython 3.11's parser raises SystemError if garbage collection switches threads while it parses."""
     path = tmp_path / "a.npy"
     np.save(path, np.arange(10, dtype=np.uint16))
     program = f"""

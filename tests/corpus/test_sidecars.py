@@ -1,4 +1,4 @@
-"""Sidecar files are found however the token files are named, and are never read as tokens."""
+"""Sidecar files (masks, boundaries) are found in every way to name the token files, and are never read as tokens."""
 
 import csv
 import gzip
@@ -19,7 +19,7 @@ from grain_sft.errors import RemoteTimeoutError
 
 @pytest.fixture
 def parts(tmp_path):
-    """A raw corpus of OLMo-core, in three parts that cut through documents."""
+    """The folder of a raw corpus of OLMo-core in three parts, whose ends cut documents."""
     return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240, sources=True)
 
 
@@ -87,7 +87,7 @@ def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
     for found, whole in zip(corpus.read(0, corpus.num_tokens), sft.joined(sft.documents()), strict=True):
         np.testing.assert_array_equal(found, np.concatenate([whole[240:480], whole[:240]]))
     together = open_corpus([first, second], eos_token_id=sft.EOS)
-    assert together.num_documents == corpus.num_documents - 1  # the one that the parts cut through
+    assert together.num_documents == corpus.num_documents - 1  # the end of a part cuts one document
     assert corpus.sources is None
     (parts / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1, 2]}))
     pieces = [open_corpus(path, eos_token_id=sft.EOS).num_documents for path in (first, third)]
@@ -96,7 +96,7 @@ def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
 
 
 def test_dolmas_boundaries_of_five_columns_are_read_next_to_any_tokens(tmp_path):
-    """start, end, id, src, loc, as Python's csv writes them; ids may hold anything but a line break."""
+    """The columns are start, end, id, src and loc, written by Python's csv. An id holds any character but a line break."""
     docs = sft.documents()
     for number, some in enumerate((docs[:25], docs[25:])):
         np.concatenate([tokens for tokens, _ in some]).astype("<u2").tofile(tmp_path / f"web-{number:05d}.npy")
@@ -138,7 +138,7 @@ def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, ca
     assert "alone: lacks corpus.json and" in record.getMessage() and "give eos_token_id" in record.getMessage()
 
 
-def test_metadata_of_the_folder_above_are_those_of_a_split_only(tmp_path):
+def test_metadata_of_the_parent_folder_apply_to_a_split_only(tmp_path):
     flat = sft.write_episodes(tmp_path / "flat", sft.documents(), split=".", flat=True)
     sft.write_olmo(tmp_path / "train", sft.documents())
     (tmp_path / "dataset_metadata.json").write_text(json.dumps({"eot_token_id": 9}))
@@ -151,7 +151,7 @@ def test_metadata_of_the_folder_above_are_those_of_a_split_only(tmp_path):
 
 
 def test_ids_are_those_of_the_tokenizers_files_and_one_that_cant_be_read_in_time_is_an_error(parts, monkeypatch):
-    """Without its ids, one host would pad and end documents differently from the others."""
+    """A host that went on without the ids would pad rows and end documents in another way than the other hosts."""
     (parts / "tokenizer").mkdir()
     added = {"added_tokens": [{"id": sft.EOS, "content": "</s>"}]}
     (parts / "tokenizer" / "tokenizer.json").write_text(json.dumps(added))

@@ -1,4 +1,4 @@
-"""What the demo trains on: text of this machine, and packed conversations made of it."""
+"""The data of the demo: docstrings of this machine's Python library, packed as questions and answers."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_text_is_the_same_twice_within_its_bound_and_without_repeats() -> None:
     assert len(texts) == len(entries) and 100_000 < sum(map(len, texts)) <= SMALL_TEXT
 
 
-def test_what_the_documents_hold_that_is_no_text_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstrings_that_are_no_text_or_repeated_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docstrings = ["'NUL \\0.'", "'Half a pair \\ud800.'", "'  '", "'Same.'", "'Same.'", f"'{'Long. ' * 20_000}'"]
     for number, docstring in enumerate(docstrings):
         (tmp_path / f"m{number}.py").write_text(docstring)
@@ -59,7 +59,7 @@ def test_what_the_documents_hold_that_is_no_text_is_left_out(tmp_path: Path, mon
         corpus.docstrings()
 
 
-def test_every_document_is_a_question_and_its_answer_from_position_0_which_alone_takes_loss(chat: Chat) -> None:
+def test_every_document_is_a_question_and_its_answer_and_only_the_answer_takes_loss(chat: Chat) -> None:
     cut = 0
     for step in range(10):
         batch = chat.pipeline[step]

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: token files that say where they are from, and child processes with a time limit."""
+"""Helpers of the tests in this folder: files in which each token is its own number, and child processes with a time limit."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ BATCH = 4
 PROGRAM = """
 import os, sys, time
 import numpy as np
-sys.modules["jax"] = None  # Grain imports JAX where it is installed, which takes two thirds of the start
+sys.modules["jax"] = None  # otherwise Grain imports JAX, which takes two thirds of the start-up
 import grain
 del sys.modules["jax"]
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
@@ -30,7 +30,7 @@ def make(folder, **options):
 
 
 def write_counted(folder: Path, files: int, rows: int) -> None:
-    """`files` files of `rows` rows of LENGTH tokens; token k of all files is k, so that a wrong row can't hide."""
+    """Write `files` files of `rows` rows of LENGTH tokens. Token k of all files is k, so that each wrong row is noticed."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.arange(files * rows * LENGTH, dtype=np.uint32).reshape(files, -1)
     for number, part in enumerate(tokens):
@@ -38,7 +38,7 @@ def write_counted(folder: Path, files: int, rows: int) -> None:
 
 
 def write_corpus_and_tokenizer(folder: Path) -> None:
-    """An OLMo corpus in `folder`/olmo, and a tokenizer of chats in `folder`/spm.model."""
+    """Write an OLMo corpus to `folder`/olmo, and a tokenizer for chats to `folder`/spm.model."""
     from prepared import save_trained
 
     write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
@@ -46,12 +46,12 @@ def write_corpus_and_tokenizer(folder: Path) -> None:
 
 
 def is_right(batch, rows) -> bool:
-    """Whether a batch of `make`'s pipeline holds `rows`."""
+    """Return whether a batch of `make`'s pipeline holds `rows`."""
     return np.array_equal(batch["inputs"], np.asarray(rows)[:, None] * LENGTH + np.arange(LENGTH))
 
 
 def start(program: str | Path, *arguments: object, **options) -> subprocess.Popen[str]:
-    """A child that runs a file, or PROGRAM and then the text `program`."""
+    """Start a child that runs the file `program`, or PROGRAM followed by the text `program`."""
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "helpers")))
     environment = {**os.environ, "PYTHONPATH": paths, **options.pop("env", {})}
     code = [str(program)] if isinstance(program, Path) else ["-c", PROGRAM + program]
@@ -60,7 +60,7 @@ def start(program: str | Path, *arguments: object, **options) -> subprocess.Pope
 
 
 def run(program: str | Path, *arguments: object, timeout: float = 400, **options) -> str:
-    """What such a child prints; it has to end well."""
+    """Run such a child, and return what it prints. Its status must be 0."""
     child = start(program, *arguments, **options)
     try:
         out, err = child.communicate(timeout=timeout)
@@ -73,7 +73,7 @@ def run(program: str | Path, *arguments: object, timeout: float = 400, **options
 
 
 def wait_until(condition, seconds: float = 300) -> bool:
-    """Return whether `condition()` holds within `seconds`, which only a machine that hangs needs."""
+    """Wait until `condition()` holds, and return whether it does within `seconds`. A slow machine needs far less."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

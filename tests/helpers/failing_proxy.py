@@ -1,4 +1,4 @@
-"""A real HTTP proxy before the emulator of Cloud Storage that fails as networks and servers do, and counts."""
+"""An HTTP proxy in front of the emulator of Cloud Storage, which fails as networks and servers do, and counts requests."""
 
 import collections
 import contextlib
@@ -18,18 +18,20 @@ import pytest
 
 
 class Proxy:
-    """Serves on `address`. What fails is drawn anew for every GET, with a generator of its own.
+    """A proxy that listens on `address`. It draws for every GET whether and how the request fails.
 
-    Attributes (shares of requests, seconds):
-      refused: get 503 or 429.
-      cut: get half of their body, under a length that is right (half of these) or that was cut with it.
-      reset: their connection is reset in place of an answer.
-      slow, delay: how many are answered `delay` late.
-      latency: of every answer.
-      silent: none is answered at all.
-      body: what is wrong with the bodies of objects, a key of WRONG_BODIES; of `share` of them.
-      before: called with the number of each request for an object, from 1, before it is answered.
-      endless: answers about objects and listings have no end.
+    Attributes:
+      refused: Share of GETs that are answered with status 503 or 429.
+      cut: Share of GETs whose answer has half of the body. In half of these, Content-Length is that of the whole body.
+      reset: Share of GETs whose connection is reset instead of an answer.
+      slow: Share of requests that are answered `delay` seconds late.
+      delay: Seconds that a slow answer is late.
+      latency: Seconds that every answer is late.
+      silent: Whether no request is answered.
+      body: What is wrong with the bodies of objects: a key of WRONG_BODIES, or "" for nothing.
+      share: Share of the objects' bodies that are wrong, if `body` is set.
+      before: Function that is called before each answer to a request for an object's bytes, with its number (from 1).
+      endless: Whether answers to other GETs, for metadata and listings, have no end.
     """
 
     def __init__(self, target: str) -> None:
@@ -45,7 +47,7 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def heal(self) -> None:
-        """Fail no more, and count from zero."""
+        """Stop all faults, and count from zero."""
         self.refused = self.cut = self.reset = self.slow = self.delay = self.latency = 0.0
         self.silent = self.endless = False
         self.body, self.share, self.before = "", 1.0, None
@@ -75,7 +77,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def before_emulator():
-    """A proxy before the emulator, where clients look for the emulator."""
+    """Start a proxy in front of the emulator, and point the clients of the emulator at it."""
     with pytest.MonkeyPatch.context() as patch:
         proxy = Proxy(os.environ["STORAGE_EMULATOR_HOST"])
         patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
@@ -143,7 +145,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send(status, headers, data, cut=fault == "cut")
 
     def stream(self, status, headers, parts):
-        """Send a body without an end that is known before."""
+        """Send a body without a Content-Length."""
         self.begin(status, {**headers, "Connection": "close"}, ("content-length", "transfer-encoding"))
         self.end_headers()
         self.close_connection = True
@@ -192,13 +194,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def moved(handler, status, headers, data):
-    """Other bytes of the object, under a true Content-Range."""
+    """Send the bytes from 4 bytes further on, with their true Content-Range: it is not the range that was asked for."""
     headers["Content-Range"] = re.sub(r"\d+(?=[-/])", lambda found: str(int(found[0]) + 4), headers["Content-Range"])
     handler.send(status, headers, data[4:] + bytes(4))
 
 
 def whole(handler, status, headers, data):
-    """All of the object, and 200, as of a server without ranged reads."""
+    """Send status 200 and more bytes than the object has, somewhat as a server without ranged reads does."""
     size = int(headers.pop("Content-Range", "/0").split("/")[1])
     handler.send(200, headers, handler.proxy.random.randbytes(size + 100))
 
@@ -210,7 +212,7 @@ def slowly(data):
 
 
 def bomb():
-    """Two GiB of zeros, compressed, in 2 MiB."""
+    """Yield 2 GiB of zeros as 2 MiB of gzip data."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     block = bytes(1 << 24)
     yield packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -218,12 +220,12 @@ def bomb():
 
 
 def resent(change=lambda data: data, **headers):
-    """A body of changed data, or under further headers."""
+    """Return a function that sends the body after `change`, with `headers` added."""
     return lambda handler, status, stated, data: handler.send(status, {**stated, **headers}, change(data))
 
 
 def streamed(parts, **headers):
-    """A body without an end that is known before."""
+    """Return a function that sends `parts(data)` without a Content-Length, with `headers` added."""
     return lambda handler, status, stated, data: handler.stream(status, {**stated, **headers}, parts(data))
 
 
@@ -238,11 +240,11 @@ WRONG_BODIES = {
     "of another version": resent(lambda data: bytes(len(data)), **{"x-goog-generation": "1"}),
     "cut": lambda handler, status, headers, data: handler.send(status, headers, data, cut=True),
 }
-"""What may be wrong with the body of an object."""
+"""Faults of an object's body: functions that send such a body."""
 
 
 def media_bytes(proxy):
-    """Bytes of objects that were asked for, and the bytes of distinct ranges among them."""
+    """Return how many bytes of objects were sent whole, and how many if each distinct range is counted once."""
     total = distinct = 0
     for (_, span), times in proxy.sent.items():
         start, stop = map(int, span.removeprefix("bytes=").split("-"))

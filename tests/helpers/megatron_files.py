@@ -11,7 +11,7 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6
 
 
 def write_megatron(prefix: Path, docs, dtype="int32", *, entries=True, **changed) -> str:
-    """Write documents, lists of sequences of tokens, and return the prefix.
+    """Write documents, each a list of token sequences, to `prefix`.idx and `prefix`.bin; return the prefix.
 
     Args:
       entries: Whether the header counts the entries of the document index, as megatron-core writes, or the documents.

@@ -100,8 +100,10 @@ def sections_of(amendments, kind):
 
 
 def with_weights(config, bounds, reweights):
-    """Return the config with the weights of `reweights`, pairs of a data step and weights, in the mixtures and schedules of its
-    stages; and whether a stage took each."""
+    """Return the config with the weights of `reweights` in its mixtures and schedules, and whether stages took all of them.
+
+    Each entry of `reweights` is a step of the run without skips, and the weights from this step on.
+    """
     stages, taken = copy.deepcopy(config["stages"]), []
     for data_step, changed in reweights:
         taken.append(False)

@@ -1,7 +1,7 @@
-"""Real jax.distributed processes on this machine, for tests: `run(...)` starts them, and as a program it is one of them.
+"""Real jax.distributed processes on this machine, for tests. `run(...)` starts them, and each runs this file as its program.
 
-A process takes jobs as JSON and prints, for every case and step, digests of the global arrays, gathered from all processes,
-and the bytes of token files that the process read.
+A process takes jobs as JSON. For every case and step, it prints digests of the global arrays, gathered from all processes. For
+every case, it prints how many bytes of token files it read.
 """
 
 import functools
@@ -19,25 +19,26 @@ import numpy as np
 
 LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
-"""Meshes: how rows and columns lie over devices. In those "over hosts" the second axis is the one that divides processes."""
+"""Meshes, which divide rows and columns over devices. With "over hosts", the second axis (such as the sequence) goes over the
+processes, and the rows over the devices of each process."""
 
 BY_4 = ("data x sequence by 4", "data x sequence by 4 over hosts")
 """Meshes of 8 devices that divide the sequence by 4."""
 
 
 def digest(array: Any) -> str:
-    """Of an array's shape, dtype and bytes."""
+    """Return the digest of an array's shape, dtype and bytes."""
     return hashlib.sha256(f"{array.shape}{array.dtype}".encode() + array.tobytes()).hexdigest()[:16]
 
 
 def run(job: Any, processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What every process printed of a job, or of several; each has `devices` virtual devices."""
+    """Run a job (or a list of jobs) in processes with `devices` virtual devices each; return the lines that each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started, outputs = [], []
     for index in range(processes):
-        output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # no pipe: one that is full stops them all
+        output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # a full pipe would stop all processes
         command = [sys.executable, __file__, json.dumps(job), *map(str, (port, index, processes, devices))]
         started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True))
         outputs.append(output)
@@ -57,7 +58,7 @@ def run(job: Any, processes: int, devices: int, folder: Path) -> list[list[dict[
 
 
 def digests(pipeline: Any, steps: Iterable[int], num_rows: int = 0, order: Any = slice(None)) -> dict[int, Any]:
-    """Return the digests of the arrays of global batches, by step, filled up with rows of zeros to `num_rows` rows."""
+    """Return, by step, the digests of a global batch's arrays, whose rows are filled up to `num_rows` with rows of zeros."""
 
     def filled(array):
         return np.pad(array[order], ((0, max(0, num_rows - len(array))), (0, 0)))
@@ -86,13 +87,13 @@ def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
 
 
 def load_balanced(length: int, shards: int) -> np.ndarray:
-    """Return the columns in MaxText's order of `shards` shards, by the chunks of each shard."""
+    """Return the columns in MaxText's load-balanced order: shard i has chunks i and 2 * shards - 1 - i."""
     chunks = np.split(np.arange(length), 2 * shards)
     return np.concatenate([np.concatenate([chunks[shard], chunks[-1 - shard]]) for shard in range(shards)])
 
 
 def states(printed: Any) -> Any:
-    """Return the state that all processes have at the end."""
+    """Return the state at the end, which must be the same in all processes."""
     (state,) = {json.dumps(line["state"], sort_keys=True) for lines in printed for line in lines if "state" in line}
     return json.loads(state)
 
@@ -140,7 +141,7 @@ def run_job(job: dict[str, Any]) -> None:
     def show(**line: Any) -> None:
         print(json.dumps(line), flush=True)
 
-    if LOCAL in job["cases"]:  # each process loads its own host, and JAX puts what they hold side by side
+    if LOCAL in job["cases"]:  # each process loads its rows, and JAX joins those of all
         pipeline, sharding = load(job["config"]), sharding_of("data")
         assert pipeline.sampler.host == Host(jax.process_index(), jax.process_count())
         put = functools.partial(jax.make_array_from_process_local_data, sharding)

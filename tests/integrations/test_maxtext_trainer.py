@@ -1,4 +1,4 @@
-"""The real MaxText trainer on our batches: windows and packed SFT rows, stopped and resumed, evaluated. Takes minutes:
+"""MaxText's own trainer on our batches, windows and packed SFT rows. It is stopped, resumed and evaluated. Takes minutes:
 
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_trainer.py
 """
@@ -18,7 +18,7 @@ pytestmark = NEEDED
 
 
 def launch(out, run, *more, fails=False, devices=1, **keys):
-    """The launcher, in a process of its own. Returns its output."""
+    """Run the launcher in a process of its own, and return its output."""
     metrics = out / f"{run}-{len(list(out.glob(f'{run}-*.jsonl')))}.jsonl"
     given = MODEL | {"eval_interval": 2, "run_name": run, "base_output_directory": out, "metrics_file": metrics} | keys
     arguments = [base_config("base.yml"), *(f"{key}={value}" for key, value in given.items()), *more]
@@ -30,7 +30,7 @@ STEP = re.compile(r"completed step: (\d+), .*total_weights: (\d+), loss: (\S+), 
 
 
 def losses(*outputs):
-    """Loss, perplexity and targets that took loss of every step that was printed; each step once."""
+    """Return (loss, perplexity, number of targets that took loss) of each step in the outputs. No step may occur twice."""
     found = {}
     for output in outputs:
         for step, weights, loss, perplexity in STEP.findall(output):
@@ -40,7 +40,7 @@ def losses(*outputs):
 
 
 def last_losses(out, run):
-    """Of the last steps, at full precision: MaxText's file of metrics loses what was before an evaluation."""
+    """Return losses at full precision, of the last steps: MaxText's file of metrics lacks those before an evaluation."""
     last = max(out.glob(f"{run}-*.jsonl"))
     entries = [json.loads(line) for line in last.read_text().splitlines()]
     return {int(entry["step"]): entry["learning/loss"] for entry in entries if "learning/loss" in entry}
@@ -55,7 +55,7 @@ def evaluations(output):
 
 @pytest.fixture(scope="module")
 def configs(request, tmp_path_factory):
-    """Paths of the configs of training and of evaluation, on corpora of their own."""
+    """The paths of a training config and of an evaluation config, each with its own corpus."""
     folder = tmp_path_factory.mktemp("data")
     for number, name in enumerate(("train", "eval")):
         if request.param == "windows":
@@ -79,7 +79,7 @@ def keys(configs):
 
 @pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
 def test_meshes_that_divide_rows_and_the_sequence_have_the_losses_of_one_device(configs, tmp_path):
-    """MaxText puts the columns in its load-balanced order itself, or leaves them as they are."""
+    """With context parallelism, MaxText itself puts the columns in its load-balanced order, or leaves them as they are."""
     given = keys(configs) | {"steps": 4, "eval_interval": -1}
     expected = losses(launch(tmp_path, "one", **given))
     meshes = [{"ici_fsdp_parallelism": 1, "ici_data_parallelism": 4}]
@@ -94,7 +94,7 @@ def test_meshes_that_divide_rows_and_the_sequence_have_the_losses_of_one_device(
 
 @pytest.mark.parametrize("configs", ["windows", "packed SFT"], indirect=True)
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path):
-    """Stopped at step 4 and resumed to 8, twice; and stopped at 6 once more."""
+    """The run "first" stops at step 4 of 8 and is resumed. The run "second" also stops at step 6."""
     whole = launch(tmp_path, "whole", steps=8, **keys(configs))
     expected = losses(whole)
     assert "from step 0 on" in whole  # the folder of checkpoints was empty
@@ -116,7 +116,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path)
     assert sorted(evaluated) == [0, 2, 4, 6]
     assert evaluations(stopped) | evaluations(resumed) == evaluated
     assert evaluations(stopped) | evaluations(again[0]) | evaluations(again[1]) == evaluated
-    # Loss was taken of the targets that have a segment in our batches, and of no other.
+    # The targets that took loss are those with a segment in our batches.
     pipeline = load(str(configs[0]))
     for step, (*_, weights) in expected.items():
         assert weights == np.count_nonzero(pipeline[step]["targets_segmentation"]), step
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path)
 
 @pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
 def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_start(configs, tmp_path):
-    """Stopped before a skip, amended, and stopped once more between the skip and documents that are withdrawn."""
+    """The run stops at step 3, gets a skip at step 3 and withdrawn documents from step 5 on, and stops again at step 4."""
     amendments = [{"skip": {"from": 3, "steps": 2}}, {"withdraw": {"from": 5, "documents": [*range(0, 173, 3)]}}]
     stated = json.loads(configs[0].read_text()) | {"amendments": amendments}
     amended = write_config(configs[0].with_name("amended.json"), stated)
@@ -147,8 +147,8 @@ def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_s
 
 
 @pytest.mark.parametrize("configs", ["windows"], indirect=True)
-def test_what_does_not_fit_is_said_in_a_sentence(configs, tmp_path):
-    """None of these runs a step, and none shows a traceback."""
+def test_keys_that_do_not_fit_the_batches_end_the_run_with_a_sentence(configs, tmp_path):
+    """Each run ends before its first step, without a traceback."""
     cases = [
         ({"per_device_batch_size": 2}, "the global batch has 4 rows, but MaxText's global_batch_size_to_train_on is 2"),
         ({"max_target_length": 128}, "inputs has 64 tokens a row, but 128 by MaxText's max_target_length"),

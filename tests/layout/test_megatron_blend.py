@@ -1,4 +1,4 @@
-"""The blend of Megatron-core's compiled loop, by chains that run at once."""
+"""`blend` takes each sample from the same data set as megatron-core's compiled loop, which runs sample by sample."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ GOLDEN = golden_values("megatron_samples.json")["blends"]
 @pytest.mark.parametrize("steps", [blending.STEPS, 0])
 @pytest.mark.parametrize("name", BLENDS)
 def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
-    """Whether guesses are corrected by some steps before they are used, or by running again."""
+    """Without steps that correct a chain's guess, the chain runs again from the right values."""
     monkeypatch.setattr(blending, "STEPS", steps)
     found = blend(normalized(BLENDS[name]), BLEND_SIZE)
     indices = found.numbers_of(np.arange(BLEND_SIZE))
@@ -26,7 +26,7 @@ def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 40))])
 def test_a_blend_is_that_of_one_sample_after_the_other(seed):
-    """Weights are made up, with ties: of equal ones, whole percentages and powers of 2."""
+    """The weights are random, small integers or powers of 2. The last two kinds give ties."""
     random = np.random.default_rng(seed)
     datasets, size = int(random.choice([1, 2, 5, 20, 90])), int(random.integers(2_000, 9_000))
     made = random.random(datasets) ** 6, random.integers(1, 9, datasets), 2.0 ** -random.integers(0, 9, datasets)

@@ -1,4 +1,4 @@
-"""Plans that OLMo-core wrote, read back (tests/golden/olmo_plan, made by tests/golden/make/make_packed_golden.py)."""
+"""`PackedLayout.from_olmo_core` reads packing plans that OLMo-core wrote (tests/golden/olmo_plan, by make_packed_golden.py)."""
 
 import dataclasses
 import functools
@@ -65,7 +65,7 @@ def test_a_plan_goes_to_other_processes_with_its_digest_and_a_changed_one_is_ano
     assert "plan='sha256:" in repr(layout)
     path = plan_file(made[1], "documents-by-instance")
     entries = np.fromfile(path, np.uint64)
-    entries[:2] = entries[1::-1]  # two documents in each other's place: a plan too
+    entries[:2] = entries[1::-1]  # two documents are exchanged, so this is another valid plan
     entries.tofile(path)
     assert repr(read(made)) != repr(layout)
     data = pickle.dumps(layout)
@@ -112,7 +112,7 @@ def test_a_folder_without_plans_and_a_file_with_a_header_are_sentences(made, tmp
 
 
 def mutated(seed, array):
-    """The array with one number changed."""
+    """Return the array with one number changed."""
     random = np.random.default_rng(seed)
     at = int(random.integers(len(array)))
     array[at] = random.choice([0, 1, int(array[at]) + 1, int(array[at]) // 2, int(random.integers(5000)), 2**40, 2**63])
@@ -154,7 +154,7 @@ def test_a_plan_of_other_tokens_is_refused(made, tmp_path):
     path = corpus.shards[2].path
     tokens = np.fromfile(path, PLAN_CASE.dtype)
     first = int(np.flatnonzero(tokens == EOS)[3])
-    tokens[[first, first - 1]] = tokens[[first - 1, first]]  # the same size, another boundary
+    tokens[[first, first - 1]] = tokens[[first - 1, first]]  # the size stays, but a document ends one token earlier
     tokens.tofile(path)
     for eos, wrong in ((EOS, "expected a document, or the part of a document.*"), (7, "")):
         changed = open_corpus(tmp_path, dtype=PLAN_CASE.dtype, eos_token_id=eos)
@@ -163,7 +163,7 @@ def test_a_plan_of_other_tokens_is_refused(made, tmp_path):
 
 
 def write_plan(folder, hashed, length, documents, rows):
-    """Write a plan as OLMo-core does. The names of its files have the hash of `hashed`."""
+    """Write a plan as OLMo-core does: the file names contain the hash of the text `hashed`."""
     found = hashlib.sha256(hashed.encode()).hexdigest()
     (folder / "dataset-common").mkdir(parents=True, exist_ok=True)
     ends = np.cumsum([len(row) for row in rows])
@@ -174,7 +174,7 @@ def write_plan(folder, hashed, length, documents, rows):
 
 @pytest.mark.parametrize("url", [False, True])
 def test_documents_of_boundary_files_are_those_of_each_part_by_itself(tmp_path, url):
-    """`use_array_if_local=False`, and files in a bucket: a document that a part's end cuts is two documents."""
+    """With `use_array_if_local=False`, or in a bucket, OLMo-core reads boundary files: the end of a part ends a document."""
     tokens = np.array([5, 6, EOS, 7, 8, 9, 10, 11, EOS, 12, 13, EOS], np.uint16)
     hashes = []
     for number, part in enumerate(np.split(tokens, 2)):

@@ -97,7 +97,7 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
 
 
 def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_path):
-    """As OLMo-core finds them: file by file."""
+    """OLMo-core looks for EOS file by file: tokens after the last EOS of a file are in no document."""
     made = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
     layout = PackedLayout(made.corpus, 32, boundaries="eos", cache_dir=tmp_path)
     assert sorted(span.stop - span.start for row in range(len(layout)) for span in layout.spans(row)) == [4, 10, 14]
@@ -159,8 +159,8 @@ def test_a_corpus_without_documents_is_a_sentence(tmp_path):
     assert not list(tmp_path.rglob("*.arrays")) and not list(tmp_path.rglob("*.tmp"))
 
 
-def test_settings_of_other_algorithms_dont_make_another_plan(tmp_path):
-    """A seed decides nothing of best fit, nor batch rows of any but multipack."""
+def test_a_seed_that_the_algorithm_does_not_use_makes_no_other_plan(tmp_path):
+    """Best fit does not use the seed, so two seeds share one file in the cache."""
     made = make("plain", tmp_path / "corpus", [5, 6, 7])
     for seed in (0, 1):
         PackedLayout(made.corpus, 8, seed=seed, cache_dir=tmp_path)

@@ -54,7 +54,7 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
     found = traced("--record", "1:2")
     assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
-    for record, lines in (("1:2", True), ("1:999", False)):  # found, or not, where sources could be searched
+    for record, lines in (("1:2", True), ("1:999", False)):  # only "chat" can be searched
         assert main(["trace", str(path), "--record", record]) == 0
         printed = capsys.readouterr()
         assert ("no document" in printed.out) != lines
@@ -66,7 +66,7 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
 
 
 class WithoutDocuments(PaddedLayout):
-    """Rows whose documents are not known."""
+    """A layout that does not state the documents of its rows."""
 
     def pieces(self, rows):
         return super().pieces(rows)._replace(document=np.full(len(rows), -1))

@@ -1,4 +1,4 @@
-"""Two files of tokens, short stalls, and the log."""
+"""Fixtures: two files of tokens, a short time after which a stall is logged, and the log."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The watchdog: a stall says where it is while it lasts."""
+"""The watchdog: while a batch is late, the log names what the pipeline waits for."""
 
 import os
 import re
@@ -19,12 +19,12 @@ from grain_sft.storage import cache_blocks, local_file
 
 
 def once_logged(log, pattern, act):
-    """Call `act` in a thread when the log says `pattern`."""
+    """Start a thread that calls `act` as soon as the log has `pattern`."""
     threading.Thread(target=lambda: (log.wait(pattern), act())).start()
 
 
 class Holds(grain.transforms.Map):
-    """Lets a batch go only when the log says `pattern`."""
+    """A transform that holds each batch until the log has `pattern`."""
 
     def __init__(self, log, pattern):
         self._log, self._pattern = log, pattern
@@ -42,20 +42,20 @@ def test_a_transform_that_hangs_is_named_while_it_hangs(folder, log, threads):
         assert log.find(names)
         assert log.wait(r"Step 0 came after \d+\.\d s")
         next(batches)
-        time.sleep(3 * STALL)  # the loop's own time is no stall
+        time.sleep(3 * STALL)  # time that the training loop takes is not a stall
     assert not log.find("Step 2")
 
 
-def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(folder, log):
+def test_a_stall_is_logged_again_after_twice_as_long_and_with_the_usual_times(folder, log):
     class Later(Holds):
         def map(self, element):
             return super().map(element) if element["inputs"][0, 0] == 2 * BATCH * LENGTH else element
 
-    said = (
+    line = (
         r"Step 2: no batch after (\d+\.\d) s\.\n.*in the transform Later.*\n"
         r"  earlier batches took \d.* to make, on average\n  earlier, the training loop took [23]\d\d ms a step"
     )
-    twice = rf"{said}(?s:.*){said}"
+    twice = rf"{line}(?s:.*){line}"
     with closing(make(folder, Later(log, twice)).iter(threads=0)) as batches:
         next(batches)
         time.sleep(0.2)
@@ -66,7 +66,7 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
 
 
 def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
-    """As on a file system that hangs: opening it waits."""
+    """Opening the file waits, as on a file system that hangs."""
     pipeline = make(folder)
     opened = threading.Event()
     monkeypatch.setattr(local_file, "open_regular", lambda path: -1 if opened.wait() else None)
@@ -79,7 +79,7 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
 
 @pytest.fixture
 def bucket(client, folder):
-    """A proxy before a bucket that has the first file, and the URL of that file."""
+    """A proxy in front of a bucket, and the URL of a copy of the first file there."""
     client.pipe_file("bucket/0.npy", (folder / "0.npy").read_bytes())
     with before_emulator() as proxy:
         yield proxy, "gs://bucket/0.npy"
@@ -129,7 +129,7 @@ def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
 
 
 def watched(expected) -> bool:
-    """Return whether, within minutes, the watchdog's thread lives or not, as expected."""
+    """Wait until the watchdog's thread lives (True) or has ended (False), and return whether this came within 5 minutes."""
     end = time.monotonic() + 300
     while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
         if time.monotonic() > end:
@@ -138,9 +138,9 @@ def watched(expected) -> bool:
     return True
 
 
-def test_nobody_watches_where_nothing_is_to_be_logged(folder, monkeypatch):
+def test_no_watchdog_runs_if_stalls_are_not_logged(folder, monkeypatch):
     for stall in ("0", "1"):
-        assert watched(False)  # after the iterators before
+        assert watched(False)  # that of earlier iterators ends with them
         monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", stall)
         with closing(make(folder).iter(threads=0)) as batches:
             next(batches)
@@ -149,7 +149,7 @@ def test_nobody_watches_where_nothing_is_to_be_logged(folder, monkeypatch):
 
 PROGRAM = """
 import atexit, os, sys, threading, time
-atexit.register(lambda: print(time.time()))  # runs last
+atexit.register(lambda: print(time.time()))  # registered first, so it runs last
 import grain
 import numpy as np
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
@@ -167,7 +167,7 @@ pipeline = Pipeline(source, sampler, [ShiftTargets(), Sleeper()])
 
 
 def script(folder, program, sleep=0.0, **environment):
-    """Return what a script that leaves an iterator open printed, its errors, and its seconds from the last line to its end."""
+    """Run PROGRAM and `program` as a script; return its lines, its stderr, and the seconds from its last line to its exit."""
     command = [sys.executable, "-c", PROGRAM + program + "print(time.time())", str(folder), str(sleep)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
     child = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=400)

@@ -1,4 +1,4 @@
-"""Packing against the installed OLMo-core: `pytest -m parity`. Golden values are tested without, in tests/layout."""
+"""Packing equals that of the installed OLMo-core: `pytest -m parity`. tests/layout compares with recorded values instead."""
 
 import gzip
 
@@ -53,7 +53,7 @@ def prepared(paths, work, **options):
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_plan_of_boundary_files_is_read_back(tmp_path, group):
-    """`use_array_if_local=False`: documents of .csv.gz files, not all of which end with an EOS."""
+    """With `use_array_if_local=False`, the .csv.gz files state the documents. Not every document ends with EOS."""
     random = np.random.default_rng(group)
     paths = []
     for number in range(3):

@@ -1,5 +1,7 @@
-"""Rows of several lengths against the installed OLMo-core: `pytest -m parity`. Golden values are tested without, in
-tests/layout/test_olmo_vsl.py."""
+"""Rows of several lengths equal those of the installed OLMo-core: `pytest -m parity`.
+
+tests/layout/test_olmo_vsl.py compares them with recorded values instead.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.parity
 
 @pytest.mark.parametrize("number", range(0, len(RUNS), 2))
 def test_every_batch_of_every_rank_is_that_of_olmo_cores_loader(tmp_path, number):
-    """Other seeds than those of the golden values, and a random number of ranks."""
+    """The seeds are not those of the recorded values, and the number of ranks is random."""
     pytest.importorskip("olmo_core.data")
     from make_vsl_golden import batches, olmo_vsl_loader
 
@@ -26,7 +28,7 @@ def test_every_batch_of_every_rank_is_that_of_olmo_cores_loader(tmp_path, number
         loaders = [olmo_vsl_loader(run, paths, tmp_path / "work", rank) for rank in range(ranks)]
         expected = [[list(batches(loader, 1 + epoch)) for loader in loaders] for epoch in range(EPOCHS)]
     except (ValueError, AssertionError, IndexError):
-        if run.longest != 256:  # a length that OLMo-core keeps as uint8
+        if run.longest != 256:  # OLMo-core keeps this length as uint8, and fails alone
             with pytest.raises(GrainSftError):
                 load(config_of(run, paths), host=Host(0, 1))
         return

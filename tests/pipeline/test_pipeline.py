@@ -1,4 +1,4 @@
-"""Pipeline: step in, batch out, however it is asked, by however many hosts, threads and worker processes."""
+"""`Pipeline`: a step has the same batch in every way to read it, with any number of hosts, threads and worker processes."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from grain_sft.errors import GrainSftError, RowIndexError
 LENGTH = 16
 ROWS = 60
 BATCH = 24
-STEPS = ROWS // BATCH  # an epoch; 12 rows are dropped
+STEPS = ROWS // BATCH  # steps of an epoch, which leave out 12 of the 60 rows
 TRANSFORMS = (NgramFilter(max_count=5), ShiftTargets())
 
 
@@ -72,7 +72,10 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
     ],
 )
 def test_every_row_once_an_epoch_over_all_hosts_together(source, order, hosts, workers):
-    """Also through data loaders. MaxText's olmo_grain fails here: its loader divides by hosts what its sampler divided."""
+    """Case `workers=None` reads with `iter`, the others with a data loader.
+
+    MaxText's olmo_grain would fail here: its sampler divides the rows between the hosts, and its loader does so again.
+    """
     read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)
     for index in range(hosts):
         mine = pipeline(source, Host(index, hosts), order, global_batch_size=batch_size)
@@ -122,7 +125,7 @@ def test_a_plain_grain_data_loader_of_records_gives_the_same_batches(source, hos
 
 
 def test_a_plain_grain_data_loader_with_workers_reads_every_row_once(source):
-    """Which rows a batch holds then depends on the workers, as Grain batches within each; the epoch does not."""
+    """Grain makes batches within each worker, so the rows of a batch depend on the workers. The rows of an epoch do not."""
     sampler = IndexSampler(len(source), global_batch_size=20, seed=0, epochs=1)
     operations = [*TRANSFORMS, grain.transforms.Batch(10)]
     loader = grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=2)
@@ -203,7 +206,7 @@ def test_a_data_loaders_own_state_works_too(source, workers):
 
 
 class FailsOnce(grain.transforms.Map):
-    """Fails at the first batch that begins with row `row`, if the file `mark` is not there yet."""
+    """Fails once, at the batch that begins with row `row`. The file `mark` records that it has failed."""
 
     def __init__(self, row, mark):
         self.row, self.mark = row, mark
@@ -229,7 +232,7 @@ def test_a_step_that_failed_is_tried_again_and_no_step_is_lost(source, tmp_path,
 
 
 def test_arrays_shared_between_batches_cannot_be_written_to(source):
-    # A transform of its own, which threads of no other test use.
+    # A new ShiftTargets, because threads of other tests use the one in TRANSFORMS.
     mine = pipeline(source, order="sequential", transforms=[ShiftTargets()], global_batch_size=4)
     one, other = mine[0], mine[2]
     for key in ("inputs_position", "targets_segmentation"):

@@ -1,4 +1,4 @@
-"""Batches of padded and packed rows: the same by every way, for every number of hosts, and each row once."""
+"""Batches of windows, padded and packed rows are the same in every way to read them and for every number of hosts."""
 
 import grain
 import numpy as np
@@ -31,14 +31,14 @@ def pipeline(source, host=Host(0, 1), **options):
     return pipeline_of(source.layout, [NgramFilter(), ShiftTargets()], host=host, **options)
 
 
-def test_the_batches_of_the_steps_come_by_every_way_and_stay_when_the_hosts_change(source):
+def test_batches_are_the_same_in_every_way_to_read_them_and_for_every_number_of_hosts(source):
     assert_one_run(lambda host: pipeline(source, host), range(3, 8), hosts=(1, 2, 3, 6))
     whole = pipeline(source)
     assert len(list(whole.iter())) == len(list(whole.data_loader())) == len(whole)
 
 
 class KeepsRows(grain.transforms.Map):
-    """Keeps some rows of each batch, and an array that has no rows."""
+    """Keeps the first `count` rows of each batch, and adds an array that has no rows."""
 
     def __init__(self, count):
         self.count = count

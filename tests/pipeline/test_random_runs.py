@@ -1,4 +1,4 @@
-"""Random runs with random amendments, against a reference that deletes steps from a list and tokens from arrays."""
+"""Random runs with random amendments equal a reference, which deletes steps from a list and tokens from arrays."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ from grain_sft import GrainSftError, Host
 from grain_sft.layout import documents_named_in
 from grain_sft.provenance import check_audit, difference, trace
 
+# Seeds of random cases: a few for each run of the tests, and many for the marker `heavy`.
 FEW, MANY = (1, 2, 6, 9, 11, 12, 16, 17, 20, 21, 25, 29, 57, 166), range(200, 500)
 
 
@@ -84,7 +85,7 @@ def check_batches(changed, reweighted, left, withdrawn):
         assert_same(batch, expected)
         for array in batch.values():
             if array.flags.writeable:
-                array.fill(7)  # a trainer may write to its batch, and no later one shows it
+                array.fill(7)  # a trainer may write to its batch: later batches stay right
         if not pairs:
             lines = trace(changed, range(step, step + 1))
             seen = (lines.stop - lines.start - (0 if lines.withdrawn is None else lines.withdrawn)).sum()
@@ -100,8 +101,11 @@ def test_random_runs_with_random_amendments(corpora, tmp_path, monkeypatch, seed
 
 
 def run_until_killed(config, folder, die):
-    """Run in a child that writes the hash of each batch and then its state, and dies at a place `die` (batches, before the
-    state); return whether it did."""
+    """Run a config in a child process, and return whether it was killed.
+
+    For each batch, the child writes the hash of the batch and then the state of its iterator. `die` is the number of the batch
+    at which the child kills itself, and whether it does so before it writes the state.
+    """
     if child := os.fork():
         status = os.waitpid(child, 0)[1]
         assert status in (0, signal.SIGKILL)
@@ -145,7 +149,7 @@ def test_kills_around_every_boundary_and_amendments_made_between_them(corpora, t
     boundaries = {max(0, each["from"] + more) for entry in amendments for each in entry.values() for more in (-1, 0)}
     done, kills = 0, 0
     while done < STEPS:
-        known = [entry for entry in amendments if next(iter(entry.values()))["from"] <= done + 1]  # those made by now
+        known = [entry for entry in amendments if next(iter(entry.values()))["from"] <= done + 1]  # made by now
         at = min((step for step in boundaries if step >= done), default=STEPS)
         boundaries.discard(at)
         killed = run_until_killed({**config, "amendments": known}, tmp_path, (at - done, (seed + at) % 2 == 0))

@@ -20,7 +20,7 @@ from grain_sft.source.workers import InOrder
 
 SCRIPT = """
 import sys, weakref
-weakref.finalize(weakref.finalize, int)  # what libraries have run at the end, if they are imported first
+weakref.finalize(weakref.finalize, int)  # an exit function, as of libraries that are imported before grain
 import grain, numpy as np
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
@@ -28,7 +28,7 @@ class Doubled(grain.transforms.Map):
     def map(self, element):
         return {"doubled": element["inputs"] * FACTOR}
 
-FACTOR, left = 2, []  # iterators that stay open
+FACTOR, left = 2, []  # `left` keeps iterators open
 
 def train(of=lambda pipeline: pipeline.iter(worker_count=1)):
     source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1]), 16))
@@ -89,7 +89,7 @@ class Slow(grain.transforms.Map):
 
 
 class Once:
-    """A data source that only the first worker process can get."""
+    """A data source that can be pickled for the first worker process only."""
 
     def __len__(self):
         return 99
@@ -103,7 +103,7 @@ class Once:
         return Once, ()
 
 
-def test_workers_end_where_others_could_not_be_started():
+def test_workers_end_if_others_could_not_be_started():
     options = grain.MultiprocessingOptions(2, 1)
     elements = InOrder(grain.MapDataset.source(Once()).to_iter_dataset().mp_prefetch(options), 0)
     with pytest.raises(OSError, match="no more processes") as raised:
@@ -139,7 +139,7 @@ def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch):
         pytest.param(UNDER_ABSL, ["--steps=5"], "the same\n", id="under absl.app"),
         pytest.param(BEFORE_ABSL, ["--steps=5"], "the same\n5\n", marks=pytest.mark.heavy, id="before absl.app"),
         pytest.param(PLAIN, None, "the same\nthe same\n", id="typed into a notebook, without a main file"),
-        pytest.param(LEFT_THREADS, [], "", id="that leaves its threads open"),
+        pytest.param(LEFT_THREADS, [], "", id="that leaves its iterators open"),
     ],
 )
 def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, write_tokens, program, arguments, printed):

@@ -1,4 +1,4 @@
-"""Fixtures of whole preparations."""
+"""Fixtures for tests that prepare whole corpora."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from grain_sft.prepare.records import inputs
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By template."""
+    """The path of a tokenizer for each template."""
     return save_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 

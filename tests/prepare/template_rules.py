@@ -1,4 +1,4 @@
-"""What every template writes, by its rules, in plain Python; and what the tokens on disk spell."""
+"""The rules of every template in plain Python, for comparison with the text and the loss of the tokens on disk."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def openchat(record: dict[str, Any]) -> list[Run]:
 
 
 def whole_openchat(record: dict[str, Any]) -> list[Run]:
-    """With what takes no loss at its end, which OpenChat cuts off."""
+    """Return the runs of a record, including those without loss at its end, which OpenChat cuts off."""
     system, items, condition = record.get("system") or "", record.get("items"), record.get("condition") or ""
     if items is None:  # of another schema, which has no condition
         items, condition = record["messages"], ""
@@ -88,7 +88,7 @@ def _block(name: str, text: str | None) -> str:
 
 
 def _tool_result(value: Any) -> str:
-    """A text that is JSON unchanged, anything else as JSON."""
+    """Return a text that is valid JSON unchanged, and any other value as JSON."""
     try:
         json.loads(value)
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def _tool_result(value: Any) -> str:
 
 
 def olmo(record: dict[str, Any]) -> list[Run]:
-    """ChatML whose last turn of the assistant ends in EOS."""
+    """Return ChatML, with EOS at its end if the assistant speaks last."""
     runs = hf(record)
     if record["messages"][-1]["role"] == "assistant":
         runs[-2:] = [("<|endoftext|>", runs[-2][1])]
@@ -105,7 +105,7 @@ def olmo(record: dict[str, Any]) -> list[Run]:
 
 
 def hf(record: dict[str, Any]) -> list[Run]:
-    """ChatML, the template that this test gives the tokenizer: nothing is trimmed."""
+    """Return ChatML, the chat template of the tokenizer in these tests. It does not trim the contents."""
     runs: list[Run] = []
     for message in record["messages"]:
         loss, role = by_assistant(message), message["role"].replace("toolresult", "tool")
@@ -114,14 +114,14 @@ def hf(record: dict[str, Any]) -> list[Run]:
 
 
 def in_one(runs: list[Run]) -> list[Run]:
-    """Neighbours of the same loss in one, empty ones gone."""
+    """Return the runs without empty ones, and with neighbours of equal loss joined."""
     kept = [run for run in runs if run[0]]
     groups = itertools.groupby(kept, key=lambda run: np.float32(run[1]))
     return [("".join(text for text, _ in group), float(loss)) for loss, group in groups]
 
 
 def spelled(tokenizer: Tokenizer, tokens: Any, loss: Any) -> list[Run]:
-    """What a document's tokens say, cut where the loss changes."""
+    """Decode the tokens of a document to runs, cut where the loss changes."""
     weights = np.asarray(loss, np.float32)
     cuts = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), len(weights)]
     runs = itertools.pairwise(cuts)
@@ -139,7 +139,7 @@ REFERENCES: dict[str, Callable[[dict[str, Any]], list[Run]]] = {
 
 
 def save_tokenizers(folder: Path) -> dict[str, str]:
-    """A tokenizer for each template: for chat templates one of Hugging Face, with a template of its own for hf."""
+    """Save a tokenizer for each template, and return its path: of Hugging Face for `olmo` and `hf`, else SentencePiece."""
     spm, serialized = save_trained(folder, SPECIAL, 450), byte_level_json(SPECIAL)
     of_chats = {
         "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),
@@ -149,6 +149,6 @@ def save_tokenizers(folder: Path) -> dict[str, str]:
 
 
 def render_one(tokenizer: Tokenizer, name: str, record: Any, **options: Any) -> Any:
-    """What a template makes of one record: its document, or a RecordError."""
+    """Return what a template makes of one record: a document, or a RecordError."""
     conversation = record if isinstance(record, Conversation) else parse_record(record)
     return render(TEMPLATES[name], [conversation], tokenizer, TemplateOptions(**options))[0]

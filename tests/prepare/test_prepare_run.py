@@ -60,7 +60,7 @@ def test_two_runs_do_not_share_an_output(place: Place) -> None:
     place.assert_whole(request)
 
 
-def test_a_finished_corpus_asked_for_again_leaves_the_run_that_replaces_it(place: Place) -> None:
+def test_a_run_whose_corpus_is_finished_does_not_disturb_the_run_that_replaces_it(place: Place) -> None:
     old, new = place.request(), place.request(inputs=place.chats[:3])
     place.prepare(old)
     found: list[bool] = []
@@ -99,7 +99,7 @@ OPTIONS |= {"template": "episode", "special_text": "encode", "shuffle": False, "
 def change(what: str, chats: list[Path], request: Request) -> tuple[Request, list[str]]:
     """Change `what`; return the request, and the parts of the error message that name the change."""
     if what == "input":
-        chats[3].write_text(chats[3].read_text().replace("kind", "nice", 1))  # as long as before
+        chats[3].write_text(chats[3].read_text().replace("kind", "nice", 1))  # the size stays
         return request, [f"{chats[3]}.digest: "]
     if what == "rows":
         chats[5].write_text(chats[5].read_text() + json.dumps(record(7)) + "\n")
@@ -151,7 +151,7 @@ def test_a_changed_parquet_file_is_noticed_wherever_it_changed(place: Place) -> 
         place.prepare(request)
 
 
-def test_after_an_error_of_the_request_nothing_is_in_the_way(place: Place) -> None:
+def test_a_run_after_an_error_in_the_input_or_the_template_needs_no_overwrite(place: Place) -> None:
     good, request = place.chats[6].read_text(), place.request()
     place.chats[6].write_text(good + "{broken\n")
     with pytest.raises(RecordError, match=r"6\.jsonl:67: "):
@@ -223,7 +223,7 @@ def test_an_input_whose_name_is_not_utf_8_is_a_sentence(place: Place) -> None:
 
 @pytest.fixture
 def small_files():
-    """Limits the size of files, as a full disk does; None lifts the limit."""
+    """`small_files(size)` makes writes past `size` bytes of a file fail, as on a full disk; None lifts the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -235,7 +235,7 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, pla
     place.prepare(request, "whole")
     converted = place.folder / "whole", place.folder / "converted"
     most = max(path.stat().st_size for path in (place.folder / "whole").rglob("*") if path.is_file())
-    for limit in (1000, 10_000, most * 3 // 4, most - 1):  # while chunks are written, and later
+    for limit in (1000, 10_000, most * 3 // 4, most - 1):  # the small ones fail in chunks, the others in the corpus
         small_files(limit)
         for make in (lambda: place.prepare(request, workers=workers), lambda: convert(*converted, format)):
             with pytest.raises(StorageError, match=r"can't be written \(File too large\)"):
@@ -249,12 +249,12 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, pla
 
 
 @pytest.mark.parametrize("format", CHAT_FORMATS)
-def test_converting_again_and_changed(format: str, place: Place) -> None:
+def test_a_finished_conversion_is_kept_until_it_is_overwritten(format: str, place: Place) -> None:
     request = place.request(format="episodes", val_frac=0.2)
     place.prepare(request, "made")
     command = ["convert", str(place.folder / "made"), "--format", format, "-o", str(place.out)]
     first, before = place.succeeds(command), stamps(place.folder)
-    left = place.folder / ".out.grain_sft-work"  # of a run that was killed after it had named the output
+    left = place.folder / ".out.grain_sft-work"  # as left by a run that is killed after it renamed its output
     left.mkdir()
     (left / "lock").touch()
     assert place.succeeds(command) == f"{place.out} is complete: nothing to do.\n{first}"

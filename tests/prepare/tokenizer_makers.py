@@ -1,4 +1,4 @@
-"""Small real tokenizers, trained in the test process: SentencePiece, and the kinds that Hugging Face tokenizers come in."""
+"""Makers of small real tokenizers, trained in the test process: SentencePiece, tiktoken, and those of Hugging Face."""
 
 import base64
 import functools
@@ -43,7 +43,7 @@ CORPUS = SENTENCES * 8
 def sentencepiece_model(
     *, vocab_size=420, control=(), user_defined=PRIMER_TOKENS, pad=True, normalization="identity", model_type="bpe"
 ):
-    """A BPE model with byte fallback, so that it encodes anything and gives it back."""
+    """Return a SentencePiece model with byte fallback, which encodes any text and decodes it unchanged."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in CORPUS for line in text.splitlines() if line]),
@@ -66,7 +66,7 @@ def sentencepiece_model(
 
 
 def save_sentencepiece(folder: Path, **options: Any) -> Path:
-    """A model as a file."""
+    """Save a SentencePiece model, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.model"
     path.write_bytes(sentencepiece_model(**options))
@@ -75,7 +75,7 @@ def save_sentencepiece(folder: Path, **options: Any) -> Path:
 
 @functools.cache
 def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (), style: str = "gpt2") -> str:
-    """A byte-level BPE `tokenizer.json`, as GPT-2, Llama 3, Qwen and OLMo have."""
+    """Return a byte-level BPE `tokenizer.json`, like those of GPT-2, Llama 3, Qwen and OLMo."""
     made = Tokenizer(models.BPE())
     if style == "gpt2":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -91,7 +91,7 @@ def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (),
 
 
 def trained(made: Any, trainer: Any, special: tuple[str, ...], ordinary: tuple[str, ...] = ()) -> str:
-    """The `tokenizer.json` of a tokenizer that is trained and then given its added tokens."""
+    """Train a tokenizer, give it its added tokens, and return its `tokenizer.json`."""
     made.train_from_iterator(CORPUS, trainer)
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ordinary])
@@ -100,7 +100,7 @@ def trained(made: Any, trainer: Any, special: tuple[str, ...], ordinary: tuple[s
 
 @functools.cache
 def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
-    """A BPE `tokenizer.json` with byte fallback and spaces as `▁`, as Llama 2 and Gemma have."""
+    """Return a BPE `tokenizer.json` with byte fallback and spaces as `▁`, like those of Llama 2 and Gemma."""
     bare = Tokenizer(models.BPE())
     bare.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     specials = ["<unk>", *special]
@@ -120,7 +120,7 @@ def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
 
 
 def save_huggingface(folder: Path, serialized: str, *, chat_template: str | None = None, **named: str | None) -> Path:
-    """A directory as `save_pretrained` would write it; `named` gives bos, eos and pad."""
+    """Save a tokenizer as `save_pretrained` does, and return its folder; `named` gives the bos, eos and pad tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(serialized, encoding="utf-8")
     config = {
@@ -143,7 +143,7 @@ TIKTOKEN_PATTERN = (
 
 @functools.cache
 def tiktoken_ranks() -> bytes:
-    """A small tiktoken file: the byte-level BPE of `byte_level_json`, its merges as ranks."""
+    """Return a small tiktoken file, whose tokens are those of `byte_level_json` in the order of their merges."""
     decode = decoders.ByteLevel().decode
     vocabulary = Tokenizer.from_str(byte_level_json((), style="llama3")).get_vocab()
     singles = [bytes([byte]) for byte in range(256)]
@@ -153,7 +153,7 @@ def tiktoken_ranks() -> bytes:
 
 
 def save_tiktoken(folder: Path, special=(), *, name: str = "tokenizer.tiktoken", **named: str) -> Path:
-    """A tiktoken file with its sidecar; `named` gives bos, eos and pad."""
+    """Save a tiktoken file and its JSON sidecar, and return its path; `named` gives the bos, eos and pad tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = tiktoken_ranks()
     start = ranks.count(b"\n")
@@ -184,4 +184,4 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **{style: functools.partial(_byte_level, style=style) for style in ("gpt2", "llama3")},
     **{scheme: functools.partial(_metaspace, scheme=scheme) for scheme in ("first", "always", "never")},
 }
-"""Writers of tokenizers of every kind, with the special tokens of primer."""
+"""Functions that save a tokenizer of each kind in a folder, with the special tokens of the template `primer`."""

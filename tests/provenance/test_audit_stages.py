@@ -1,4 +1,4 @@
-"""An audit log of a run to which stages and amendments were added while it ran."""
+"""`check_audit` on the log of a run to which stages and amendments were added while it ran."""
 
 import contextlib
 import shutil
@@ -12,7 +12,7 @@ from grain_sft.provenance import check_audit
 
 
 def run(config, steps, tmp_path, again=range(0)):
-    """Let a process deliver `steps`, then go back or on to those of `again`, and return its pipeline."""
+    """Deliver `steps` of a run with an audit log, then jump to the steps `again` and deliver these; return the pipeline."""
     pipeline = load({**config, "audit": str(tmp_path / "audit")})
     with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
         for _ in steps:
@@ -103,7 +103,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_steps_that_were_delivered_before_a_change_alone_are_missing_after_it(config, tmp_path, change):
+def test_steps_that_were_delivered_without_a_change_that_they_should_have_are_found(config, tmp_path, change):
     changed = {**config, **CHANGES[change]}
     run(config, range(25), tmp_path)
     [last] = findings(tmp_path, load(changed))[:1]
@@ -131,7 +131,7 @@ def test_a_stage_that_skipped_steps_bring_forward_is_not_added_after_its_first_s
 
 def test_an_entry_of_an_epoch_that_is_skipped_is_refused(config, tmp_path):
     run(config, range(21), tmp_path)  # an epoch has 10 steps
-    for ending in ENDINGS:  # without the load, no earlier version of the run is tried
+    for ending in ENDINGS:  # without its first entry, no earlier version of the run is tried
         log = tmp_path / f"audit{ending}"
         log.write_bytes(log.read_bytes().split(b"\n", 1)[1])
     skipped = load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]})

@@ -1,4 +1,4 @@
-"""Order "balanced": steps of rows of similar cost, under the laws of every order."""
+"""Order "balanced": the rows of a step have similar cost, and an epoch reads each row once, as in every order."""
 
 import functools
 import pickle
@@ -13,7 +13,7 @@ from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
 
-# Steps 2 and 7 of 20 rows: no version of numpy and no change of ours changes a run.
+# Rows of steps 2 and 7 of a run over 20 rows. No version of numpy or of this package may change them.
 PINNED = [[6, 8, 14, 13], [0, 10, 18, 19]]
 
 
@@ -36,8 +36,8 @@ def test_the_rows_of_a_step_are_of_similar_cost():
     found = most_over_mean(mine, range(400))
     assert np.quantile(found, 0.95) < 1.1 and np.mean(most_over_mean(shuffled, range(400))) > 3
     heaviest = [int(heavy_tailed(6400)[mine.rows(step)].argmax()) for step in range(400)]
-    assert 4 < np.mean(heaviest) < 27  # a step's rows are in no order
-    assert np.corrcoef(found[:199], found[1:200])[0, 1] < 0.3  # nor are the steps
+    assert 4 < np.mean(heaviest) < 27  # the rows of a step are not sorted
+    assert np.corrcoef(found[:199], found[1:200])[0, 1] < 0.3  # the steps are not sorted either
 
 
 def test_an_order_is_the_same_on_every_machine():
@@ -54,7 +54,7 @@ def test_an_order_is_the_same_on_every_machine():
     last_batch=st.sampled_from(["drop", "fill", "run_on"]),
 )
 def test_batches_that_vary_in_size_and_ends_of_epochs(rows, batch, schedule, last_batch):
-    """Each epoch reads a row once, of hosts together the same; a step takes consecutive rows of those sorted by cost."""
+    """An epoch reads each row at most once, on any number of hosts. A step has neighbours in the epoch's order of costs."""
     whole = sampler(rows, batch, schedule=sorted(schedule), last_batch=last_batch, epochs=3)
     slots, costs = whole.slots(range(whole.num_steps)), heavy_tailed(rows)
     for epoch in range(3):
@@ -72,7 +72,7 @@ def test_batches_that_vary_in_size_and_ends_of_epochs(rows, batch, schedule, las
                 assert rows_of_hosts(parts, step).tolist() == whole.rows(step).tolist()
 
 
-def test_rows_that_fill_no_step_are_drawn_from_all():
+def test_rows_that_an_epoch_leaves_out_are_of_any_cost():
     mine, costs = sampler(43, 8), heavy_tailed(43)
     epochs = [np.concatenate([*map(mine.rows, range(first, first + 5))]) for first in range(0, 300, 5)]
     unread = np.concatenate([np.setdiff1d(np.arange(43), read) for read in epochs])

@@ -1,4 +1,4 @@
-"""The order "shuffle" is Grain's `index_shuffle`, and has every row once where that has not."""
+"""Order "shuffle" equals Grain's `index_shuffle`. Where that repeats a row, order "shuffle" still reads each row once."""
 
 import grain
 import numpy as np
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import grain_sft
 from grain_sft.sampling.orders.index_shuffle import permuted
 
-BROKEN = [(1 << bits) + 1 for bits in range(16, 50, 2)]  # numbers of rows
+BROKEN = [(1 << bits) + 1 for bits in range(16, 50, 2)]  # numbers of rows for which Grain repeats a row
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,4 @@
-"""The model, compared with real processes that read from the emulator, 50 ms a request."""
+"""`simulate` predicts the times of real processes, which read from the emulator with a latency of 50 ms."""
 
 import concurrent.futures
 import dataclasses
@@ -23,7 +23,7 @@ CONDITIONS = Conditions(latency_ms=50)
 
 @pytest.fixture
 def config(client, tmp_path):
-    """A run whose files are in the emulator."""
+    """The path of a config whose token files are in the emulator."""
     with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FSSPEC_GS_TOKEN", "anon")
         proxy.latency = 0.05
@@ -39,14 +39,14 @@ def test_eight_processes_one_after_the_other(config):
 
 
 def busy():
-    """Seconds that this machine's cores were busy, with whatever program."""
+    """Return how many seconds this machine's cores have been busy since it booted, with any program."""
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def test_eight_processes_at_once_share_the_cores(config):
-    """The mean start-up of eight processes that start together. The cores that other programs used count as absent."""
+    """Eight processes start together, and their mean start-up is predicted. Cores that other programs use count as absent."""
     pipeline = load(config)
     real = measure_processes(pipeline, config, PROCESSES, STEPS, CONDITIONS, 3)
     before, began = busy(), time.time()

@@ -1,4 +1,4 @@
-"""The model of a run on many hosts: its rows, requests and bytes are those of the sampler and of the readers."""
+"""`simulate` models a run on many hosts: its rows are those of the sampler, its requests and bytes those of real readers."""
 
 import collections
 import json
@@ -31,14 +31,14 @@ def config_of(corpus, layout, batch, **sampler):
 
 
 def demand(pipeline, hosts, number, steps):
-    """The model's figures of one host, per step."""
+    """Return the counts that the model gives for host `number` of `hosts`, per step."""
     model = DemandModel(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), ONE_THREAD, [number])
     demands = list(model.demands(steps))
     return {name: np.concatenate([getattr(each, name)[:, 0] for each in demands]).tolist() for name in COUNTS}
 
 
 def measured(pipeline, hosts, number, steps):
-    """The counters of a real reader of the same host, per step."""
+    """Return the same counts of a real reader, per step."""
     mine = pipeline.replace(host=Host(number, hosts))
     found = collections.defaultdict(list)
     for step in steps:
@@ -51,7 +51,7 @@ def measured(pipeline, hosts, number, steps):
 
 @pytest.fixture(scope="module")
 def bucket(client, tmp_path_factory):
-    """Corpora in the emulator: windows, documents with boundaries and a loss mask, and episodes with weights."""
+    """Corpora in the emulator: tokens without documents for windows, and chats with boundaries and a loss mask."""
     pytest.importorskip("gcp_storage_emulator.server")
     folder = tmp_path_factory.mktemp("corpora")
     rng = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_requests_and_bytes_are_those_of_the_reader(bucket, tmp_path, corpus, la
     remote = {"remote": cache_in(tmp_path / "cache")} if cached else {}
     pipeline = load(config_of(bucket[corpus] | remote, layout, 8))
     steps = range(2, 2 + min(12, pipeline.sampler.steps_per_epoch - 2))
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # opening has looked for the ends of documents
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # opening the corpus filled it
     assert demand(pipeline, 2, 1, steps) == measured(pipeline, 2, 1, steps)
 
 
@@ -91,8 +91,8 @@ def test_requests_and_bytes_are_those_of_the_reader(bucket, tmp_path, corpus, la
 def test_a_cache_that_is_too_small_drops_blocks_as_the_reader_does(bucket, tmp_path):
     pipeline = load(config_of(bucket["windows"] | {"remote": cache_in(tmp_path, "1MiB")}, WINDOWS, 8))
     total, found = (sum(of(pipeline, 2, 1, range(60))["requests"]) for of in (measured, demand))
-    assert total > 160  # far more than the 60 blocks
-    assert abs(found - total) <= 0.1 * total  # uses within one tick of the clock are dropped by their names
+    assert total > 160  # the corpus has 60 blocks, so blocks were dropped and read again
+    assert abs(found - total) <= 0.1 * total  # the reader drops blocks of one clock tick by name
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_rows_are_those_of_all_hosts_counted_one_by_one(chats, write_tokens, kin
     layout = {"kind": "windows" if kind == "mixture" else kind, "sequence_length": 256}
     pipeline, steps = load(config_of(corpus, layout, 16)), range(1, 9)
     found = simulate(pipeline, hosts, steps, Conditions(step_ms=10, prefetch=20), as_bucket=True)
-    assert found["first_batches"]["batches"] == 8  # there are no more steps
+    assert found["first_batches"]["batches"] == 8  # not `prefetch`, because the run has 8 steps
     read = [pipeline.replace(host=Host(host, hosts)).sampler.rows(step) for step in steps for host in range(hosts)]
     rows, counts = np.unique(np.concatenate(read), return_counts=True)
     expected = {"rows_read": counts.sum(), "slots": 16 * 8, "distinct": len(rows), "most_often": counts.max()}
@@ -170,7 +170,7 @@ def test_waits_are_those_of_threads_that_read_ahead():
     """Two threads, three batches ahead, steps of 1 s, batches that take one host 3 s and the other 0.5 s."""
     waits = Waits(Conditions(threads=2, prefetch=3, step_ms=1000), 2)
     seconds = np.array([3.0, 0.5])
-    # ready at 3, 3, 6, 6, 9, ...: two batches each 3 s; a step starts when the one before has taken its second
+    # Batches are ready at 3, 3, 6, 6, 9, 9 s. A step starts when its batch is ready and the step before has taken its 1 s.
     assert [waits.add(seconds) for _ in range(6)] == [3.0, 0.0, 1.0, 0.0, 1.0, 0.0]
     assert waits.now == 11.0
 
@@ -186,7 +186,7 @@ def test_processes_that_share_a_core_take_longer_for_each_request(chats):
 
 
 def test_a_bucket_that_answers_less_than_is_asked_sets_the_time_of_a_step(chats):
-    """Steps of 10 ms, a batch that takes hosts 0.5 s, and a bucket that takes 2 s for it: 3 batches ahead help no longer."""
+    """A step takes 10 ms, a host 0.5 s for its batch, and the bucket 2 s for all hosts. Reading 3 batches ahead can't help."""
     waits = Waits(Conditions(threads=2, prefetch=3, step_ms=10), 2)
     assert [waits.add(np.array([0.5, 0.1]), 2.0) for _ in range(5)] == pytest.approx([2.0, *4 * [1.99]])
     conditions = Conditions(step_ms=10, bucket_requests=20)

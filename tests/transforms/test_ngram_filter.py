@@ -1,4 +1,4 @@
-"""NgramFilter: OLMo-core's verdict on every row."""
+"""`NgramFilter` rejects the rows that OLMo-core's filter rejects, and changes nothing but their loss."""
 
 from pathlib import Path
 from threading import get_ident
@@ -41,7 +41,7 @@ def test_verdicts_on_batches_and_on_rows_are_those_of_olmo_core(name):
         assert (filter.map(element(row))["loss_mask"] == passes).all()
 
 
-def test_a_filter_that_is_part_of_the_read_is_what_its_thread_does(tmp_path):
+def test_a_filter_within_a_read_is_recorded_as_what_the_thread_does(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
     source, filter = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), 8)), NgramFilter()
     ShiftTargets().read(source, np.array([0, 1]), filters=[filter])

@@ -1,4 +1,4 @@
-"""The report: its figures are those of the arrays, and its page says its figures."""
+"""`grain-sft report`: its figures are those counted in the corpus and the batches, and its page shows all of them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ PICTURES = ["lengths", "packing", "left_out", "sources", "mixture", "throughput"
 
 @pytest.fixture(scope="module")
 def written(run, tmp_path_factory):
-    """The folder of a report of the config, with the filter; and that config."""
+    """The HTML file of a report of the config `run` with NgramFilter added, and the path of the changed config."""
     folder = tmp_path_factory.mktemp("report")
     stated = json.loads(run.read_text()) | {"transforms": [{"ngram_filter": {"count_padding": True}}, "shift_targets"]}
     stated["layout"]["sequence_length"] = LENGTH
@@ -85,7 +85,8 @@ def test_the_algorithm_of_the_config_is_marked_also_if_it_packs_whole_batches(re
     assert re.findall("<tr class=used><td class=text>([^<]*)<", page) == ["multipack x 4"]
 
 
-def test_attention_is_that_of_the_devices_of_each_step(report, pipeline):
+def test_attention_is_compared_between_the_devices_of_each_step(report, pipeline):
+    """The attention cost of a device is the sum of squared segment lengths of its rows: 1, 2 or 4 rows a device."""
     layout, spreads = pipeline.source.layout, {1: [], 2: [], 4: []}
     for step in report["sources"]["steps"]:
         rows = pipeline.sampler.rows(step).tolist()
@@ -146,7 +147,7 @@ def test_left_out_tokens_add_up(report, pipeline):
 
 @pytest.fixture
 def made(config):
-    """`made(layout)`: the pipeline of one epoch over the chats in another layout, and what it leaves out by name."""
+    """`made(layout)` returns a pipeline of one epoch of the chats, and what it leaves out: name to (documents, tokens)."""
 
     def make(layout=None, **changed):
         path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
@@ -194,7 +195,7 @@ def test_what_prepare_cut_is_in_the_report(made, run, tmp_path):
 
 
 def write_plain(folder, corpus):
-    """Write a config of windows of 100 tokens of plain files, and return its path."""
+    """Write a config that reads windows of 100 tokens from files of tokens alone, and return its path."""
     options = {"layout": "windows", "order": "shuffle", "global_batch_size": 2}
     return write_config(folder / "plain.json", sections("", 100, corpus=corpus, **options))
 
@@ -206,9 +207,9 @@ def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_very_much_is_sampled_and_the_page_states_it(write_tokens, tmp_path, monkeypatch, pipeline):
+def test_a_large_corpus_is_sampled_and_the_report_states_how_much(write_tokens, tmp_path, monkeypatch, pipeline):
     for number in range(8):
-        write_tokens(f"many/{number}.npy", np.arange(1000) % 50, "uint16")
+        write_tokens(f"many/{number}.npy", np.arange(1000) % 50, "uint16")  # EOS is 7: 20 documents
     path = write_plain(tmp_path, {"path": str(tmp_path / "many"), "dtype": "uint16", "eos_token_id": 7})
     monkeypatch.setattr(report_module, "MOST_SCANNED", 4000)
     monkeypatch.setattr(report_module, "MOST_PACKED", 60)

@@ -12,7 +12,7 @@ SHAPES = ((2, 4), (2, 64), (4, 24), (4, 64), (6, 36), (8, 64), (16, 32), (32, 19
 
 
 def order_of(shards: int, length: int) -> list[int]:
-    """Return the column of the row that each column of MaxText's batch has; the same in each row."""
+    """Return for each column of MaxText's batch which column of the row it was. All rows have the same order."""
     batch = {"inputs": np.tile(np.arange(length, dtype=np.int32), (3, 1))}
     rows = np.asarray(reorder_causal_load_balanced(batch, shards, ReorderStrategy.DUAL_CHUNK_SWAP, "tpu")["inputs"])
     assert (rows == rows[0]).all()

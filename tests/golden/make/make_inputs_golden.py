@@ -1,5 +1,5 @@
-"""Write `inputs/`: a dataset of two splits as `datasets` saves it and its rows, and records of tf.train.Example as MaxText
-reads them. Needed: datasets 5.2.0, pyarrow, maxtext 0.2.5."""
+"""Write `inputs/`: a dataset with two splits as `datasets` saves it, its rows as JSON, and records of tf.train.Example, which
+MaxText's protocol buffers encode. Needed: datasets 5.2.0, pyarrow, maxtext 0.2.5."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def examples() -> list[dict[str, Any]]:
-    """Records, each with the features that its fields are to be."""
+    """Return encoded records, each with the fields that reading it must give."""
     spec = find_spec("maxtext")
     assert spec is not None and spec.submodule_search_locations is not None
     sys.path.insert(0, str(Path(spec.submodule_search_locations[0]).parent))
@@ -56,7 +56,7 @@ if __name__ == "__main__":
     out = options("inputs/").out / "inputs"
     train, test = datasets.Dataset.from_list(rows(20)), datasets.Dataset.from_list(rows(3))
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(out / "saved", num_shards={"train": 2, "test": 1})
-    chosen = train.select([7, 3, 11])  # an index, which save_to_disk applies
+    chosen = train.select([7, 3, 11])  # selects by an index, which save_to_disk applies
     chosen.save_to_disk(out / "chosen")
     made = {"train": train.to_list(), "test": test.to_list(), "chosen": chosen.to_list()}
     (out / "rows.json").write_text(json.dumps({**versions("datasets", "pyarrow"), **made}, indent=1))

@@ -1,5 +1,7 @@
-"""Write `megatron_samples.json` and `megatron_cache/megatron*`: samples of megatron-core's `GPTDataset` and `BlendedDataset` of
-the runs in `tests/helpers/megatron_corpora.py`; and `megatron_oversampled.json`: which blends it refuses for lack of samples.
+"""Write what megatron-core makes of the runs in `tests/helpers/megatron_corpora.py`.
+
+`megatron_samples.json` has samples of its `GPTDataset` and `BlendedDataset`, and `megatron_cache/megatron*` their indices.
+`megatron_oversampled.json` states which blends it refuses because a data set has too few samples.
 
 Needed: megatron-core 0.16.1 and torch.
 """
@@ -26,7 +28,7 @@ KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 
 
 def dataset_of(folder: Path, run: dict[str, Any], cache: Path | None = None) -> Any:
-    """Return megatron-core's data set of a run, with its indices in a folder, if one is given."""
+    """Return megatron-core's data set of a run. It saves its indices in the folder `cache`, if given."""
     where = [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]
     split = Split[run["subset"]]
     sizes: list[int | None] = [None, None, None]
@@ -63,7 +65,7 @@ def golden(dataset: Any) -> dict[str, Any]:
 
 
 def oversampled(folder: Path, run: dict[str, Any]) -> dict[str, int]:
-    """Return the number of samples of a blend; or how many it takes of a data set of fewer, with which megatron-core stops."""
+    """Return the number of samples of a blend. If a data set has too few, return how many are taken of it, and its size."""
     try:
         return {"samples": len(dataset_of(folder, run))}
     except IndexError as error:

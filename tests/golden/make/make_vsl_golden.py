@@ -1,8 +1,8 @@
-"""Write olmo_vsl.json with the original OLMo-core: what `NumpyVSLDataLoader` gives each rank, batch by batch, through two
-epochs of the runs of `tests/helpers/vsl_corpora.py`, with the row filter on.
+"""Write olmo_vsl.json: the batches that the original OLMo-core's `NumpyVSLDataLoader` gives each rank, with the row filter on.
 
-Of each run: a digest of the token files, the batches of each bucket, [epoch][rank] a digest of the inputs and labels of all
-batches, and the lengths of the first epoch's rows; or the exception with which OLMo-core stops.
+The runs are those of `tests/helpers/vsl_corpora.py`, with two epochs each. The file has for each run: a digest of the token
+files, the number of batches of each bucket, the digests [epoch][rank] of the inputs and labels of all batches, and the lengths
+of the first epoch's rows. If OLMo-core stops, it has the exception instead.
 
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
@@ -48,7 +48,7 @@ def batches(loader: Any, epoch: int) -> list[tuple[Any, Any]]:
 
 
 def found_in(run: VslRun) -> dict[str, Any]:
-    """Return what OLMo-core makes of one run."""
+    """Return the entry of one run in the file."""
     with tempfile.TemporaryDirectory() as temp:
         paths = write_corpus(run.corpus, Path(temp))
         found: dict[str, Any] = {

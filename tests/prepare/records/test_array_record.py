@@ -1,4 +1,4 @@
-"""ArrayRecord files: every record once, of each encoding, however they are grouped and packed, or a sentence."""
+"""ArrayRecord files: every record is read once, in each encoding and grouping, and a damaged file is refused."""
 
 import base64
 import dataclasses
@@ -39,7 +39,7 @@ def texts(draw: random.Random, count: int) -> list[str]:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, many_units, monkeypatch):
-    monkeypatch.setattr(inputs, "BLOCK", 5000)  # several chunks in some units
+    monkeypatch.setattr(inputs, "BLOCK", 5000)  # so that some units have several chunks
     draw = random.Random(options)
     expected = [{"text": text} for text in texts(draw, 60)]
     path = array_record(tmp_path / "named.as.it.may.be", [record["text"].encode() for record in expected], options)
@@ -93,14 +93,14 @@ def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_
 def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
     """test_file_kinds.py has files that are cut short."""
     path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
-    for data in (b"", path.read_bytes() * 2):  # the offsets at the end are those of the second
+    for data in (b"", path.read_bytes() * 2):  # the last offsets are those of the second copy alone
         path.write_bytes(data)
         with pytest.raises(CorpusFileError, match=r"a\.array_record: (byte \d+: |ends without)"):
             read(path)
 
 
 def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path):
-    """The size of a file is a multiple of 64 KiB. The second file was read with the footer of the first, and refused."""
+    """Both files have one size, a multiple of 64 KiB. Reading the second must not use the cached footer of the first."""
     url = "gs://bucket/replaced.array_record"
     for count, group in ((6, 2), (9, 3)):
         records = [f"{count} {number}".encode() for number in range(count)]

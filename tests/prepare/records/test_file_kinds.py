@@ -1,4 +1,4 @@
-"""Every shape of records in every kind of file: the same documents, with loss where it belongs."""
+"""`prepare` reads every shape of records (such as ShareGPT) from every kind of file (such as Parquet) as the same documents."""
 
 import dataclasses
 import functools
@@ -36,8 +36,8 @@ SHAPES: dict[str, Callable[[Turns], Record]] = {
     "text": lambda turns: {"text": turns[-1][1] or "x", "url": "y"},
     "mixed": lambda turns: SHAPES[("messages", "sharegpt", *PAIRS)[len(turns[1][1]) % 4]](turns),
 }
-"""From a conversation to a record."""
-PAIRS = ("alpaca", "prompt and completion", "mixed")  # shapes that hold one question and its answer
+"""Functions that write a conversation as a record, by the shape of the record."""
+PAIRS = ("alpaca", "prompt and completion", "mixed")  # shapes whose records hold one question and one answer
 
 
 def messages(turns: Turns) -> list[Record]:
@@ -45,7 +45,7 @@ def messages(turns: Turns) -> list[Record]:
 
 
 def talks(draw: random.Random, count: int, pairs_only: bool = False) -> list[Turns]:
-    """Conversations with hard texts; the assistant speaks last. With `pairs_only`, those of one question and its answer."""
+    """Draw `count` conversations with hard texts, and return them; with `pairs_only`, only those of one question and answer."""
     letters = 'the answer, word "\\\n\t{}[]é\u4e2d\U0001f600<|'
     found: list[Turns] = []
     for _ in range(count):
@@ -61,7 +61,10 @@ def text_of(draw: random.Random, letters: str) -> str:
 
 
 def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
-    """Every document spells its own conversation, with loss on what the assistant says last or ever."""
+    """Check that the text of each document is its conversation, and that all answers take loss.
+
+    In shape "messages in two", only the last answer takes loss: the others are part of the prompt.
+    """
     tokenizer, seen = load_tokenizer(str(spm)), set()
     for document in open_corpus(out).iter_documents():
         number = document.source[1]
@@ -79,7 +82,7 @@ def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("count", [pytest.param(12, id="few"), pytest.param(500, id="many", marks=pytest.mark.heavy)])
 def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm, tmp_path, many_units, monkeypatch):
-    monkeypatch.setattr(inputs, "MAX_BLOCKS", 8)  # several row groups in some units
+    monkeypatch.setattr(inputs, "MAX_BLOCKS", 8)  # so that some units of work have several row groups
     draw, formats = random.Random(shape), itertools.cycle(CHAT_FORMATS)
     for kind, write in KINDS.items():
         if shape == "mixed" and kind in COLUMNS:
@@ -94,7 +97,7 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm
         assert list(conversation_lines([str(path)]))
 
 
-def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path):
+def test_a_dry_run_and_tokenizer_training_open_a_file_when_its_turn_comes(spm, tmp_path):
     for name, data in (("a", lines([SHAPES["text"]([("user", str(n))]) for n in range(9)])), ("b", b"damaged")):
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(data)[: 1000 if name == "a" else 12])
     request = request_of(spm, tmp_path)
@@ -109,7 +112,7 @@ def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, many_units):
-    """Else the corpus would hold records that its manifest's hashes are not of."""
+    """Otherwise the hashes in the manifest would not be those of the records in the corpus."""
     before, after = (
         KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)])
         for answer in "ab"
@@ -143,7 +146,7 @@ def test_a_file_without_records_has_none(kind, tmp_path):
 @pytest.mark.parametrize("kind", DAMAGED)
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.heavy)])
 def test_a_cut_or_flipped_file_is_a_sentence_or_the_same_records(kind, cases, tmp_path, many_units):
-    """Of Parquet and Arrow, which have no checksums, as many rows."""
+    """Parquet and Arrow have no checksums, so a flipped bit may change a record there, but not the number of records."""
     draw, path, refused = random.Random(kind), tmp_path / f"a.{kind}", 0
     whole = DAMAGED[kind]([{"text": f"a text {draw.random()}"} for _ in range(40)])
     path.write_bytes(whole)
@@ -199,8 +202,8 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
 
 
 def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, many_units, monkeypatch):
-    """And name the same bad records, by their files and numbers."""
-    monkeypatch.setattr(inputs, "MAX_BLOCKS", 8)  # several row groups in some units
+    """They also report the same bad records, each with its file and its number in the file."""
+    monkeypatch.setattr(inputs, "MAX_BLOCKS", 8)  # so that some units of work have several row groups
     draw = random.Random(11)
     paths, bad = [], []
     for kind, write in KINDS.items():
@@ -229,7 +232,7 @@ def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_p
 
 
 def test_many_small_texts_are_rendered_together_and_keep_their_sources(spm: Path, tmp_path: Path) -> None:
-    """Also between larger files, in two datasets, and where some are bad."""
+    """The files are in two datasets. Among them are a large one, empty ones and one that is not UTF-8."""
     for name, count in ("a", 300), ("b", 40):
         (tmp_path / name).mkdir()
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Schemas: what each accepts, and what it says of what it doesn't."""
+"""Schemas of records: which records each schema reads, and which errors it raises for the others."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def test_a_system_text_beside_the_turns_is_read(record, messages):
         assert parse_record(record | {"system": ""}).system is None
 
 
-def test_sharegpt_turns_have_weights_and_records_tools():
+def test_sharegpt_turns_have_weights_and_records_have_tools():
     turns = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a", "weight": 0}]
     assert parse_record({"conversations": turns}).messages[1] == Message("assistant", "a", 0.0)
     for tools in ([{"name": "f"}], '[{"name": "f"}]', "", None):
@@ -115,7 +115,7 @@ WRONG_MESSAGES = [
     (user(content="x\0"), ["messages[1].content: character 1 is NUL"]),
     ([], ["the record is a list; expected a JSON object"]),
 ]
-"""Records, and what is wrong with them in the strict schema."""
+"""Wrong records, each with parts of the error of the strict schema `messages`."""
 
 
 def test_chats_keep_further_keys_for_the_templates():
@@ -173,7 +173,7 @@ WRONG_RECORDS = [
     ({"instruction": "u", "output": "a", "history": [["q"]]}, ["history[0]: a list; expected [question, answer]"]),
     ({"instruction": "u", "output": "a", "history": [["q", 3]]}, ["history[0].answer: the number 3"]),
 ]
-"""Records, and what is wrong with them in the schema that their keys tell."""
+"""Wrong records, each with parts of the error of schema `auto`, which infers the schema from the keys of the record."""
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ UNKNOWN = [
     ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
     ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
 ]
-"""Records of no known schema whose keys say what they are, and what the option that the error names makes of them."""
+"""Records of no known schema. The error suggests a `--schema` for their keys, which reads them as the conversation here."""
 
 
 @pytest.mark.parametrize(("record", "expected"), UNKNOWN)

@@ -1,4 +1,4 @@
-"""Lines of JSON: a value, or what is wrong with them and where."""
+"""`parse_json` returns the value of a line of JSON, or states what is wrong with the line and where."""
 
 import json
 

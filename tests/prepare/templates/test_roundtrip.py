@@ -1,7 +1,7 @@
-"""Chats in, corpora out, and back: each template's rules in plain Python against what tokens and loss spell on disk.
+"""Round trips of chats: the text and the loss of the tokens on disk are those of each template's rules in plain Python.
 
-Every template goes with real chats and with hard ones into every format that fits, is opened again, and is rewritten
-into every other format.
+Each template writes real chats and hard ones in every format that can hold them. The corpus is opened again, and converted
+to every other format.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ CASES = [
     Case("hf", "chatml", (*PLAIN, "long")),
 ]
 CHECKED: set[Any] = set()
-"""Documents whose text has been compared, which need not be decoded again in the next format."""
+"""Documents whose text was compared in an earlier format, so that it need not be decoded again."""
 
 
 def is_long(record: dict[str, Any]) -> bool:
@@ -57,7 +57,7 @@ def is_long(record: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inputs and tokenizers."""
+    """A folder with the chats as JSONL files, and with the tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
     kinds = {"tools": "tool_chats", "openchat": "openchat_chats", "episodes": "episode_chats", "chats": "chats"}
     records = {name: getattr(hard_chats, function)() for name, function in kinds.items()}
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, values in records.items():
         lines = [json.dumps(value, ensure_ascii=number % 2 == 0) for number, value in enumerate(values)]
         end = "\r\n" if name == "tools" else "\n"
-        (made / f"{name}.jsonl").write_text(end.join(["", *lines]), encoding="utf-8", newline="")  # from line 2 on
+        (made / f"{name}.jsonl").write_text(end.join(["", *lines]), encoding="utf-8", newline="")  # line 1 is empty
     words = [line for text in hard_chats.TEXTS for line in text.splitlines() if line]
     words += [f"the question and the answer, word {number}" for number in range(100)]
     save_trained(made, SPECIAL, 900, words)
@@ -91,7 +91,7 @@ def request_of(case: Case, folder: Path, format: str, **options: Any) -> Request
 
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Callable[[Case, str], tuple[Path, dict[str, Any]]]:
-    """A case's corpus in a format, and its manifest; each is prepared once."""
+    """`made(case, format)` returns the folder of a case's corpus and its manifest. It prepares each corpus once."""
 
     @functools.cache
     def make(case: Case, format: str) -> tuple[Path, dict[str, Any]]:
@@ -106,7 +106,7 @@ def inputs_of(case: Case, folder: Path) -> list[str]:
 
 
 def records_of(case: Case, folder: Path) -> list[list[str]]:
-    """The lines of each input; of the tools' chats, too, which end in CRLF."""
+    """Return the lines of each input, without LF or, in the tools' chats, CRLF."""
     texts = [(folder / f"{name}.jsonl").read_text("utf-8") for name in inputs_of(case, folder)]
     return [text.replace("\r\n", "\n").split("\n") for text in texts]
 
@@ -127,7 +127,7 @@ def documents_of(where: Path, format: str) -> dict[str, list[tuple[bytes, bytes,
 
 
 def is_refused(case: Case, format: str) -> bool:
-    """Whether the format keeps masks, and chats have weights other than 0 and 1."""
+    """Return whether the format holds masks only, but the chats have weights other than 0 and 1."""
     return format in ("olmo", "primer") and "openchat" in case.inputs
 
 
@@ -167,7 +167,7 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
             cut += request.template == "openchat" and not whole_openchat(record)[-1][1]
             seen.append((file, line))
         assert (trainable, cut) == (counts["trainable_tokens"], counts["truncated"])
-    drops = format == "olmo" or case.template == "openchat"  # documents without a token that takes loss
+    drops = format == "olmo" or case.template == "openchat"  # leaves out documents in which no token takes loss
     expected, dropped = [], 0
     for file, lines in enumerate(records):
         for line, text in enumerate(lines, 1):
@@ -221,7 +221,7 @@ def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenize
 
 
 def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: Path, tmp_path: Path) -> None:
-    """Documents of the primer template don't end in EOS, so the files themselves don't say which parts cut through one."""
+    """Documents of template primer don't end in EOS, so the tokens don't show whether the end of a part cuts a document."""
     case = Case("primer", "spm.model", ("chats",))
     prepare(request_of(case, folder, "olmo"), tmp_path / "one", workers=1)
     expected = documents_of(tmp_path / "one", "olmo")
@@ -233,5 +233,5 @@ def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: P
 
 
 def test_every_chat_template_is_tried() -> None:
-    """Template text, of plain documents, is tried in test_file_kinds.py."""
+    """The template `text`, for documents that are not chats, is tried in test_file_kinds.py."""
     assert {case.template for case in CASES} == set(TEMPLATES) - {"text"}

@@ -1,4 +1,4 @@
-"""Tokenizers of tiktoken files: Llama 3's own, and what is wrong with others."""
+"""Tokenizers from tiktoken files: Llama 3's file is recognized, and wrong files and sidecars are named."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from grain_sft.prepare import load_tokenizer
 
 
 def test_llama_3_is_recognized_by_its_ranks(tmp_path):
-    """A file of as many ranks, with two of Llama 3's at their places."""
+    """The file here has as many ranks as Llama 3's, and two of its tokens at their ranks."""
     lines = {rank: (b"%06x" % rank) for rank in range(256, 128_000)}
     lines |= {rank: bytes([rank]) for rank in range(256)} | {279: b" the", 9906: b"Hello"}
     path = tmp_path / "tokenizer.model"
@@ -82,7 +82,7 @@ def test_a_text_that_tiktoken_can_not_split_is_a_sentence(tmp_path):
         load_tokenizer(save_tiktoken(tmp_path)).encode(["fine", " " * 1_500_000])
 
 
-def test_tiktoken_that_is_not_installed_is_an_extra(tmp_path, monkeypatch):
+def test_without_tiktoken_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     path = str(save_tiktoken(tmp_path))
     corpus = mock.MagicMock(tokenizer=None, tokenizer_sha256="1" * 64)

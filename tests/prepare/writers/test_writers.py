@@ -1,4 +1,4 @@
-"""Each format's files against what its original tool writes for the same documents: `sft_files`, or plain Python."""
+"""Each format's files equal those of its original tool, as `sft_files` or plain Python writes them for the same documents."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path, format: str, *, weighted=False, val=4, **options) -> dict[str, Documents]:
-    """Convert 50 documents, one of them a token long, to a format in `folder`/out, and return them by their splits."""
+    """Convert 50 documents to a format in `folder`/out, and return them by split. One document has a single token."""
     docs = sft_files.documents(50, 50, high=500, weights=weighted)
     docs[9] = docs[9][0][:1], docs[9][1][:1]
     splits = {name: some for name, some in {"train": docs[val:], "val": docs[:val]}.items() if some}
@@ -32,7 +32,7 @@ def written(folder: Path, format: str, *, weighted=False, val=4, **options) -> d
 
 
 def assert_files(found: Path, expected: Path) -> None:
-    """Every file of `expected`, which sft_files wrote, is in `found`."""
+    """Check that `found` has each file of `expected`, which `sft_files` wrote, with the same content."""
     for path in expected.iterdir():
         read = gzip.decompress if path.suffix == ".gz" else bytes
         assert read((found / path.name).read_bytes()) == read(path.read_bytes()), path.name
