@@ -72,11 +72,11 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
     """
     arrays = {id(array): array for array in batches[0].values() if np.ndim(array)}.values()
     keys = [key for key in _TOKENS if key in batches[0]] or [*batches[0]][:1]
-    sizes = [sum(batch[key].size for key in keys) for batch in batches]
+    sizes = [sum(np.size(batch[key]) for key in keys) for batch in batches]
     key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)
     unpadded = None if key is None else sum(np.count_nonzero(batch[key]) for batch in batches)
     return {
-        "rows": len(next(iter(arrays))),
+        "rows": len(next(iter(arrays), ())),
         "tokens": statistics.mean(sizes),
         "padding_share": None if unpadded is None else padding_share(int(unpadded), sum(sizes)),
         "bytes": sum(array.nbytes for array in arrays),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -103,7 +104,7 @@ class NgramFilter(grain.transforms.Map):
         """Return which rows fail, bool [rows]."""
         # The pipeline records the transforms that it calls. A filter in the read (`filter_rows`) is recorded here.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
-        rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
+        rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
             segments = segment_ids.reshape(rows.shape)
         repeats = max(self.max_count, 3)

@@ -206,5 +206,6 @@ def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_pa
     assert not list(tmp_path.glob("audit*"))  # because no trainer got a batch
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
     found = stages.facts([pipeline[step] for step in range(len(pipeline))])
+    assert stages.facts([{"a": 3}])["rows"] == 0  # what a user's transform may return
     num_tokens = found["tokens"] * len(pipeline) * (1 - found["padding_share"])
     assert num_tokens == pytest.approx(packing_report(pipeline.source.layout)["tokens"])
