@@ -18,13 +18,13 @@ from grain_sft.storage import files
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name what fails at once: whoever ends a long run sees no summary."""
+    """Print the name of a failed test at once, because a run that is interrupted prints no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nfailed: {report.nodeid}", file=sys.__stderr__, flush=True)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return a worker more than cores: many tests wait for processes, locks and an emulator of a bucket."""
+    """Return the number of cores plus one, because many tests wait for processes, locks and an emulator of a bucket."""
     return len(os.sched_getaffinity(0)) + 1
 
 
@@ -34,11 +34,11 @@ LONG_FILES = (
     *("fuzz_inputs", "bench", "permutations", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo"),
     *("full_disk", "soak"),
 )
-"""Files `test_*.py` of 8 seconds of CPU and more, the longest first. A worker takes whole files, in this order."""
+"""Files that take 8 seconds of CPU or more ("demo" is test_demo.py), the longest first. A worker takes a whole file at once."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of `LONG_FILES` first. pytest-xdist's own order, by the number of tests, puts long files of few last.
+    """Put the tests of `LONG_FILES` first. By itself, pytest-xdist runs files with few tests last, even if the tests are long.
 
     Tests that take minutes by design have no time limit.
     """
@@ -59,7 +59,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Sections `corpus` of 150 documents with sources, in format olmo, and of 120 episodes in three shards."""
+    """Config sections `corpus` by name. "olmo" has 150 documents with sources, and "episodes" has 120 in three shards."""
     folder = tmp_path_factory.mktemp("corpora")
     olmo = write_olmo(folder / "olmo", documents(150, seed=3, longest=40), sources=True)
     episodes = write_episodes(folder / "episodes", documents(120, 5, longest=40), shards=3)
@@ -68,13 +68,13 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep plans and other caches below `tmp_path`, of tests that look into them."""
+    """Keep plans and other caches below `tmp_path`, for tests that check the files of a cache."""
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def listen() -> Iterator[Callable[[logging.Logger, logging.Handler], None]]:
-    """`listen(logger, handler)`: until the test ends, `handler` gets what `logger` says, from INFO on."""
+    """`listen(logger, handler)`: until the test ends, `handler` gets the messages of `logger`, from level INFO on."""
     with contextlib.ExitStack() as undone:
 
         def begin(logger: logging.Logger, handler: logging.Handler) -> None:
@@ -88,7 +88,7 @@ def listen() -> Iterator[Callable[[logging.Logger, logging.Handler], None]]:
 
 @pytest.fixture
 def write_tokens(tmp_path: Path) -> Callable[..., Path]:
-    """`write_tokens(name, tokens, dtype="uint32")`: a headerless file below `tmp_path`, its folders made as needed."""
+    """`write_tokens(name, tokens, dtype="uint32")` writes a headerless file below `tmp_path` and returns its path."""
 
     def write(name: str, tokens: npt.ArrayLike, dtype: npt.DTypeLike = "uint32") -> Path:
         path = tmp_path / name
@@ -100,11 +100,11 @@ def write_tokens(tmp_path: Path) -> Callable[..., Path]:
 
 
 def honour_generations(download):
-    """The emulator's handler of downloads, with what the real service does about generations of objects."""
+    """Return the emulator's handler of downloads, extended by the generations of objects, as in the real service."""
 
     def serve(request, response, storage, *args, **kwargs):
         wanted = request.query.get("generation", [None])[0]
-        with contextlib.suppress(Exception):  # no such object, says `download`
+        with contextlib.suppress(Exception):  # if the object does not exist, `download` says so
             found = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])["generation"]
             if wanted not in (None, found):
                 response.status = http.HTTPStatus.NOT_FOUND
@@ -117,11 +117,11 @@ def honour_generations(download):
 
 @pytest.fixture(scope="module")
 def client():
-    """The gcsfs client of an emulator that holds nothing but the bucket `bucket`."""
+    """The gcsfs client of an emulator of Cloud Storage, which has one empty bucket, `bucket`."""
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     fsspec = pytest.importorskip("fsspec")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # its client asks Google's servers first
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # without it, gcsfs asks Google's servers first
         import gcsfs.core
 
         for _, handlers in emulator.HANDLERS:
@@ -131,8 +131,8 @@ def client():
         server.start()
         try:
             daemon = server._api._httpd
-            daemon.socket.listen(128)  # 32 threads scan
-            daemon.handle_error = lambda request, address: None  # a client that hangs up early
+            daemon.socket.listen(128)  # room for tests that connect from 32 threads
+            daemon.handle_error = lambda request, address: None  # no traceback if a client hangs up early
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{daemon.server_address[1]}")
             before = fsspec.get_filesystem_class("gs")
             fsspec.register_implementation("gs", gcsfs.core.GCSFileSystem, clobber=True)

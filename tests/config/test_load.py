@@ -1,4 +1,4 @@
-"""`load`: a config is the five nouns as they are."""
+"""`load` makes of a config what direct calls make: a corpus, a layout, a source, a sampler and a pipeline."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ def same_batches(one, other):
         assert_same(one[step], other[step])
 
 
-def test_a_config_is_the_pipeline_it_states(config, data):
+def test_a_config_makes_the_pipeline_that_it_states(config, data):
     corpus = grain_sft.open_corpus(data / "mix.txt", dtype="uint16", eos_token_id=5)
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8))
     sampler = grain_sft.IndexSampler(30, global_batch_size=6, seed=3, epochs=2)
@@ -42,7 +42,7 @@ def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_
         assert given == before
 
 
-def test_one_key_in_two_sections_yamls_anchors_and_a_null_mixture_or_tokenizer_are_fine(config, tmp_path):
+def test_yamls_anchors_and_a_null_mixture_or_tokenizer_are_accepted(config, tmp_path):
     for key in ("mixture", "tokenizer"):
         same_batches(load(put(config, f"corpus.{key}", None)), load(config))
     text = yaml.safe_dump({key: value for key, value in config.items() if key != "sampler"})
@@ -101,7 +101,7 @@ def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_director
     seeded = put(config, "sampler.seed", 9)
     expected = put(put(seeded, "layout.sequence_length", 4), "transforms", ["shift_targets"])
     same_batches(load(write_config(configs / "top.yaml", top)), load(expected))
-    monkeypatch.chdir(tmp_path)  # where the parent of a dict is sought, and that of a config, after its folder
+    monkeypatch.chdir(tmp_path)  # `inherits` starts here, but in a file first in its folder
     dict_of_top = {"inherits": "configs/base.yaml", "sampler": {"seed": 9}}
     same_batches(load(dict_of_top), load(seeded))
     in_deep = write_config(configs / "deep" / "top.json", dict_of_top)

@@ -1,4 +1,4 @@
-"""OpenChat's automatic learning rate: the original's values, and the share of tokens that it rests on."""
+"""OpenChat's automatic learning rate has the original's values. It depends on the share of tokens that take loss."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ def three(tmp_path):
 
 @pytest.mark.parametrize(
     ("batch_tokens", "ranks", "model_type", "rate"),
-    [  # of calculate_auto_lr itself, openchat 3.6, on the same three conversations
+    [  # results of calculate_auto_lr of openchat 3.6 for the same three conversations
         (81920, 8, "openchat_v3.2", 8.586501033599193e-05),
         (77824, 8, "openchat_v3.2_Mistral", 1.3948476619330153e-05),
         (65536, 1, "openchat_3.5_GEMMA", 4.936890981375167e-06),
         (8192, 64, "OpenChat_3.6", 1.449056603773585e-05),
         (1, 1, "gemma_mistral", 1.7677669529663686e-08),
         (4_000_000, 2, "openchat_3.6_gemma", 5.454545454545454e-05),
-        (4_000_000, 1, "", 3e-4 * 0.5**0.5),  # by hand
+        (4_000_000, 1, "", 3e-4 * 0.5**0.5),  # computed by hand
     ],
 )
 def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
@@ -34,20 +34,20 @@ def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
 
 
 def test_the_ratio_is_that_of_the_documents(tmp_path, three):
-    assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5: a document's first token is nobody's target
+    assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5 tokens: a document's first token is no target
     docs, weighted = documents(60), documents(60, weights=True)
     for folder, made in (
-        (write_olmo(tmp_path / "olmo", docs), docs),  # parts cut through documents
+        (write_olmo(tmp_path / "olmo", docs), docs),  # files that cut through documents
         (write_episodes(tmp_path / "gaps", docs, shards=3, gap=2), docs),
         (write_openchat(tmp_path / "openchat", weighted), weighted),
     ):
         corpus = grain_sft.open_corpus(folder, eos_token_id=EOS)
         expected = sum(int(np.count_nonzero(loss[1:])) for _, loss in made) / sum(len(tokens) for tokens, _ in made)
-        for _ in range(2):  # counted, and as it was kept
+        for _ in range(2):  # counted first, then from the cache
             assert supervised_ratio(corpus) == expected, folder
 
 
-def test_documents_in_any_order_that_overlap_are_counted_as_they_are(tmp_path):
+def test_overlapping_documents_in_any_order_count_each_time(tmp_path):
     docs = documents(30)
     root = write_episodes(tmp_path / "any", docs, flat=True)
     tokens, loss = joined(docs)
@@ -63,7 +63,7 @@ def test_without_loss_files_every_token_but_the_first_is_supervised(write_tokens
     assert supervised_ratio(corpus) == 3 / 5
 
 
-def test_mistakes_have_their_sentences(three, write_tokens):
+def test_wrong_arguments_and_unknown_documents_are_refused(three, write_tokens):
     for wrong in ({"batch_tokens": 0}, {"batch_tokens": 64, "ranks": 0}, {"batch_tokens": 1.5}):
         with pytest.raises(CorpusError, match="expected an integer, 1 or more"):
             automatic_learning_rate(three, **wrong)

@@ -1,4 +1,4 @@
-"""OpenChat's Parquet files as a corpus: unpacked once, shifted back."""
+"""OpenChat's Parquet files as a corpus. They are unpacked to the cache once, and their shifted weights are shifted back."""
 
 import json
 import os
@@ -16,12 +16,13 @@ pa = pytest.importorskip("pyarrow")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
+    """A function that returns the folders of unpacked files in the cache."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(folder))
     return lambda: [path for path in folder.glob("openchat/*") if path.is_dir() and any(path.iterdir())]
 
 
-def test_both_splits_are_read_by_each_of_their_names(tmp_path, cache):
+def test_both_splits_are_opened_by_each_of_their_names(tmp_path, cache):
     train, val = sft.documents(weights=True), sft.documents(7, 1, weights=True)
     sft.write_openchat(tmp_path, train, sources=True)
     sft.write_openchat(tmp_path, val, split="eval")
@@ -49,7 +50,7 @@ def test_the_weight_of_first_tokens_is_0_without_their_file(tmp_path):
     sft.assert_documents(open_corpus(tmp_path), docs)
 
 
-def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
+def test_a_file_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
     docs = sft.documents(weights=True)
     sft.write_openchat(tmp_path, docs)
     open_corpus(tmp_path)
@@ -67,7 +68,7 @@ def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
     sft.assert_documents(open_corpus(tmp_path), docs[:5])
 
 
-def test_with_a_root_the_file_is_in_it_and_its_arrays_are_in_the_cache(tmp_path):
+def test_a_root_must_contain_the_file_but_not_the_cache_with_its_arrays(tmp_path):
     docs = sft.documents(weights=True)
     folder = sft.write_openchat(tmp_path / "data", docs, sources=True)
     for _ in range(2):
@@ -85,7 +86,7 @@ def test_a_file_and_its_sidecars_are_found_in_a_folder_that_cant_be_listed(tmp_p
     sft.assert_documents(open_corpus(tmp_path / "openchat.train.parquet"), docs, sources=True)
 
 
-def test_a_row_of_several_sequences_is_as_many_documents(tmp_path):
+def test_each_sequence_of_a_row_is_a_document(tmp_path):
     docs = sft.documents(30, weights=True)
     pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in sft.openchat_columns(docs).items()}
     columns = {name: [one + other for one, other in values] for name, values in pairs.items()}
@@ -113,7 +114,7 @@ WRONG_ROWS = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), WRONG_ROWS)
-def test_rows_that_dont_fit_together_are_named(tmp_path, cache, changes, expected):
+def test_a_row_whose_columns_contradict_each_other_is_named(tmp_path, cache, changes, expected):
     columns = sft.openchat_columns(DOCS)
     for name, value in changes.items():
         columns[name][11] = value

@@ -1,4 +1,4 @@
-"""Corpora whose index lists documents in any order, and some without tokens."""
+"""Corpora whose index lists documents in any order, some of them empty or overlapping, are read correctly."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from grain_sft.storage import describe
 
 @pytest.fixture
 def corpus(tmp_path) -> Corpus:
-    """41 documents of two shards; the last of each shard is empty."""
+    """A corpus of 41 documents in two shards. The last document of each shard is empty. The record of document n is n + 1."""
     folder, random = write_episodes(tmp_path / "corpus", documents(39, 4), shards=2), np.random.default_rng(1)
     for path in folder.rglob("episodes.idx"):
         pairs = np.fromfile(path, "<u8").reshape(-1, 2)
@@ -25,7 +25,7 @@ def corpus(tmp_path) -> Corpus:
     return dataclasses.replace(open_corpus(folder), sources_file=describe(str(tmp_path / "sources.bin")))
 
 
-def test_chunks_are_of_the_documents_that_hold_them(corpus):
+def test_chunks_lie_within_their_documents(corpus):
     layout = OlmoVslLayout(corpus, 16, min_sequence_length=2)
     pieces, first = layout.pieces(np.arange(len(layout))), np.array([0, corpus.shards[0].num_tokens])
     start, length = (column[pieces.document] for column in layout.documents)
@@ -39,7 +39,7 @@ def test_rows_of_windows_are_those_that_hold_a_token_of_the_documents(corpus):
         assert Layout.rows_of_documents(layout, numbers).tolist() == layout.rows_of_documents(numbers).tolist()
 
 
-def test_documents_by_eos_have_the_records_of_the_documents_that_hold_them(corpus):
+def test_documents_found_by_eos_have_the_sources_of_the_indexed_documents(corpus):
     layout = PackedLayout(corpus, 64, boundaries="eos")
     for number, (_, record) in enumerate(layout.sources.tolist()):
         assert layout.documents.start[number] == corpus.documents.start[record - 1]
@@ -47,7 +47,7 @@ def test_documents_by_eos_have_the_records_of_the_documents_that_hold_them(corpu
     assert numbers_in(layout, np.array([40])).tolist() == []
 
 
-def test_overlapping_documents_are_not_a_negative_number_of_tokens(tmp_path, capsys):
+def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, capsys):
     folder = write_episodes(tmp_path / "corpus", documents(9, 4), shards=1)
     [path] = folder.rglob("episodes.idx")
     path.write_bytes(2 * path.read_bytes())
@@ -57,7 +57,10 @@ def test_overlapping_documents_are_not_a_negative_number_of_tokens(tmp_path, cap
 
 
 def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
-    """An EOS within a document does not end it, also where the metadata of another folder state nothing."""
+    """A document is in two files (parts), and the first ends with an EOS. Metadata state that the second file continues it.
+
+    The document of the other folder has its only EOS at its end, and no metadata.
+    """
     texts, folders = ([5, EOS, 6, EOS], [5, 6, 7, EOS]), []
     for name, text in zip("ab", texts, strict=True):
         folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))

@@ -1,4 +1,4 @@
-"""Conversations of the demo, few of them, as training reads them and as they were written."""
+"""Fixture `chat`: a small corpus of the demo's conversations, as batches and as texts."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """The demo's pipeline over packed conversations, and their answers by their questions."""
+    """The demo's pipeline over packed conversations, its tokenizer, and all answers to each question."""
 
     pipeline: grain_sft.Pipeline
     tokenizer: Tokenizer
@@ -37,6 +37,6 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 
 
 def documents(batch: Batch) -> list[tuple[int, np.ndarray]]:
-    """(row, bool [L]) of every document of a batch: its tokens."""
+    """Return (row, mask bool [L]) of every document of a batch. The mask is True at the document's tokens."""
     segments = batch["inputs_segmentation"]
     return [(row, found == n) for row, found in enumerate(segments) for n in range(1, found.max() + 1)]

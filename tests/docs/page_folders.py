@@ -1,4 +1,4 @@
-"""Folders where the blocks of pages are run, and the output of the blocks."""
+"""Runs the code blocks of documentation pages, each page in its own folder, and compares the output with the page."""
 
 import json
 import os
@@ -10,24 +10,27 @@ from pathlib import Path
 
 import doc_pages as pages
 
-SECONDS = 900  # a page; a hang ends here, however busy the machine is
+SECONDS = 900  # time limit of a page; only a hang takes so long, even on a busy machine
 YOUR_FOLDER, YOUR_CACHE = "/home/you/run", "~/.cache/grain_sft"
-"""What pages write for the working directory and for the cache."""
+"""How pages spell the working directory and the cache folder."""
 
 _NUMBER = re.compile(r"0x[0-9a-f.]+p[+-]\d+|-?\d[\d,.]*(?:e[+-]?\d+)?")
 _KINDS = {"numbers": _NUMBER.pattern, "seconds": r"\d[\d.]*(?= s\b)", "last": r"\S+$"}
-"""What `varies` may name besides words: all numbers, numbers of seconds, the last word of each line."""
+"""What a block's `varies` may name besides words. "numbers" are all numbers, "seconds" numbers of seconds, "last" the last
+word of each line."""
 
 
 class Folders:
-    """The folder of each page, as its blocks left it; each page is run once."""
+    """A folder for each page, where the page's blocks are run, once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._printed: dict[str, list[tuple[pages.Block, str]]] = {}
 
     def run(self, page: str) -> list[tuple[pages.Block, str]]:
-        """Run the blocks of `page`, after those of the page that it follows; return each with what it printed.
+        """Return the blocks of `page` and what each printed. Run them if they were not run yet.
+
+        If the page follows another page, its blocks run in a copy of that page's folder.
 
         Raises:
           AssertionError: a block failed.
@@ -53,7 +56,7 @@ class Folders:
             "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), os.environ.get("PYTHONPATH", "")]),
             "GRAIN_SFT_CACHE_DIR": str(cache),
             "JAX_PLATFORMS": "cpu",
-            "LC_ALL": "C.UTF-8",  # the order of `ls`
+            "LC_ALL": "C.UTF-8",  # sorts the output of `ls`
             "JAX_COMPILATION_CACHE_DIR": str(self._root / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         }
@@ -65,9 +68,9 @@ class Folders:
 
 
 def first_lost(block: pages.Block, printed: str) -> str | None:
-    """Return the first line of `block.shows` that `printed` lacks, or has before an earlier one; None if there is none.
+    """Return the first line of `block.shows` that `printed` does not have after the lines before it; None if it has all lines.
 
-    Lines are equal but for the width of spaces and for what `block.varies` lists.
+    The width of spaces, and what `block.varies` lists, may differ.
     """
     lines = iter([line for line in map(_spaced, printed.splitlines()) if line])
     for shown in filter(str.strip, (block.shows or "").splitlines()):
@@ -78,7 +81,7 @@ def first_lost(block: pages.Block, printed: str) -> str | None:
 
 
 def updated(block: pages.Block, printed: str) -> str:
-    """Return `block.shows` with each line as `printed` has it; a line that `printed` has no like of stays as it is."""
+    """Return `block.shows` with its lines replaced by the similar lines of `printed`. A line without a similar one stays."""
     lines, found = printed.splitlines(), []
     for shown in (block.shows or "").splitlines():
         exact = [number for number, line in enumerate(lines) if _spaced(line) == _spaced(shown)]
@@ -90,7 +93,7 @@ def updated(block: pages.Block, printed: str) -> str:
 
 
 def _pattern(line: str, varies: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what matches `line`, with anything in place of what varies."""
+    """Return a pattern that matches `line` with any text in place of the parts that vary."""
     kinds = "|".join(_KINDS.get(each, re.escape(each)) for each in varies)
     fixed = re.split(kinds, line) if varies else [line]
     return re.compile(r"\S+".join(map(re.escape, fixed)))
@@ -101,5 +104,5 @@ def _spaced(line: str) -> str:
 
 
 def _rough(line: str) -> str:
-    """Return `line` without numbers and hashes."""
+    """Return `line` with # in place of numbers and hashes, to find similar lines."""
     return _spaced(_NUMBER.sub("#", re.sub(r"[0-9a-f]{16,}", "#", line)))

@@ -1,7 +1,8 @@
-"""The commands on the page of evidence show what it claims.
+"""The commands on the page of evidence (`docs/evidence.md`) exist and run.
 
-A claim is a row of a table of the page. Commands of pytest name tests of the default run, or heavy ones; short commands of
-grain-sft run here, on a small corpus; of long ones, only the arguments are checked.
+Each row of the page's tables is a claim with commands. Commands of pytest must name tests that exist: heavy ones, or tests of
+the default run. Short commands of grain-sft run here, on a small corpus. For long commands, such as `bench`, only the arguments
+are checked.
 """
 
 import ast
@@ -34,7 +35,7 @@ audit: logs/audit
 
 
 class Claim(NamedTuple):
-    """A row of a table: the claim, its commands, its figure, and when and where it was measured."""
+    """A row of a table: the text of the claim, its commands, its figure, and when and where the figure was measured."""
 
     text: str
     commands: list[str]
@@ -52,13 +53,13 @@ HEAVY = [command for command in PYTEST if command.startswith("pytest -m heavy ")
 
 
 def arguments(command: str) -> list[str]:
-    """Return the arguments of a command of grain-sft, with values for the page's words in capitals."""
+    """Return the arguments of a command of grain-sft, with values in place of words in capitals, such as CORPUS."""
     return [STANDS_FOR.get(word, word) for word in shlex.split(command)[1:]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of the commands: chats and a tokenizer, a mix, and a config."""
+    """The working directory of the commands. It has chats, a tokenizer, a prepared corpus, a mix file and a config."""
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     with open("chats.jsonl", "w") as file:
@@ -86,7 +87,7 @@ def test_every_claim_names_its_commands():
 
 
 def test_the_tests_that_claims_name_are_in_the_default_run():
-    """By the names of the test functions that have no marker. To collect tests takes 20 s of CPU time."""
+    """The files are parsed for test functions without a marker, because collecting the tests takes 20 s of CPU time."""
     selections = [selection(command) for command in PYTEST if command not in [WITH_MAXTEXT, *HEAVY]]
     assert len(selections) >= 15
     for paths, words in selections:
@@ -95,7 +96,7 @@ def test_the_tests_that_claims_name_are_in_the_default_run():
 
 
 def default_tests(path: Path) -> list[str]:
-    """Return the names of the tests of a file, or of the files below a folder, that no marker takes out of the default run."""
+    """Return the names of the tests in the default run, which have no marker such as `heavy`, in a file or below a folder."""
     marker = r"pytest\.mark\.(heavy|maxtext|pages|parity|processes)"
     found = []
     for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
@@ -116,7 +117,7 @@ def test_heavy_commands_name_files_of_heavy_tests(command):
 
 
 def selection(command: str) -> tuple[list[str], list[str]]:
-    """Return the paths that a command of pytest selects, and the words of its `-k`, its only other option."""
+    """Return the paths of a pytest command and the words of its option `-k`. It must have no other option."""
     found = re.fullmatch(r"pytest ((?:tests/\S+ ?)+)(?:-k (.+))?", command)
     assert found and all((ROOT / path).exists() for path in found[1].split()), command
     return found[1].split(), shlex.split(found[2] or "''")[0].split(" or ")
@@ -139,7 +140,7 @@ def test_the_short_commands_run(folder, capsys):
     assert "sound" in printed["verify"]
     with open("web.npy", "ab") as file:
         file.write(bytes(4))
-    with pytest.raises(grain_sft.GrainSftError, match=r"web\.npy"):  # changed since it was indexed
+    with pytest.raises(grain_sft.GrainSftError, match=r"web\.npy"):  # web.npy changed since it was indexed
         grain_sft.open_corpus("index.json")
 
 

@@ -1,4 +1,4 @@
-"""What a machine's cache holds never decides a row: other corpora, older ones, damaged files, files of other names."""
+"""Files in a machine's cache never change a row, even if they are damaged, renamed, or of another or older corpus."""
 
 import hashlib
 import os
@@ -26,15 +26,15 @@ from grain_sft.storage import describe, hashing
 pytest.importorskip("pyarrow")
 
 TOKENS = 10_000
-ENDS = 2_500  # tokens at each end that all corpora have in common; 4 KiB of uint16 are 2,048
+ENDS = 2_500  # tokens that all corpora share at each end of a file; its fingerprint hashes 4 KiB, 2,048 tokens, there
 EOS, BOS = sft_files.EOS, 1
 LENGTH = 128
-EPISODES = 900  # 16 bytes each in the index, of which the first and the last 256 are among its ends
+EPISODES = 900  # 16 bytes each in the index: its hashed ends of 4 KiB hold the first and the last 256 episodes
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A folder that caches also what small and new files, and short orders, are made into."""
+    """The cache folder. The usual limits, by which small and new files and short orders are not cached, are switched off."""
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
@@ -44,7 +44,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def write_plain(folder: Path, number: int) -> None:
-    """Two files of tokens of corpus `number`; its documents end at an EOS, at its own places in the middle."""
+    """Write two files of tokens. All corpora have equal ends of files. In the middle, corpus `number` has its own tokens."""
     folder.mkdir(parents=True)
     common, own = np.random.default_rng(0), np.random.default_rng([1, number])
     for part in range(2):
@@ -60,7 +60,10 @@ def write_plain(folder: Path, number: int) -> None:
 
 
 def write(folder: Path, number: int) -> None:
-    """Corpus `number`, in each format; the index and weights of episodes, and the tokens of rows, are its own in the middle."""
+    """Write corpus `number` in three formats. All corpora have equal ends of files, and each corpus has its own middle.
+
+    In format episodes, the index and the weights differ between corpora; in format openchat, the tokens.
+    """
     write_plain(folder / "plain", number)
     common, own = np.random.default_rng(2), np.random.default_rng([3, number])
     length = common.integers(2, 30, EPISODES)
@@ -82,7 +85,7 @@ def opened(path: Path):
 
 
 def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]]:
-    """Every kind of layout that follows documents, by name."""
+    """Yield every kind of layout whose rows depend on documents, with its name."""
     plain, episodes = opened(folder / "plain"), open_corpus(folder / "episodes")
     yield "eos", PackedLayout(plain, LENGTH)
     yield "eos, padded", PaddedLayout(plain, LENGTH)
@@ -101,7 +104,7 @@ def hash_of(*arrays: np.ndarray) -> str:
 
 
 def used(folder: Path, orders: bool = True) -> dict[str, str]:
-    """A hash of all rows of every layout, of the orders, and the share of tokens that take loss."""
+    """Return everything that may come from the cache: hashes of all rows and orders, and the share of tokens that take loss."""
     found = {}
     for name, layout in layouts_of(folder):
         highest = layout.highest_token if isinstance(layout, PackedLayout) else ""
@@ -115,14 +118,14 @@ def used(folder: Path, orders: bool = True) -> dict[str, str]:
 
 
 def kept(cache: Path) -> set[Path]:
-    """The files that are kept of corpora, but for the hashes that this machine remembers."""
+    """Return the files of the cache, without locks and without the hashes of files (folder `content`)."""
     files = (path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")
     return {path for path in files if path.parent.name != "content"}
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.heavy)])
 def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpus(tmp_path, cache, monkeypatch, count):
-    """24 corpora of equal sizes and ends are 552 pairs of a corpus and another one in the cache."""
+    """24 corpora of equal sizes and ends make 552 pairs of a corpus and another corpus that is in the cache."""
     folders = [tmp_path / str(number) for number in range(count)]
     expected = []
     for number, folder in enumerate(folders):
@@ -136,7 +139,7 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
         distinct = len({each[name] for each in expected})
         assert distinct == count or (name == "supervised" and distinct > count // 2), name
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(cache))
-    for _ in range(2):  # the cache is full of the corpora before, then of all
+    for _ in range(2):  # first with the corpora before it in the cache, then with all
         assert [used(folder, orders=False) for folder in folders] == expected
     shutil.copytree(folders[0], tmp_path / "copy")
     before = kept(cache)
@@ -144,8 +147,8 @@ def test_rows_are_the_same_with_an_empty_cache_and_one_full_of_every_other_corpu
     assert kept(cache) == before
 
 
-def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, monkeypatch):
-    """Also where its size, its ends and the time of its last change stay as they were."""
+def test_a_file_that_is_rewritten_in_place_has_the_rows_of_its_new_tokens(tmp_path, cache, monkeypatch):
+    """The file's size, its ends and the time of its last change stay the same."""
     monkeypatch.setattr(content, "_SETTLED", 0.02)
     target, rows = tmp_path / "corpus.npy", set()
     for number in range(4):
@@ -165,7 +168,7 @@ def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, 
 
 
 def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
-    """The next process knows the content of its documents without reading it, until it changes."""
+    """The cache keeps the hash of the file's documents, so the next process reads the file only if it changed."""
     prefix = write_prefix(tmp_path, "a", documents=9, seed=0)
     reads = []
     read_whole = boundary_documents.read_whole
@@ -177,7 +180,7 @@ def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
 
 
 def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch):
-    """Times may not change when a file is written to twice within a tick of the clock."""
+    """Two writes within a tick of the clock may give a file the same times, so hashes of new files are not cached."""
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     write_plain(tmp_path / "corpus", 0)
@@ -201,12 +204,12 @@ def test_a_corpus_that_changes_after_it_was_scanned_leaves_no_plan_under_the_nam
     assert len(old.documents)
     time.sleep(0.05)
     target.write_bytes(new.read_bytes())
-    PackedLayout(old, LENGTH)  # of the documents as they were
+    PackedLayout(old, LENGTH)  # packs the documents that it found before the write
     layout = PackedLayout(opened(new), LENGTH)
     assert layout.statistics["documents"] == np.count_nonzero(np.fromfile(new, "<u2") == EOS)
 
 
-def test_written_rows_are_not_taken_for_those_of_a_corpus_of_equal_ends(tmp_path, cache):
+def test_materialized_rows_are_not_taken_for_those_of_a_corpus_with_equal_ends(tmp_path, cache):
     for number in range(2):
         write(tmp_path / str(number), number)
     first, second = (dict(layouts_of(tmp_path / str(number)))["files"] for number in range(2))
@@ -216,7 +219,7 @@ def test_written_rows_are_not_taken_for_those_of_a_corpus_of_equal_ends(tmp_path
 
 
 DAMAGES = ("changed", "empty", "swapped", "replaced by an older one", "a pipe")
-"""Every second one is tried by default."""
+"""Kinds of damage. By default, only every second kind is tried."""
 
 
 def damage(path: Path, kind: str, draw: random.Random) -> None:
@@ -254,7 +257,7 @@ def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
     draw = random.Random(5)
     for turn in range(turns):
         for kind in DAMAGES if turns > 1 else DAMAGES[::2]:
-            for path in sorted(cache.rglob("*")):  # all at once: a run meets them together
+            for path in sorted(cache.rglob("*")):  # damage all files, as one run may meet several
                 if path.is_file() and path.suffix != ".lock":
                     damage(path, kind, draw)
             for name, rows in expected.items() if turns > 1 else [("one", expected["one"])]:

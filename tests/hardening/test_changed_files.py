@@ -1,5 +1,5 @@
-"""Files that are replaced, shortened or grown while a run reads them, and more files than may be open: an error before a
-wrong row is delivered, and no row wrong beside it."""
+"""A file that changes while a run reads it is an error before a wrong row is delivered. Files are shortened, grown, replaced,
+removed and overwritten. A run may have more files than can be open at once."""
 
 import os
 
@@ -32,7 +32,7 @@ print(files, int(seen.sum()))
 
 
 def test_950_shards_are_read_where_64_files_may_be_open(tmp_path):
-    """By four threads; every row of an epoch, once."""
+    """Four threads read every row of an epoch once."""
     write_counted(tmp_path, files=950, rows=4)
     assert run(MANY_FILES, tmp_path) == f"950 {950 * 4 // BATCH * BATCH}\n"
 
@@ -52,7 +52,7 @@ CHANGES = {
     "remove": os.unlink,
 }
 STILL_THERE = ("replace by a longer", "replace by an equal size", "remove")
-"""Changes that leave an open file as it was: the system keeps it until it is closed."""
+"""Changes after which an open file still has its old bytes. The system keeps the old file until it is closed."""
 
 
 def source_of(folder, length=LENGTH, **options):
@@ -62,8 +62,8 @@ def source_of(folder, length=LENGTH, **options):
 @pytest.mark.parametrize(("limit", "threads"), [(None, 3), (3, 0)], ids=["files stay open", "files are opened again"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivered(tmp_path, change, limit, threads):
-    """Each row is checked, before the change and after it. A run that opens the file again notices any change; one that has it
-    open reads on in the file as it was, where that is still there."""
+    """Each row is checked, before the change and after it. A run that opens the file again must notice any change. A run that
+    has the file open may read on after a change in `STILL_THERE`."""
     write_counted(tmp_path, files=8, rows=40)
     changed = tmp_path / "00003.npy"
     source = source_of(tmp_path, max_open_files=limit)
@@ -88,7 +88,7 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
 def test_a_shard_that_is_overwritten_in_place_is_noticed_and_one_that_was_only_touched_is_read_on(
     tmp_path, length, overwritten
 ):
-    """By a reader that has it open, by one that opens it, and by one that closes it in the batch that read it."""
+    """Of three readers, the first has the file open, the second opens it, and the third may open only two files at once."""
     write_counted(tmp_path, files=4, rows=200)
     source, of_two_files = source_of(tmp_path, length), source_of(tmp_path, length, max_open_files=2)
     rows = range(len(source))

@@ -1,4 +1,7 @@
-"""Megatron prefixes of made-up documents, and the runs over them that golden files hold. Makers of golden files use it too."""
+"""Megatron files of random documents, and runs over them. Tests and the makers of their golden values share this module.
+
+A prefix is the path of a .bin and an .idx file, without the suffix.
+"""
 
 import hashlib
 import itertools
@@ -12,7 +15,7 @@ from megatron_files import write_megatron
 EOD, PAD = 7, 0
 LENGTH = 16
 FEW = 400
-"""Samples of a run that golden files hold."""
+"""Maximum number of samples of a run that golden files have."""
 
 PREFIXES = {
     "a": {"documents": 60, "seed": 1},
@@ -21,7 +24,7 @@ PREFIXES = {
     "sentences": {"documents": 20, "seed": 4, "sequences": 4},
     "d": {"documents": 40, "seed": 5, "longest": 5},
 }
-"""Prefixes: `sentences` has several sequences a document, some of them empty."""
+"""Arguments of `write_prefix`. Documents of "sentences" have up to four sequences each, some of them empty."""
 
 
 def write_prefix(folder: Path, name: str, documents: int, seed: int, *, sequences: int = 1, longest: int = 40) -> Path:
@@ -43,15 +46,15 @@ def write_prefix(folder: Path, name: str, documents: int, seed: int, *, sequence
 
 
 def write_prefixes(folder: Path) -> None:
-    """Write all `PREFIXES` to a folder."""
+    """Write the files of all `PREFIXES` to a folder."""
     for name, options in PREFIXES.items():
         write_prefix(folder, name, **options)
 
 
 def runs() -> dict[str, dict[str, Any]]:
-    """Return runs by name.
+    """Return runs of megatron-core by name.
 
-    Their keys: `blend`, prefixes or weights and prefixes in turn; `split` and `subset`; `num_samples`; and options of the
+    Keys of a run: `blend` (prefixes, or weights and prefixes in turn), `split`, `subset`, `num_samples`, and options of the
     layout.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -92,7 +95,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 def oversampled_runs() -> dict[str, dict[str, Any]]:
-    """Return runs of blends as `runs` does, with few or no samples beyond what each prefix needs."""
+    """Return runs of blends, with the keys of `runs`. `surplus` gives prefixes few or no more samples than the blend needs."""
     found = {}
     for blend, samples in (([5, "b", 6, "a", 2, "d", 16, "c"], 210), ([2, "c", 3, "b", 14, "a", 18, "d"], 186)):
         for more, surplus in itertools.product(range(-2, 3), (0.0, 0.005, 0.05)):
@@ -105,9 +108,9 @@ KEPT = {
     **{"megatron": "seed 1234, 90 samples", "megatron_blend": "blend of two, 57 samples"},
     **{"maxtext": "seed 3, 130 samples", "maxtext_blend": "blend, 50 samples"},
 }
-"""Runs whose index files are golden, in `golden/megatron_cache`."""
+"""Runs whose index files are golden, by the folder of these files in `golden/megatron_cache`."""
 
-BLENDS: dict[str, list[float]] = {
+BLENDS: dict[str, list[float]] = {  # weights
     "tenths": [0.3, 0.7],
     "equal": [1, 1, 1],
     "thirds and halves": [2, 3, 6, 1],
@@ -116,11 +119,14 @@ BLENDS: dict[str, list[float]] = {
     "three hundred": [1 + number % 7 for number in range(300)],
 }
 BLEND_SIZE = 20_000
-"""Weights, and the samples of their blends that golden files hold."""
+"""Number of samples of each of `BLENDS` in golden files."""
 
 
 def maxtext_runs() -> dict[str, dict[str, Any]]:
-    """Return runs as `runs` does, with the layout's `variant`. Prefixes without weights are one data set."""
+    """Return runs of MaxText by name. A run has the keys of `runs`, and the layout's `variant`.
+
+    Prefixes without weights are joined to one data set.
+    """
     found: dict[str, dict[str, Any]] = {}
 
     def add(name: str, **options: Any) -> None:
@@ -171,7 +177,7 @@ def shuffled_runs() -> dict[str, dict[str, Any]]:
 
 
 def hashes_of(batches: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the hash of each array of a trainer's batches. Targets count where they take loss."""
+    """Return the hash of each array of a trainer's batches. Targets without loss count as 0."""
     keys = ("inputs", "targets", "inputs_position", "inputs_segmentation", "loss")
     digests = {key: hashlib.sha256() for key in keys}
     for batch in batches:

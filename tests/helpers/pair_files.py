@@ -1,4 +1,4 @@
-"""Corpora of preference pairs, written with numpy alone."""
+"""Corpora of preference pairs, written by numpy and not by grain_sft's writers."""
 
 import json
 
@@ -8,7 +8,7 @@ PAD = 0
 
 
 def make_pairs(count, seed, longest=40):
-    """Prompt, chosen and rejected token ids of each pair, some of them empty."""
+    """Return `count` random pairs. A pair is [prompt, chosen, rejected], lists of token ids, some of them empty."""
     random = np.random.default_rng(seed)
     sizes = random.integers(0, longest, (count, 3)) * (random.random((count, 3)) > 0.05)
     sizes[sizes.sum(axis=1) == 0, 1] = 1
@@ -16,7 +16,7 @@ def make_pairs(count, seed, longest=40):
 
 
 def write_pairs(folder, pairs, shards=2):
-    """Write the files of format pairs, with numpy alone."""
+    """Write a corpus in format pairs and return its folder. Prompts take no loss."""
     for number, some in enumerate(np.array_split(np.arange(len(pairs)), shards)):
         home = folder / "train" / f"shard_{number:05d}"
         home.mkdir(parents=True)

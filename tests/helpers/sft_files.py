@@ -15,7 +15,7 @@ NPY_MAGIC = b"\x93NUMPY"
 
 
 def documents(count=40, seed=0, *, high=1000, weights=False, longest=30):
-    """[(tokens, loss)], each ending with its only EOS."""
+    """Return `count` random documents (tokens, loss). Each ends with its only EOS; `loss` is bool, or float32 `weights`."""
     random = np.random.default_rng(seed)
     made = []
     for length in random.integers(2, longest, count):
@@ -27,14 +27,17 @@ def documents(count=40, seed=0, *, high=1000, weights=False, longest=30):
 
 
 def joined(docs):
+    """Return the tokens and the loss of all documents, concatenated."""
     return np.concatenate([tokens for tokens, _ in docs]), np.concatenate([loss for _, loss in docs])
 
 
 def write_sources(path, docs):
+    """Write a source for each document: document `n` is line n + 1 of input n % 3."""
     np.array([[number % 3, number + 1] for number in range(len(docs))], "<i8").tofile(path)
 
 
 def write_olmo(folder: Path, docs, *, dtype="uint16", part_tokens=100, sources=False, boundaries=True):
+    """Write a corpus in format olmo, in files of `part_tokens` tokens, which cut through documents."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens, loss = joined(docs)
     ends = np.cumsum([len(each) for each, _ in docs])
@@ -62,7 +65,7 @@ def masks_of(folder: Path):
 
 
 def write_episodes(root: Path, docs, *, split="train", dtype="uint32", shards=1, flat=False, gap=0, metadata=True):
-    """`gap`: tokens without an episode before each."""
+    """Write a corpus in format episodes. Before each episode are `gap` tokens that belong to no episode."""
     root.mkdir(parents=True, exist_ok=True)
     per_shard = -(-len(docs) // shards)
     for number in range(shards):
@@ -85,6 +88,7 @@ def write_episodes(root: Path, docs, *, split="train", dtype="uint32", shards=1,
 
 
 def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
+    """Write a corpus in format primer."""
     root.mkdir(parents=True, exist_ok=True)
     tokens, loss = joined(docs)
     lengths = np.array([len(each) for each, _ in docs])
@@ -105,6 +109,7 @@ def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
 
 
 def openchat_columns(docs):
+    """Return the columns of OpenChat's Parquet file for documents with weights, one document a row."""
     weights = [loss.astype(np.float32) for _, loss in docs]
     pairs = list(zip([tokens for tokens, _ in docs], weights, strict=True))
     return {
@@ -119,6 +124,7 @@ def openchat_columns(docs):
 
 
 def write_openchat(root, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7, **options):
+    """Write a corpus in format openchat, with `group` rows in a row group."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -136,13 +142,13 @@ def write_openchat(root, docs, *, split="train", sources=False, columns=None, fi
 
 
 def npy_bytes(header, data=b"", version=1):
-    """A .npy file with the header text as given, right or wrong."""
+    """Return the bytes of a .npy file with this header, which may be wrong."""
     text = header.encode() if isinstance(header, str) else header
     return NPY_MAGIC + bytes((version, 0)) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
 
 
 def error_of(path, **options):
-    """The message where a corpus, its documents or its sources are refused."""
+    """Return the message of the error that opening the corpus, its documents or its sources raises."""
     with pytest.raises(grain_sft.GrainSftError) as error:
         corpus = grain_sft.open_corpus(path, **options)
         _ = corpus.documents, corpus.sources
@@ -150,7 +156,7 @@ def error_of(path, **options):
 
 
 def assert_documents(corpus, docs, *, sources=False):
-    """The corpus has exactly these documents, however they are read."""
+    """Check that the corpus has exactly these documents, read all in order and one by one."""
     found = list(corpus.iter_documents())
     assert len(found) == len(docs) == corpus.num_documents == len(corpus.documents)
     for number, (document, (tokens, loss)) in enumerate(zip(found, docs, strict=True)):

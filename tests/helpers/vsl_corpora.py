@@ -1,5 +1,8 @@
-"""Corpora and runs of OLMo-core's variable-length dataset, shared by its golden values, their tests and the comparison with the
-installed package."""
+"""Corpora and runs of OLMo-core's variable-length dataset (VSL).
+
+Three users share them: the script that makes the golden values, the tests against these values, and the comparison with the
+installed package.
+"""
 
 import hashlib
 import itertools
@@ -14,8 +17,13 @@ EPOCHS = 2
 
 
 class VslCorpus(NamedTuple):
-    """Token files: dtype, number of documents of each file, mean and deviation of the logarithm of their lengths; and whether
-    every third document repeats one token often enough for the row filter."""
+    """Token files of random documents.
+
+    Attributes:
+      documents: Number of documents of each file.
+      mean, deviation: Mean and standard deviation of the logarithm of a document's length.
+      repetitive: Whether every third document repeats one token so often that the n-gram filter rejects its rows.
+    """
 
     dtype: str
     documents: tuple[int, ...]
@@ -25,7 +33,12 @@ class VslCorpus(NamedTuple):
 
 
 class VslRun(NamedTuple):
-    """A run of OLMo-core: corpus, shortest and longest rows, tokens of a global batch, ranks, seed; and the curriculum."""
+    """A run of OLMo-core: a corpus of `CORPORA`, the settings of the batches, and the curriculum.
+
+    Attributes:
+      shortest, longest: Lengths of the shortest and of the longest rows.
+      batch_tokens: Number of tokens of a global batch.
+    """
 
     corpus: str
     shortest: int
@@ -73,14 +86,14 @@ RUNS = [VslRun(*setting, *curriculum) for setting, curriculum in itertools.produ
 RUNS += [
     VslRun("three files", 4, 64, 512, 2, 0, "natural", shuffle=False),
     VslRun("long documents", 32, 128, 512, 2, 0, "grow_p2", 4, balanced=True, shuffle=False),
-    VslRun("three files", 4, 64, 512, 2, 0, "grow_p2", 99),  # no bucket has so many batches
-    VslRun("short documents", 16, 1024, 1024, 1, 0, "natural"),  # no document is that long
-    VslRun("long documents", 32, 256, 512, 1, 0, "natural"),  # OLMo-core keeps a length of 256 as uint8
+    VslRun("three files", 4, 64, 512, 2, 0, "grow_p2", 99),  # 99 cycles: more than any bucket has batches
+    VslRun("short documents", 16, 1024, 1024, 1, 0, "natural"),  # no document has 1,024 tokens
+    VslRun("long documents", 32, 256, 512, 1, 0, "natural"),  # OLMo-core keeps lengths as uint8, where 256 is 0
 ]
 
 
 def write_corpus(name: str, folder: Path) -> list[Path]:
-    """Write the token files of a corpus, raw as OLMo-core's, and return their paths. Each file ends without an EOS."""
+    """Write the token files of a corpus, headerless like OLMo-core's. Return their paths. Each file ends without an EOS."""
     dtype, files, mean, deviation, repetitive = CORPORA[name]
     rng, paths = np.random.default_rng(len(name)), []
     for number, count in enumerate(files):
@@ -104,8 +117,11 @@ def config_of(run: VslRun, paths: list[Path]) -> dict:
 
 
 def batch_digest(batches: Iterable[tuple[Any, Any]]) -> tuple[str, str]:
-    """Return a digest of (inputs, labels), arrays [rows, L] with -100 where no loss is taken, batch after batch; and the
-    number of the lengths' bits, a letter a batch."""
+    """Return a digest of all batches, and a letter for the length of each batch.
+
+    Each batch is (inputs, labels), arrays [rows, L]. Labels are -100 where no loss is taken. The letter stands for the number
+    of bits of L: d for 4 to 7, e for 8 to 15.
+    """
     digest, lengths = hashlib.sha256(), []
     for inputs, labels in batches:
         for array in (np.array(inputs.shape), inputs, labels):

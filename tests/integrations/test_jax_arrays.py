@@ -1,4 +1,7 @@
-"""Global arrays: the same on 1, 2 and 4 real processes, on any mesh, from any step, whoever loads."""
+"""Global arrays of `GlobalBatches` are the same on 1, 2 and 4 real processes, on any mesh and from any step.
+
+They are the same, too, if only some of the processes load rows.
+"""
 
 import itertools
 import queue
@@ -49,7 +52,7 @@ def job_of(name, config, cases, steps, **options):
 
 
 def columns_jobs(folder, cases, layouts, shards):
-    """Return jobs whose processes read columns, one for each layout and number of shards of the load-balanced order."""
+    """Return jobs whose processes read columns, one for each layout and each number of shards of the load-balanced order."""
     return [
         job_of(f"{layout} {count}", long_config(folder, layout), cases, 1, load_balanced_shards=count, ahead=0)
         for layout, count in itertools.product(layouts, shards)
@@ -57,12 +60,12 @@ def columns_jobs(folder, cases, layouts, shards):
 
 
 def long_config(folder, layout):
-    """Of rows whose columns are read one by one: no filter looks at whole rows."""
+    """Return a config whose processes may read columns: it has no filter, which would need whole rows."""
     return sections(folder, LENGTH, layout=layout, global_batch_size=BATCH)
 
 
 def several_lengths(folder):
-    """Of batches of rows of 8, 16 and 32 tokens."""
+    """Return a config whose batches have rows of 8, 16 or 32 tokens."""
     corpus = {"dtype": "uint16", "eos_token_id": EOS}
     layout = {"kind": "olmo_vsl", "min_sequence_length": 8}
     config = sections(write_corpus("three files", folder)[0], 32, corpus=corpus, layout=layout)
@@ -70,7 +73,7 @@ def several_lengths(folder):
 
 
 def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats, pipeline, tmp_path):
-    """Resumed at step 2 from the state of one process, which took two steps."""
+    """Two processes resume at step 2, from the state of one process that took two steps."""
     one = GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]))
     assert [next(one) and one.next_step for _ in range(2)] == [1, 2]
     job = job_of("", config(folder), [*CASES, LOCAL], STEPS) | {"state": one.get_state()}
@@ -86,7 +89,7 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
         of_job = [[line for line in lines if line.get("job") == each["name"]] for lines in every]
         check(of_job, digests(load(each["config"]), range(6)), each["cases"])
     columns = [[line["columns"] for line in lines if line.get("job") == "stages" and "step" in line] for lines in every]
-    whole = [[None]] * 2  # of the last stage, whose filter needs whole rows
+    whole = [[None]] * 2  # None: the last stage has a filter, which needs whole rows
     assert columns[0] == [[[0, LENGTH // 2]]] * 2 + [[[0, LENGTH]]] * 2 + whole
     assert columns[1] == [[[LENGTH // 2, LENGTH]]] * 2 + [[[LENGTH, 2 * LENGTH]]] * 2 + whole
     printed = [[line for line in lines if not line.get("job")] for lines in every]
@@ -130,14 +133,14 @@ def sharding():
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
 def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
     batches = GlobalBatches(pipeline, sharding(), start_step=4, ahead=ahead)
-    taken = [next(batches) for _ in range(5)]  # kept: none is written over by those that are made ahead
+    taken = [next(batches) for _ in range(5)]  # a batch made ahead must not overwrite a kept one
     for step, batch in enumerate(taken, 4):
         assert_same(batch, pipeline[step])
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead):
-    """At least half of `ahead`, and all of it where the thread starts late."""
+    """After two batches, at least half of `ahead` further batches have begun, and never more than `ahead`."""
     prepared = queue.SimpleQueue()
     options = {"threads": 1, "prepare": lambda step, _, batch: prepared.put(step) or batch}
     batches = GlobalBatches(pipeline, sharding(), ahead=ahead, **options)
@@ -153,7 +156,7 @@ def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead):
 def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
     whole = load(config(folder, epochs=1, last_batch="fill"))
     batches = GlobalBatches(whole, sharding())
-    assert len(whole) == 8  # 60 rows: the last batch has 4, and 4 without loss
+    assert len(whole) == 8  # the last batch has 4 of the 60 rows, and 4 fill rows
     for _ in range(2):
         steps = list(batches)
         assert len(steps) == 8
@@ -198,7 +201,7 @@ def test_a_step_that_failed_is_tried_again(tmp_path):
         assert_same(batch, expected[step])
 
 
-def test_what_a_process_holds_is_a_block_or_not(pipeline):
+def test_a_process_whose_rows_are_a_block_of_the_array_has_a_host_and_one_without_rows_has_none(pipeline):
     mine = process_rows(sharding(), (BATCH, LENGTH))
     assert mine.rows.tolist() == list(range(BATCH)) and mine.host == (0, 1)
     assert process_rows(sharding(), (BATCH, LENGTH), process=1).host is None
@@ -220,7 +223,7 @@ def test_what_does_not_fit_is_named(folder, pipeline, monkeypatch):
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
     with pytest.raises(GrainSftError, match=r"GlobalBatches: sharding is Mesh.*expected NamedSharding"):
         GlobalBatches(pipeline, sharding().mesh)
-    monkeypatch.setattr(DropLastPosition, "cuts_columns", False)  # as of a user's that does not state it
+    monkeypatch.setattr(DropLastPosition, "cuts_columns", False)  # like a transform of a user that does not state it
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), DropLastPosition()])
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*Remove"):
         next(GlobalBatches(cut, sharding()))
@@ -258,10 +261,10 @@ def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, write_
     for layout in ("windows", "packed", "padded"):
         config = sections(path, length, corpus=corpus, layout=layout)
         jobs.append(job_of(layout, config, cases, 2, ahead=0, load_balanced_shards=4) | {"digests": False})
-    share = 2 * 4 * length * tokens.itemsize // 4  # of 2 steps, 4 rows and 4 processes
+    share = 2 * 4 * length * tokens.itemsize // 4  # 2 steps of 4 rows, divided by 4 processes
     for lines in run(jobs, 4, 1, tmp_path):
         read = {(line["job"], line["case"]): line["read_bytes"] for line in lines if "read_bytes" in line}
-        assert not any(line.get("unchecked") for line in lines)  # also where a process has padding alone
+        assert not any(line.get("unchecked") for line in lines)  # also if a process reads only padding
         assert len(read) == len(jobs) * len(cases)
-        for (layout, _), count in read.items():
-            assert count <= 1.1 * share and (count >= share or layout != "windows"), read  # others have padding
+        for (layout, _), count in read.items():  # layouts other than windows have padding, which is not read
+            assert count <= 1.1 * share and (count >= share or layout != "windows"), read

@@ -1,4 +1,4 @@
-"""Corpora of given documents, written without grain_sft's writers."""
+"""Corpora of random documents of given lengths, written without grain_sft's writers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,13 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A corpus, and its documents' tokens, loss (None: all tokens take it) and first tokens in all shards together."""
+    """A corpus and its documents.
+
+    Attributes:
+      tokens: Tokens of each document.
+      loss: Loss of each document's tokens; None if all tokens take loss.
+      starts: Number of tokens before each document, counted through all shards.
+    """
 
     corpus: Corpus
     tokens: list[np.ndarray]
@@ -31,7 +37,7 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
     Args:
       kind: "plain" (raw files of `part` documents), "parts" (format olmo: parts of `part` tokens that cut through
         documents, with masks) or "episodes" (shards of `part` documents, with weights).
-      outside: tokens of no document: after the last EOS of each file, or before each episode.
+      outside: Number of tokens that belong to no document, after the last EOS of each file or before each episode.
     """
     random, count = np.random.default_rng(seed), len(lengths)
     tokens = [np.append(random.integers(3, 500, length - 1), EOS) for length in lengths]
@@ -54,12 +60,15 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
 
 
 def row_of_spans(made: Made, layout: Layout, row: int) -> tuple[list[tuple[int, int, int]], dict[str, np.ndarray]]:
-    """Return (document, its tokens before, tokens) of each segment of a row, by its spans; and the row's arrays."""
+    """Return the segments and the arrays of a row, computed from the spans that the layout states.
+
+    A segment is (document, number of the document's tokens before it, number of its tokens).
+    """
     firsts = np.cumsum([0, *(shard.num_tokens for shard in made.corpus.shards)]).tolist()
     pieces: list[tuple[int, int, int]] = []
     for span in layout.spans(row):
         before, size = firsts[span.shard] + span.start - made.starts[span.document], span.stop - span.start
-        if pieces and (span.document, before) == (pieces[-1][0], sum(pieces[-1][1:])):  # goes on in another shard
+        if pieces and (span.document, before) == (pieces[-1][0], sum(pieces[-1][1:])):  # continues in another shard
             pieces[-1] = (*pieces[-1][:2], pieces[-1][2] + size)
         else:
             pieces.append((span.document, before, size))

@@ -1,4 +1,4 @@
-"""Rows that were written out are the packed rows, and a corpus of documents."""
+"""Rows that `materialize` wrote to files are the packed rows. The files are also a corpus, whose documents are the segments."""
 
 import gzip
 import os
@@ -39,6 +39,7 @@ def assert_same_rows(found, expected):
 
 
 def make(tmp_path, kind):
+    """Return a corpus of a kind of `KINDS`."""
     docs = documents(120, longest=90, weights=kind == "weights")
     if kind == "primer":
         return open_corpus(write_primer(tmp_path / kind, docs))
@@ -54,8 +55,10 @@ TWO_EPOCHS = {"algorithm": "shuffled_best_fit", "seed": 3, "epochs": 2}
 
 
 def written_and_opened(layout, folder, shard_bytes):
-    """Yield sources of the rows of `layout` in one file and in many, and the manifest: as opened, from a pickle, and without
-    a file that is mapped."""
+    """Write the rows of `layout` to one file, and to many; yield sources of them with the manifest.
+
+    Each time, three sources: as opened, from a pickle, and with at most one open file, so that no file is mapped.
+    """
     for name, most in (("one", 1 << 30), ("many", shard_bytes)):
         manifest = materialize(layout, folder / name, shard_bytes=most)
         found = opened(folder / name)
@@ -73,7 +76,7 @@ def written_and_opened(layout, folder, shard_bytes):
     ids=lambda options: options.get("algorithm", "best_fit_decreasing"),
 )
 def test_written_rows_are_the_packed_rows(tmp_path, monkeypatch, kind, options, long):
-    """Rows of long segments state where their segments end, and others the position and the segment of each token."""
+    """Rows with long segments are written with the ends of the segments, other rows with each token's position and segment."""
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long else row_format.LONG_SEGMENT)
     layout = PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1 if long else LENGTH, **options)
     expected, shift = NpyDataSource(layout), ShiftTargets()
@@ -90,7 +93,7 @@ def test_written_rows_are_the_packed_rows(tmp_path, monkeypatch, kind, options, 
 
 @pytest.mark.parametrize("kind", ["plain", "masks"])
 @pytest.mark.parametrize("at, value", [(0, 1 << 20), (0, -1), (0, -(1 << 62)), (1, 0), (1, -5), (1, 1 << 20)])
-def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch, kind, at, value):
+def test_ends_of_segments_that_are_not_columns_of_their_row_are_an_error(tmp_path, monkeypatch, kind, at, value):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
     materialize(PackedLayout(make(tmp_path, kind), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
@@ -110,7 +113,7 @@ def test_a_segment_of_the_index_that_ends_after_its_row_is_an_error(tmp_path):
     np.tile(np.array([3] * 9 + [2], np.uint32), 600).tofile(tmp_path / "tokens.npy")
     materialize(PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=2), LENGTH), tmp_path / "rows")
     path = tmp_path / "rows" / "documents_0000.idx"
-    entries = np.fromfile(path, "<u8").reshape(-1, 2)  # the hash of the file's ends does not cover entry 300
+    entries = np.fromfile(path, "<u8").reshape(-1, 2)  # entry 300 is not in the hashed ends of the file
     entries[300, 1] += LENGTH
     entries.tofile(path)
     rows = opened(tmp_path / "rows").layout
@@ -118,7 +121,7 @@ def test_a_segment_of_the_index_that_ends_after_its_row_is_an_error(tmp_path):
         rows.pieces(np.arange(len(rows)))
 
 
-def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout):
+def test_the_written_files_are_a_corpus_whose_documents_are_the_segments(written, layout):
     corpus = open_corpus(written, format="rows")
     rows = MaterializedLayout(corpus)
     pairs = [pair for row in range(len(layout)) for pair in zip(rows.spans(row), layout.spans(row), strict=True)]
@@ -133,7 +136,7 @@ def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout)
     np.testing.assert_array_equal(windows, packed)
 
 
-def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(written, layout):
+def test_any_range_of_tokens_can_be_read_and_rows_of_other_lengths_made(written, layout):
     corpus = open_corpus(written)
     rows = NpyDataSource(layout).read(range(len(layout)))
     tokens, loss = rows["tokens"].reshape(-1), rows["loss_mask"].reshape(-1)
@@ -149,7 +152,7 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(written, layout)
         begin = span.start + sum(each.num_tokens for each in corpus.shards[: span.shard])
         np.testing.assert_array_equal(windows[row]["tokens"], tokens[begin : begin + 96])
     again = PackedLayout(corpus, 200, long_documents="fragment")
-    for lengths in (1, 1 << 30):  # row by row, and all pieces at once
+    for lengths in (1, 1 << 30):  # read row by row, then all pieces at once
         source = NpyDataSource(again)
         source._segment_reader = SegmentReader(again, source._reader, False) if lengths == 1 else None
         for row in range(0, len(again), 3):
@@ -187,7 +190,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch):
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
-    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)  # row by row
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)  # read row by row
     again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
     assert all(source._segment_reader is not None for source in again)
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
@@ -203,8 +206,8 @@ def test_sources_of_documents_are_written_too(tmp_path):
     np.testing.assert_array_equal(open_corpus(tmp_path / "rows").sources, layout.corpus.sources[numbers])
 
 
-def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp_path):
-    """The first document was cut, so that the one after it begins before an EOS; the third holds one."""
+def test_a_document_found_by_eos_alone_has_the_source_of_its_first_token(tmp_path):
+    """The first of three documents was cut and lacks its EOS: by EOS alone, the second continues it. The third has two EOS."""
     folder = tmp_path / "chats"
     folder.mkdir()
     np.array([5, 6, 7, 8, 8, 0, 9, 0, 4, 0], np.uint16).tofile(folder / "token_ids_part_0000.npy")
@@ -234,7 +237,7 @@ def test_rows_of_another_length_than_a_config_states_are_refused(written):
 
 
 @pytest.mark.parametrize(("long_segment", "positions_dtype"), [(row_format.LONG_SEGMENT, ""), (1 << 30, "uint32")])
-def test_rows_longer_than_uint16_counts(tmp_path, monkeypatch, long_segment, positions_dtype):
+def test_rows_that_are_too_long_for_positions_in_uint16(tmp_path, monkeypatch, long_segment, positions_dtype):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", long_segment)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]

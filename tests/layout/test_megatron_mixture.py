@@ -1,4 +1,4 @@
-"""A run of an OLMo mix, a Megatron blend and an SFT corpus."""
+"""A mixture of an OLMo mix, a Megatron blend and an SFT corpus resumes, is traced, and works in all commands."""
 
 import pickle
 
@@ -35,7 +35,7 @@ def config(tmp_path, write_tokens):
     return config | {"transforms": ["shift_targets", "drop_last_position"]}
 
 
-def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_path, capsys):
+def test_the_run_resumes_at_any_step_on_other_hosts_and_its_trace_names_documents(config, tmp_path, capsys):
     assert_one_run(lambda host: load(config, host), range(30, 32), [1, 2])
     whole, halves = load(config), [load(config, Host(index, 2)) for index in range(2)]
     assert whole[30]["inputs"].shape == (10, 32)
@@ -51,7 +51,7 @@ def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_p
         assert main(command) == 0, capsys.readouterr().err
 
 
-def test_its_transforms_are_stated(config):
+def test_a_config_of_sources_with_different_layouts_must_state_transforms(config):
     del config["transforms"]
     assert "lacks the key 'transforms', and the layouts of its sources" in error_of(config)
 

@@ -1,4 +1,4 @@
-"""Multipack against the batches of OpenChat's own sampler (tests/golden/make/make_multipack_golden.py)."""
+"""Algorithm `multipack` makes the batches of OpenChat's own sampler (tests/golden/make/make_multipack_golden.py)."""
 
 import hashlib
 import sys
@@ -22,7 +22,10 @@ SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
     ids=lambda value: getattr(value, "name", f"arrays from {value} rows on"),
 )
 def test_batches_are_openchats(case, few, monkeypatch):
-    """By the lengths in every row and, where lengths are distinct, document by document and in that order."""
+    """Rows are compared by the lengths of their documents. If no two lengths are equal, also document by document, in order.
+
+    `few` is the number of rows of a batch up to which documents are placed by a loop; beyond it, arrays are used.
+    """
     monkeypatch.setattr(sys.modules["grain_sft.layout.packing.multipack"], "_FEW", few)
     lengths, golden = multipack_lengths(case), GOLDEN[case.name]
     digest = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""`ties="numpy:..."`: OLMo-core's rows as CPUs with other instructions make them, from one machine."""
+"""`ties="numpy:avx2"` and the like replay OLMo-core's rows of CPUs with other instructions, on one machine."""
 
 import dataclasses
 import json
@@ -23,6 +23,7 @@ needs_avx2 = pytest.mark.skipif("avx2" not in playable(), reason="this CPU has n
 
 
 def golden_of(variant: str, case) -> dict:
+    """Return the golden values of a case. Skip the test if there are none, or if this CPU can't run the variant."""
     key = f"numpy {np.__version__}, {variant}"
     if key not in GOLDEN or variant not in playable():
         pytest.skip(f"this CPU has no {variant}, or the golden file has no {key}")
@@ -44,14 +45,14 @@ print(tests.numpy_sort(), json.dumps(tests.values_of(case, tests.Path(sys.argv[1
 """
 
 
-def test_a_process_whose_numpy_sorts_plainly_still_plays_what_its_cpu_has(tmp_path):
+def test_a_process_whose_numpy_lacks_features_can_still_sort_with_all_features_of_its_cpu(tmp_path):
     best = playable()[0]
     golden = golden_of(best, MANY)
     sort, found = run_variant("baseline", ON_A_LESSER_CPU, str(tmp_path / "corpus"), best, MANY.name).split(" ", 1)
     assert sort == "baseline" and json.loads(found) == golden
 
 
-def test_no_process_is_started_where_numpy_here_already_sorts_so(monkeypatch):
+def test_no_process_is_started_where_numpy_already_sorts_like_the_named_cpu(monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     for ties in ("stable", "numpy", f"numpy:{numpy_sort.numpy_sort()}"):
         assert argsorts(ties, [LENGTHS, LENGTHS]) == [None, None]
@@ -68,14 +69,14 @@ def test_one_process_sorts_all_groups(tmp_path, monkeypatch):
 
 
 @needs_avx2
-def test_empty_and_single_lengths_are_sorted_there_too_whatever_is_switched_on_here(monkeypatch):
+def test_a_child_process_sorts_empty_and_single_lengths_whatever_features_are_enabled_here(monkeypatch):
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
     monkeypatch.setenv("NPY_ENABLE_CPU_FEATURES", os.environ.get("NPY_ENABLE_CPU_FEATURES", "AVX2"))
     found = argsorts("numpy:baseline", [np.zeros(0, np.int64), np.array([-7]), np.array([-1, -9, -3])])
     assert [each.tolist() for each in found] == [[], [0], [1, 2, 0]]
 
 
-def test_a_cpu_that_is_better_than_this_one_is_a_sentence(tmp_path):
+def test_the_sort_of_a_better_cpu_than_this_one_is_refused(tmp_path):
     if "avx512" in playable():
         pytest.skip("this CPU has AVX-512")
     with pytest.raises(LayoutError, match=r"ties='numpy:avx512': this CPU has no AVX-512.*from_olmo_core"):
@@ -109,7 +110,7 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
         (f"echo {np.__version__} AVX2 X86_V3", "was compiled for CPUs with AVX2"),
     ],
 )
-def test_a_process_that_can_not_sort_is_a_sentence(tmp_path, monkeypatch, script, message):
+def test_a_process_that_can_not_sort_is_an_error(tmp_path, monkeypatch, script, message):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -126,6 +127,6 @@ def test_a_process_that_can_not_sort_is_a_sentence(tmp_path, monkeypatch, script
         (["ASIMDHP", "SVE"], "", ""),  # ARM
     ],
 )
-def test_what_is_switched_off_has_the_names_of_this_numpy(monkeypatch, dispatched, avx2, baseline):
+def test_disabled_features_have_the_names_that_this_numpy_gives_them(monkeypatch, dispatched, avx2, baseline):
     monkeypatch.setattr(numpy_sort, "_dispatched", dispatched)
     assert [numpy_sort.disabled_for(sort) for sort in numpy_sort.SORTS] == ["", avx2, baseline]

@@ -1,4 +1,4 @@
-"""Windows: which tokens of which shard make a row."""
+"""`WindowLayout`: which tokens of which shard make each row."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from grain_sft.layout import Span, WindowLayout
 
 
 def corpus_of(counts: list[int]) -> Corpus:
-    """A corpus with these numbers of tokens in its shards. The files do not exist."""
+    """Return a corpus whose shards have `counts` tokens. The files do not exist."""
     shards = [Shard(f"/nowhere/{number}", 4 * count, "", num_tokens=count) for number, count in enumerate(counts)]
     return Corpus(tuple(shards), np.dtype(np.uint32))
 
@@ -95,7 +95,7 @@ def test_tokens_far_into_a_huge_file_are_read(tmp_path, dtype, tokens):
     assert layout.spans(last) == [Span(0, last * length, (last + 1) * length, None)]
 
 
-def test_integers_may_be_numpys_and_spans_are_plain_values():
+def test_arguments_may_be_numpy_integers_and_spans_have_python_integers():
     layout = WindowLayout(corpus_of([12]), np.int32(4))
     assert layout.sequence_length == 4 and type(layout.sequence_length) is int
     (span,) = layout.spans(np.int64(2))
@@ -103,7 +103,7 @@ def test_integers_may_be_numpys_and_spans_are_plain_values():
     assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
 
 
-def test_a_longest_length_is_named_and_its_windows_are_whole():
+def test_with_a_longest_length_only_windows_of_whole_longest_rows_are_rows():
     corpus = corpus_of([3 * 1024])
     layout = WindowLayout(corpus, 1024, max_target_sequence_length=2048)
     assert len(layout) == 2 and layout.left_out() == [("ends of 1 files that fill no row", None, 1024)]

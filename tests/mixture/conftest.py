@@ -1,3 +1,5 @@
+"""Fixture `folder`: the corpora of a mixture, written once for all tests of this folder."""
+
 import pytest
 from mixed_corpora import write_sources
 

@@ -1,4 +1,4 @@
-"""Metrics: what is counted is what was handed out."""
+"""Metrics count the batches that were delivered, each once; they are served to Prometheus and logged as a summary."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from grain_sft.storage import activity
 
 
 @pytest.mark.parametrize(("threads", "named"), [(0, ()), (2, ()), (2, ("metrics", "watchdog"))])
-def test_counters_are_what_was_handed_out_once(folder, threads, named):
+def test_counters_count_each_delivered_row_once(folder, threads, named):
     plain, observers = make(folder), [OBSERVERS[name]() for name in named]
     pipeline = Pipeline(plain.source, plain.sampler, plain.transforms, observers=observers)
     counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
@@ -86,7 +86,7 @@ def test_a_batch_whose_delivery_is_interrupted_is_counted_once(folder, count_in_
 
 
 def shaped(array):
-    """Return an array of another library, whose `size` is a method."""
+    """Return an array like one of another library, whose `size` is a method."""
     return types.SimpleNamespace(shape=array.shape, size=lambda: array.shape)
 
 
@@ -96,10 +96,11 @@ MADE = {
     "a number": (lambda batch: {"loss": np.float32(1.0)}, 0),
     "another library's": (lambda batch: {"inputs": shaped(batch["inputs"])}, BATCH),
 }
+"""Transforms of a batch, and the number of rows that are counted of their results."""
 
 
 @pytest.mark.parametrize(("made", "rows"), MADE.values(), ids=MADE)
-def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, rows):
+def test_whatever_a_transform_returns_is_counted_as_one_batch(folder, made, rows):
     class Made(grain.transforms.Map):
         def map(self, element):
             return made(element)
@@ -109,7 +110,7 @@ def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, r
     assert counts() == {"wait_seconds_count": 1, "rows_total": rows, "tokens_total": rows * LENGTH}
 
 
-def test_a_server_of_metrics_serves_ours_and_grains(folder):
+def test_the_metrics_server_serves_the_metrics_of_grain_sft_and_of_grain(folder):
     take(make(folder), 1, threads=0)
     port = metrics.start_server(0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
@@ -125,7 +126,7 @@ def test_what_is_not_a_port_is_refused(port):
         metrics.start_server(port)
 
 
-def test_a_forked_child_leaves_to_its_parent_what_is_not_counted_yet():
+def test_a_forked_child_does_not_count_what_its_parent_has_not_counted_yet():
     before, status = counted("remote_retries_total"), 1
     activity.count("remote_retries", 7)
     if not (child := os.fork()):
@@ -136,7 +137,7 @@ def test_a_forked_child_leaves_to_its_parent_what_is_not_counted_yet():
     assert os.waitpid(child, 0)[1] == 0 and counted("remote_retries_total") == before + 7
 
 
-def test_values_that_are_observed_at_once_are_in_the_buckets_of_prometheus_client():
+def test_a_bulk_histogram_has_the_buckets_of_prometheus_clients_histogram():
     values = [0.0, 0.0001, 0.00011, 0.3, 1.0, 1.5, 300.0, 301.0]
     one = metrics.BulkHistogram("x_seconds", "x")
     other = prometheus_client.Histogram("x_seconds", "x", buckets=metrics.SECONDS, registry=None)
@@ -150,7 +151,7 @@ def test_values_that_are_observed_at_once_are_in_the_buckets_of_prometheus_clien
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["INFO is logged", "absl hides INFO"])
 def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch, hidden):
-    if hidden:  # as it is unless a program raises the verbosity
+    if hidden:  # as in a program that does not raise the verbosity
         monkeypatch.setattr(absl_logging, "level_info", lambda: False)
         monkeypatch.setattr(absl_logging, "info", lambda *_: None)
     monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.2")
@@ -163,7 +164,7 @@ def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch, hidden)
     assert log.find(pattern)
 
 
-def test_a_summary_before_the_first_batch_has_the_step_of_the_start(folder, log, monkeypatch):
+def test_a_summary_before_the_first_batch_names_the_start_step(folder, log, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.1")
     with closing(make(folder, epochs=None).iter(start_step=1000, threads=0)):
         assert log.wait(r"No step in \d+ s; the next one is 1000\.")

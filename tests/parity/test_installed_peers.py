@@ -1,7 +1,7 @@
-"""Against the packages themselves, where they are installed: `pytest -m parity`. Golden values are tested without.
+"""Comparison with OLMo-core and MaxText themselves, where they are installed: `pytest -m parity`.
 
-OLMo-core comes with the extra `parity` (torch, CPU build, is enough). MaxText wants Python 3.12; `pip install --no-deps
-maxtext` suffices.
+Other tests compare with golden values, which need neither package. The extra `parity` installs OLMo-core; the CPU build of
+torch is enough for it. MaxText needs Python 3.12; install it with `pip install --no-deps maxtext`.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parity
 
 
 def repetitive_rows(rng, rows, length):
-    """Rows with spans of every period, about as long as the threshold, somewhere in noise of a small vocabulary."""
+    """Return rows of random tokens that repeat an n-gram of 1 to 14 tokens 29 to 35 times; the filter's threshold is 32."""
     tokens = rng.integers(0, rng.choice([2, 3, 50, 1000]), (rows, length)).astype(np.uint16)
     for row in tokens:
         period, repeats = int(rng.integers(1, 15)), int(rng.integers(29, 36))

@@ -1,4 +1,4 @@
-"""Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
+"""Amendments change no batch before their step. From their step on, batches are those of a naive reference."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, layout):
     [table] = (tmp_path / "corpus").rglob("episodes.idx")
     pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()
     if layout == "windows":
-        pairs[3:60:4, 1] += pairs[2:59:4, 1] // 2 + 3  # into the next document
+        pairs[3:60:4, 1] += pairs[2:59:4, 1] // 2 + 3  # now reaches into the next document
     pairs[70, 1] = 0
     pairs.tofile(table)
     numbers = [*random.Random(3).sample(range(len(pairs)), 30), 70]
@@ -117,7 +117,10 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
 
 
 def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
-    """2:17 is not 137, a source is not the folder or the file of its name, and a list of documents is next to the config."""
+    """2:17 is document 17 of source 2, not YAML's number 137. A source has precedence over a folder or file of the same name.
+
+    The list of documents gone.txt is next to the config.
+    """
     mixture = {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2", "web")}
     config = config_of({"mixture": mixture}, "packed")
     (tmp_path / "masks").mkdir()
@@ -151,7 +154,7 @@ def test_an_amendment_that_changes_nothing_is_refused():
 
 
 def test_amendments_of_an_iterator_change_the_batches(corpus):
-    """They were in the receipt alone."""
+    """The receipt must not use up the iterator, or the amendments would change no batch."""
     plain = grain_sft.load(config_of(corpus, "packed"))
     amendments = [Amendment(2, skip=3), Amendment(2, withdraw=[4])]
     changed = grain_sft.Pipeline(plain.source, plain.sampler, plain.transforms, amendments=iter(amendments))
@@ -160,13 +163,13 @@ def test_amendments_of_an_iterator_change_the_batches(corpus):
 
 @pytest.mark.parametrize("documents", [[True, False], np.array([0, 1], bool), [1.7], ["3"], 5, {1}, [[1]], [1 << 64]])
 def test_documents_that_are_not_integers_are_refused(documents):
-    """A mask of documents was taken for the documents 0 and 1."""
+    """A mask must not be read as integers: [True, False] would be the documents 1 and 0."""
     with pytest.raises(PipelineError, match=r"withdraw=.*Expected a list of integers"):
         Amendment(4, withdraw=documents)
 
 
 def changes_of(drawn):
-    """Return a random change of a config, which may change no batch at all."""
+    """Return random changes of a config. They may change no batch at all."""
     sampler = drawn.choice([{}, {"seed": 2}, {"epochs": 1}, {"schedule": [{"step": 5, "global_batch_size": 8}]}])
     amendments = [{"skip": {"from": drawn.randrange(9), "steps": 2}}, {"withdraw": {"from": 3, "documents": [7, 8]}}]
     layout = drawn.choice([{}, {}, {"sequence_length": 24}, {"long_documents": "fragment"}])

@@ -1,10 +1,10 @@
-"""Exceptions at any moment inside `next`: the step that was not delivered comes next, each step comes once, nothing hangs.
+"""After an exception at any moment inside `next`, the next call returns the step that was not delivered, and nothing hangs.
+
+This command raises 5,000 exceptions, or as many as $GRAIN_SFT_EXCEPTIONS states:
 
     pytest -n0 -m heavy -s tests/pipeline/test_exceptions_inside_next.py
 
-raises `GRAIN_SFT_EXCEPTIONS` (5,000) in all. Values are taken by `list.extend`, so that a batch that `next` returned is kept
-although the signal handler raises directly after it.
-"""
+Batches are taken by `list.extend`, which keeps a batch even if a signal handler raises directly after `next` returned it."""
 
 import collections
 import contextlib
@@ -38,12 +38,12 @@ PACKAGE = os.path.dirname(grain_sft.__file__)
 
 
 class Raised(BaseException):
-    """What a handler raises."""
+    """The exception that the tests raise inside `next`."""
 
 
 @pytest.fixture(autouse=True)
 def quiet_finalizers(monkeypatch):
-    """Exceptions that arrive in a finalizer are not pytest's, whose hook they could interrupt."""
+    """Ignore exceptions that arrive in a finalizer. They could interrupt the hook by which pytest reports them."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
@@ -64,7 +64,7 @@ def no_tracer():
 
 @pytest.fixture
 def pipeline(tmp_path):
-    """Token k of the corpus is k, so that a batch tells its rows; an audit log of epochs of 50 steps."""
+    """A pipeline with an audit log and epochs of 50 steps. Token k of its corpus is k, so a batch shows which rows it has."""
     np.arange(50 * ROWS * LENGTH, dtype=np.uint32).tofile(tmp_path / "a.npy")
     source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), LENGTH))
     sampler = IndexSampler(len(source), global_batch_size=ROWS, seed=1)
@@ -87,14 +87,14 @@ HERE = ["0 threads", "2 threads", "global batches", "global batches, not ahead"]
 
 
 def check_steps(pipeline, batches, start=0):
-    """Each batch is the one of its step, from `start` on."""
+    """Check that the batches are those of consecutive steps from `start` on."""
     for step, batch in enumerate(batches, start):
         expected = np.asarray(pipeline.sampler.rows(step))[:, None] * LENGTH + np.arange(LENGTH)
         np.testing.assert_array_equal(np.asarray(batch["inputs"]), expected, err_msg=f"step {step}")
 
 
 def check_log(pipeline, steps):
-    """The audit log has each epoch's begin and end once, and no resumption."""
+    """Check that the audit log has each begin and end of an epoch once, and no resumption."""
     with open(pipeline.audit.path + ".jsonl") as file:
         entries = [json.loads(line) for line in file]
     found = collections.Counter(entry["action"] for entry in entries)
@@ -104,7 +104,7 @@ def check_log(pipeline, steps):
 
 @functools.cache
 def checks(code):
-    """Offsets of the instructions of `code` before which CPython looks for signals: after calls, and where loops go back."""
+    """Return the offsets of instructions before which CPython checks for signals: after calls, and at jumps back in loops."""
     found = set()
     for before, one in itertools.pairwise(dis.get_instructions(code)):
         if before.opname.startswith(("CALL", "RESUME")) or one.opname == "JUMP_BACKWARD":
@@ -113,7 +113,7 @@ def checks(code):
 
 
 def raise_at(point):
-    """A trace function that raises the `point`-th time that CPython looks for signals in our frames, and a list of where."""
+    """Return a trace function that raises at check number `point` in the package's code, and a list that gets the place."""
     passed = itertools.count()
     reached = []
 
@@ -131,9 +131,9 @@ def raise_at(point):
 
 
 def raise_at_checks(iterator, taken, stride, draw):
-    """Take one batch; before it, raise at checks for signals of our own frames in this thread, 1 to 2 * `stride` - 1 apart.
+    """Call `next` until a batch comes. Each call raises at a later check than the one before: 1 to 2 * `stride` - 1 later.
 
-    Returns the number of the first check that the call which gave the batch did not reach."""
+    Return the number of the check that the last call, which returned the batch, did not reach."""
     point = 0
     sys._getframe().f_trace_opcodes = True  # else Python 3.12 reports no opcodes to the first trace of a process
     while True:
@@ -154,16 +154,16 @@ def raise_at_checks(iterator, taken, stride, draw):
 @pytest.mark.parametrize(
     ("before", "stride"),
     [(0, 9), (2, 3), *(pytest.param(before, 1, marks=pytest.mark.heavy) for before in (0, 2))],
-    ids=["first", "later", "all of first", "all of later"],
+    ids=["first call", "later calls", "all checks of first call", "all checks of later calls"],
 )
 @pytest.mark.parametrize("name", HERE)
 def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, before, stride):
-    """In the first call of `next`, which starts threads and the audit log: at some of the checks, drawn, or at all. In later
-    calls: also between the arrival of a batch and its delivery. These have no log: a call after it was written passes fewer.
+    """The first call of `next` starts threads and the audit log. In later calls, some checks are between the arrival of a batch
+    and its delivery. Later calls have no log: once a log is written, a repeated call passes fewer checks.
     """
     run = Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms) if before else pipeline
     iterator = KINDS[name](run)
-    sys.settrace(raise_at(-1)[0])  # raises nowhere; Python 3.13 reports no opcodes of code that was not traced before
+    sys.settrace(raise_at(-1)[0])  # never raises; Python 3.13 reports opcodes only of code that was traced before
     taken = list(itertools.islice(iterator, before))
     sys.settrace(None)
     for _ in range(3 if before else 1):
@@ -176,7 +176,7 @@ def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipelin
 
 
 def interrupt(iterator, count, seed, taken, longest=0.002):
-    """Take batches in order while `count` exceptions of a signal handler arrive inside `next`, and 5 after that."""
+    """Take batches in order while a signal handler raises `count` exceptions inside `next`. Then take 5 more batches."""
     draw, raised, inside = random.Random(seed), 0, False
 
     def handler(number, frame):
@@ -196,7 +196,7 @@ def interrupt(iterator, count, seed, taken, longest=0.002):
             inside = False
         except Raised:
             raised += 1
-            if raised == 20:  # before that, workers are about to start
+            if raised == 20:  # workers may still be starting, so wait for a batch
                 taken.extend(itertools.islice(iterator, 1))
             assert getattr(iterator, "next_step", len(taken)) == len(taken)
         finally:
@@ -221,7 +221,7 @@ def test_signal_handlers_that_raise_lose_and_repeat_nothing(pipeline, name, coun
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
-    """`PyThreadState_SetAsyncExc`, in two threads that take from one iterator: each step goes to one."""
+    """`PyThreadState_SetAsyncExc` raises in two threads that take from one iterator. Each step goes to one of them."""
     iterator, taken, ended = pipeline.iter(threads=ahead, prefetch=3), ([], []), [False, False]
 
     def take(number):
@@ -243,7 +243,7 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
     while any(thread.is_alive() for thread in threads):
         time.sleep(draw.uniform(0, 0.002))
         thread, num_taken = draw.choice(threads), len(taken[0]) + len(taken[1])
-        # At most 5 between two batches: the first call, which takes longer than the others, returns on a slow machine, too.
+        # At most 5 exceptions between two batches, so that the first call, the slowest, returns on a slow machine too.
         if sent[num_taken] < 5 and thread.is_alive() and not all(ended):
             sent[num_taken] += 1
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Raised))
@@ -272,7 +272,7 @@ def test_threads_end_with_an_iterator_that_is_closed_or_collected(pipeline, name
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])
-def test_a_data_loader_stops_for_good_with_a_sentence(pipeline, workers):
+def test_a_data_loader_stops_for_good_with_an_error(pipeline, workers):
     without_log = Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms)
     iterator, taken = iter(without_log.data_loader(worker_count=workers)), []
     with pytest.raises(PipelineError, match="going on would skip it"):

@@ -1,4 +1,4 @@
-"""A run that learns nothing says so, with the reason, and one that learns says nothing."""
+"""A run warns once, with the reason, if no target takes loss in its first batches. Other runs do not warn."""
 
 import contextlib
 import re
@@ -35,6 +35,7 @@ SOUND = np.arange(20) >= 8
 
 @pytest.fixture
 def warnings(monkeypatch):
+    """The list of the logged warnings."""
     found = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: found.append(text % values))
     return found
@@ -42,6 +43,8 @@ def warnings(monkeypatch):
 
 @pytest.fixture
 def config_of(tmp_path):
+    """`config_of(case)`: path of a config over a corpus of equal documents. A name that is not in `CASES` makes a sound one."""
+
     def write(case, **changes):
         loss, options, _ = CASES.get(case, (SOUND, {}, ""))
         tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
@@ -73,7 +76,7 @@ def test_verify_fails_and_iterating_warns_once_and_says_why(case, config_of, war
 
 @pytest.mark.parametrize("length", [16, 44])
 def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, tmp_path, warnings):
-    """Of 20 pairs 15 have responses of 20 equal tokens and another last one, and 5 have no response."""
+    """15 of 20 pairs have responses that differ only in their last token. The other 5 pairs have no response."""
     same = list(range(3, 23))
     pairs = [[[7], [*same, 30 + number], [*same, 60]] for number in range(15)] + [[[7], [], []]] * 5
     write_pairs(tmp_path / "pairs", pairs)
@@ -107,7 +110,7 @@ def test_a_step_that_is_read_again_counts_once(config_of, warnings):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_run_of_fewer_steps_warns_when_its_last_batch_is_checked(config_of, warnings, order):
-    """Threads make batches in any order."""
+    """The order of the two batches makes no difference, because threads make batches in any order."""
     pipeline = load(config_of("zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
     assert len(pipeline) == 2 < NUM_CHECKED
     for step in order:
@@ -122,7 +125,7 @@ def test_a_sound_run_warns_of_nothing(transforms, config_of, warnings):
     path = config_of("sound", transforms=transforms)
     pipeline = load(path)
     take(pipeline, 0, 1)
-    assert pipeline.first_steps.left == 0  # one batch is checked, not each
+    assert pipeline.first_steps.left == 0  # a batch with loss ends the check
     assert not warnings and verify(path).sound
 
 

@@ -1,4 +1,4 @@
-"""What a corpus needs travels with each of its splits, and another tokenizer than its own is refused."""
+"""Each split of a corpus carries the metadata that it needs, and a tokenizer other than the corpus's own is refused."""
 
 import json
 import shutil
@@ -20,13 +20,14 @@ from grain_sft.prepare import convert
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chats, two tokenizers, and the chats in each format."""
+    """A folder with chats, a corpus of them in each format, their tokenizer spm.model, and another one, other.model."""
     path = make_each_format(tmp_path_factory.mktemp("travels"), {"chats.jsonl": 60})
     save_trained(path / "other", size=310).rename(path / "other.model")
     return path
 
 
 def stated(corpus: grain_sft.Corpus) -> dict:
+    """Return the metadata that a split must carry."""
     return {name: getattr(corpus, name) for name in ("eos_token_id", "pad_token_id", "tokenizer_sha256")}
 
 
@@ -37,7 +38,7 @@ def config_of(corpus: Path | str, **options: str) -> dict:
 @pytest.mark.parametrize("form", CHAT_FORMATS)
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, form, split, caplog):
-    name, copy = split, shutil.copytree  # of links, the files
+    name, copy = split, shutil.copytree  # copies files in place of links to them
     if form == "openchat":
         name, copy = f"openchat.{'eval' if split == 'val' else 'train'}.parquet", shutil.copy
     whole = grain_sft.open_corpus(folder / form / name)
@@ -54,8 +55,8 @@ def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, 
 
 
 @pytest.mark.parametrize("form", ["olmo", "episodes"])
-def test_the_metadata_of_the_split_are_read_before_those_of_the_folder_above(folder, tmp_path, form):
-    """A split that was copied into another corpus's folder is still its own; one of version 0.1.0 has its statistics."""
+def test_the_metadata_of_the_split_take_precedence_over_those_of_the_folder_above(folder, tmp_path, form):
+    """A split that was copied into another corpus's folder keeps its ids. One of version 0.1.0 has them in its statistics."""
     train = shutil.copytree(folder / form / "train", tmp_path / "train")
     (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 9, "sha256": "of another"}}))
     assert stated(grain_sft.open_corpus(tmp_path)) == stated(grain_sft.open_corpus(folder / form))
@@ -128,7 +129,7 @@ def test_a_tokenizer_beside_the_config_is_compared_by_its_hash(folder, tmp_path)
     assert "the corpus was made with the tokenizer" in batches.error_of(run)
 
 
-def test_a_name_that_cant_be_compared_is_refused(tmp_path, folder):
+def test_a_tokenizers_name_is_refused_where_the_corpus_states_only_a_hash(tmp_path, folder):
     shutil.copytree(folder / "episodes", tmp_path / "seed")
     for path in ("prepare.json", "train/corpus.json", "tokenizer"):
         target = tmp_path / "seed" / path
@@ -155,8 +156,8 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
     assert main(["verify", f"{folder}/olmo", "--tokenizer-name", str(folder / "spm.model")]) == 0
 
 
-def test_only_few_documents_that_olmo_core_would_not_find_are_noted(capsys):
-    """A template that ends all documents with a token of its own is no fault of the documents."""
+def test_documents_that_olmo_core_would_not_find_are_noted_unless_the_template_makes_them_so(capsys):
+    """OLMo-core finds documents by EOS. If half of them or more lack it, the template ends documents with another token."""
     counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
     manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}
     for number, noted in ((0, False), (1, True), (49, True), (50, False), (100, False), (None, False)):
@@ -164,4 +165,4 @@ def test_only_few_documents_that_olmo_core_would_not_find_are_noted(capsys):
             print_summary({**manifest, key: number}, "out")
             assert (f"note     {number} of 100 documents" in capsys.readouterr().out) is noted
     print_summary({**manifest, "text": {"bytes": 9, "tokens": 5}, "without_final_eos": 100}, "out")
-    assert "note     100 of 100 documents" in capsys.readouterr().out  # plain documents, cut or without EOS
+    assert "note     100 of 100 documents" in capsys.readouterr().out  # in plain documents, the template adds no token

@@ -1,4 +1,4 @@
-"""Corpora that are rewritten without some of their documents."""
+"""`grain-sft withdraw` rewrites a corpus without some of its documents."""
 
 import shutil
 from pathlib import Path
@@ -17,12 +17,12 @@ INPUTS = {"a/chats.jsonl": 24, "b/chats.jsonl": 12, "b/more.jsonl": 9}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three inputs, two of one name, and their corpus in each format."""
+    """A corpus of three input files, in each format. Two of the input files have the same name."""
     return make_each_format(tmp_path_factory.mktemp("withdraw"), INPUTS)
 
 
 def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int], list[float]]]:
-    """Return tokens and loss of each document, by its source."""
+    """Return tokens and loss of each document, by the (input, line) that it was made of."""
     found = {each.source: (each.tokens.tolist(), each.loss.tolist()) for each in corpus.iter_documents()}
     assert len(found) == corpus.num_documents
     return found
@@ -33,7 +33,7 @@ def test_a_corpus_is_written_without_documents(folder, tmp_path, form, capsys):
     files = {"openchat": "openchat.eval.parquet", "primer": "val_input_ids.bin"}
     splits = {"train": folder / form, "val": folder / form / files.get(form, "val")}
     before = {name: records_of(grain_sft.open_corpus(path)) for name, path in splits.items()}
-    numbers = [3, 5, len(before["train"]) + 1]  # the last is the second of split val
+    numbers = [3, 5, len(before["train"]) + 1]  # the numbers go on in split val: this is its second document
     (tmp_path / "list.txt").write_text("a/chats.jsonl:7\nb/chats.jsonl:2\n")
     gone = {[*before["train"], *before["val"]][number] for number in numbers}
     gone |= {(0, 7), (1, 2)} | {(2, line) for line in range(1, INPUTS["b/more.jsonl"] + 1)}
@@ -47,7 +47,7 @@ def test_a_corpus_is_written_without_documents(folder, tmp_path, form, capsys):
     assert digests(tmp_path / "out").keys() == digests(folder / form).keys()
 
 
-def test_the_same_documents_again_are_done_and_others_are_refused(folder, tmp_path, capsys):
+def test_a_second_call_with_the_same_documents_does_nothing_and_one_with_others_is_refused(folder, tmp_path, capsys):
     command = ["withdraw", str(folder / "olmo"), "--output", str(tmp_path / "out")]
     assert main([*command, "4", "2"]) == main([*command, "2", "4"]) == 0
     assert "is complete: nothing to do" in capsys.readouterr().out
@@ -102,7 +102,7 @@ def test_amendments_name_records_as_the_command_does(folder):
         assert found.tolist() == sorted([first, *np.flatnonzero(sources == 2)])
 
 
-def test_numbers_and_files_of_names(folder, tmp_path, monkeypatch):
+def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once(folder, tmp_path, monkeypatch):
     corpus, reads = grain_sft.open_corpus(folder / "olmo"), []
     read = traits.read_whole
     monkeypatch.setattr(traits, "read_whole", lambda file: reads.append(file) or read(file))

@@ -17,7 +17,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def make(corpus, tmp_path):
-    """`make(**sampler)`: a pipeline of 125 rows, 7 steps an epoch, three epochs, with an audit log."""
+    """`make(**sampler)`: a pipeline with an audit log. It has 125 rows, 7 steps an epoch, and three epochs."""
 
     def pipeline(audit=tmp_path / "audit", **changed):
         options = {"global_batch_size": 16, "seed": 42, "epochs": 3, "order": "shuffle"} | changed

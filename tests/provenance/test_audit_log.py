@@ -1,4 +1,4 @@
-"""The audit log: what a run writes, whatever kills it."""
+"""The audit log has the starts, resumptions and epochs of a run, and no other lines, also after kills and failed writes."""
 
 import concurrent.futures
 import errno
@@ -23,7 +23,7 @@ from grain_sft.provenance.audit import read_line
 
 
 def actions(path: Path) -> list[tuple]:
-    """(action, step, epoch) of each line."""
+    """Return (action, step, epoch) of each line of a log."""
     return [(entry["action"], entry.get("step"), entry.get("epoch")) for entry in entries(path)]
 
 
@@ -33,6 +33,7 @@ EXPECTED = [
     *[("dataset_load", None, None), ("resume", 7, 1), ("epoch_start", 7, 1), ("epoch_complete", 13, 1)],
     *[("epoch_start", 14, 2), ("dataset_load", None, None), ("resume", 15, 2), ("epoch_complete", 20, 2)],
 ]
+"""Actions of the runs of `killed_and_resumed`."""
 
 
 def test_a_log_has_loads_resumes_and_the_bounds_of_epochs(make, tmp_path):
@@ -54,7 +55,7 @@ def test_a_log_has_loads_resumes_and_the_bounds_of_epochs(make, tmp_path):
     assert (checked.entries, checked.loads, checked.resumes, checked.epochs) == (14, 4, 3, {0, 1, 2})
 
 
-def test_the_text_has_the_form_of_the_episode_indexed_loader_and_has_the_values_of_the_json(make, tmp_path):
+def test_the_text_log_has_the_form_of_the_episode_indexed_loader_and_the_values_of_the_json_log(make, tmp_path):
     killed_and_resumed(make)
     text = (tmp_path / "audit.log").read_text().splitlines()
     for line, entry in zip(text, entries(tmp_path / "audit.jsonl"), strict=True):
@@ -71,7 +72,7 @@ SAMPLERS = [
     *({"order": "maxtext", "host": Host(0, count)} for count in (2, 4, 16)),
     *({"order": order, "last_batch": "run_on"} for order in ("shuffle", "episode")),
     *({"order": order, "last_batch": "fill"} for order in ("shuffle", "olmo")),
-    {"order": "episode", "last_batch": "run_on", "global_batch_size": 200},  # batches of more than an epoch
+    {"order": "episode", "last_batch": "run_on", "global_batch_size": 200},  # a batch is longer than an epoch
     {"order": "olmo", "host": Host(0, 8)},
     {"global_batch_size": 125},  # epochs of one step
     {"epochs": None},
@@ -80,7 +81,7 @@ SAMPLERS = [
 
 
 def borders(sampler, steps: int) -> list[tuple]:
-    """(action, step, epoch), found record by record."""
+    """Return (action, step, epoch) of each begin and end of an epoch, by a naive walk over all rows."""
     hosts = sampler.host.count if sampler.order == "maxtext" else 1
     whole = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
     batch = 16 // hosts if hosts > 1 else whole.global_batch_size
@@ -97,7 +98,7 @@ def borders(sampler, steps: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
-def test_epochs_start_and_end_where_their_rows_do_in_every_order(make, tmp_path, sampler):
+def test_epochs_start_and_end_with_their_first_and_last_row_in_every_order(make, tmp_path, sampler):
     pipeline = make(**sampler)
     steps = min(pipeline.end_step, 30)
     take(pipeline, 0, steps, threads=0)
@@ -112,7 +113,7 @@ def test_epochs_start_and_end_where_their_rows_do_in_every_order(make, tmp_path,
         assert seen[0]["rows_seen"] == ROWS // hosts * hosts
 
 
-def test_resumed_anywhere_a_run_is_confirmed_in_every_order(make, tmp_path):
+def test_the_log_of_a_run_resumed_at_any_step_is_confirmed_in_every_order(make, tmp_path):
     for number, sampler in enumerate(SAMPLERS):
         audit, steps = tmp_path / str(number), min(make(**sampler).end_step, 15)
         for start in range(0, steps, 2):
@@ -133,7 +134,7 @@ def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 1, "threads": 0}], ids=str)
-def test_nothing_is_written_of_batches_that_were_only_read_ahead(make, tmp_path, options):
+def test_batches_that_were_only_read_ahead_write_nothing(make, tmp_path, options):
     iterator = make().iter(**options)
     iterator.start_prefetch()
     time.sleep(0.3)
@@ -185,25 +186,25 @@ def test_batches_taken_by_step_are_not_in_the_log_and_change_nothing_in_it(make,
     assert repr(copy) == repr(make(audit=None)) and copy.receipt.code == make(audit=None).receipt.code
 
 
-def test_a_log_has_where_an_iterator_was_set_to_another_step(make, tmp_path):
+def test_setting_an_iterator_to_another_step_is_logged_as_a_resumption(make, tmp_path):
     iterator = make().iter(threads=0)
     state = iterator.get_state()
     for _ in range(3):
         next(iterator)
     iterator.set_state({**state, "next_step": 2})
     next(iterator)
-    iterator.set_state({**state, "next_step": 3})  # where it was
+    iterator.set_state({**state, "next_step": 3})  # the step where it already is
     next(iterator)
     assert actions(tmp_path / "audit.jsonl") == [("dataset_load", None, None), ("epoch_start", 0, 0), ("resume", 2, 0)]
     pipeline = make(audit=tmp_path / "other")
-    for _ in range(2):  # an evaluation that is repeated
+    for _ in range(2):  # like an evaluation that is repeated
         take(pipeline, 0, 21)
     assert [action for action, *_ in actions(tmp_path / "other.jsonl")].count("resume") == 1
     for name in ("other", "audit"):
         confirmed(tmp_path / name, make())
 
 
-def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_on(make, tmp_path):
+def test_a_log_that_can_not_be_written_stops_the_run_and_is_complete_after_the_run_goes_on(make, tmp_path):
     iterator, path, hidden = make().iter(), tmp_path / "audit.jsonl", tmp_path / "audit.was"
     for _ in range(6):
         next(iterator)
@@ -272,7 +273,7 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
 
 
 def test_two_runs_that_write_one_log_are_named_and_the_log_is_right(make, tmp_path, caplog):
-    """Two pipelines of one process, as two processes would: each loads and resumes after the entries of the other."""
+    """Two pipelines of one process act like two processes. Each logs a load and a resumption after entries of the other."""
     for _ in zip(make().iter(threads=0), make().iter(threads=0), strict=True):
         pass
     checked = confirmed(tmp_path / "audit", make(audit=None))
@@ -284,10 +285,10 @@ def test_two_runs_that_write_one_log_are_named_and_the_log_is_right(make, tmp_pa
 
 
 def test_a_process_that_was_killed_does_not_block_or_warn_the_resumed_run(make, tmp_path, caplog):
-    iterator = make().iter(threads=0)  # neither closed nor collected, as after an exception in a notebook
+    iterator = make().iter(threads=0)  # left open, like after an exception in a notebook
     next(iterator)
     pid = os.fork()
-    if not pid:  # dies with the log open
+    if not pid:  # the child dies while its log is open
         next(make().iter(start_step=3, threads=0))
         os._exit(os.EX_OK)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == os.EX_OK

@@ -1,4 +1,4 @@
-"""Where the batches of two pipelines differ. test_amendments.py compares them with a search by brute force."""
+"""`difference` finds where the batches of two pipelines differ. test_amendments.py compares it with a search by brute force."""
 
 import grain
 import numpy as np
@@ -23,7 +23,7 @@ def test_steps_after_the_end_of_both_runs_do_not_differ(make):
 
 
 class TokenInColumn(grain.transforms.Map):
-    """Adds the token in a column of each row: an array [rows]."""
+    """Add an array [rows]: the token of each row in one column."""
 
     def __init__(self, column):
         self.column = column

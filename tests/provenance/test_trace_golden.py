@@ -1,4 +1,4 @@
-"""The traced order of packed rows against OLMo-core's real loader, two epochs, rank by rank (make_packed_golden.py)."""
+"""A trace of packed rows has the rows that OLMo-core's loader gives each rank in two epochs (make_packed_golden.py)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Traces agree with what pipelines deliver: every token read again from its place in the trace."""
+"""Traces agree with the batches that pipelines deliver: each token is read again from the place that the trace states."""
 
 import functools
 
@@ -23,7 +23,7 @@ BY_EPOCH = ("multipack", "shuffled_best_fit")
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory):
-    """Layouts by name, over parts of 100 tokens that cut through documents, with masks and sources."""
+    """Layouts by name, over a corpus with masks and sources, whose files of 100 tokens cut through documents."""
     folder = tmp_path_factory.mktemp("trace")
     write_olmo(folder / "parts", documents(70, longest=25), sources=True)
     corpus = open_corpus(folder / "parts", dtype="uint16", eos_token_id=2)
@@ -62,7 +62,7 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
 @pytest.mark.parametrize("order", ["olmo", "shuffle", "episode", "sequential"])
 @pytest.mark.parametrize("last_batch", ["fill", "run_on"])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_the_ends_of_epochs(layouts, order, last_batch, hosts):
+def test_the_ends_of_epochs_are_filled_or_run_on(layouts, order, last_batch, hosts):
     layout = layouts["best_fit_decreasing"]
     batch = 6 if len(layout) % 6 else 10
     options = {"order": order, "global_batch_size": batch, "last_batch": last_batch}
@@ -111,7 +111,7 @@ def assert_spans(found, layout):
     assert [tuple(map(int, line)) for line in lines] == expected
 
 
-def test_documents_and_their_sources(layouts):
+def test_lines_of_a_trace_state_documents_and_their_sources(layouts):
     for name in ("padded", *PACKED, *BY_EPOCH, "materialized"):
         layout = layouts[name]
         pipeline = pipeline_of(layout, order="sequential", epochs=1)
@@ -126,8 +126,8 @@ def test_documents_and_their_sources(layouts):
 
 
 @pytest.mark.parametrize("algorithm", BY_EPOCH)
-def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm):
-    """A trace over several epochs. The next one has fewer rows or more."""
+def test_epochs_may_be_packed_to_different_numbers_of_rows(tmp_path, algorithm):
+    """The trace covers several epochs. An epoch may have more or fewer rows than the one before it."""
     write_olmo(tmp_path / "parts", documents(150, longest=25, seed=3))
     corpus = open_corpus(tmp_path / "parts", dtype="uint16", eos_token_id=2)
     layout = PackedLayout(corpus, LENGTH, algorithm=algorithm, seed=1, epochs=12, batch_rows=2, cache_dir=tmp_path)
@@ -142,7 +142,7 @@ def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm
 
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize(("name", "order"), CASES)
-def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name, order, hosts):
+def test_find_document_finds_all_lines_that_a_trace_of_all_steps_has(layouts, name, order, hosts):
     layout = layouts[name]
     pipeline = pipeline_of(layout, order=order, host=Host(0, hosts), epochs=1 if name in BY_EPOCH else 3)
     whole = trace(pipeline, range(pipeline.sampler.num_steps))
@@ -172,7 +172,7 @@ def test_a_sampler_without_end_is_searched_for_a_number_of_epochs(layouts):
     assert last.instance[np.unique(last.row, return_index=True)[1]].tolist() == pipeline.sampler.rows(10**6).tolist()
 
 
-def test_what_is_not_there_is_refused(layouts):
+def test_steps_documents_epochs_and_hosts_that_do_not_exist_are_refused(layouts):
     pipeline = pipeline_of(layouts["padded"])
     steps = pipeline.sampler.num_steps
     for error, words, call, asked, options in (
@@ -188,7 +188,7 @@ def test_what_is_not_there_is_refused(layouts):
     assert len(trace(pipeline, range(2, 2))) == 0
 
 
-def test_blocks_together_are_the_trace(layouts):
+def test_the_parts_that_iter_trace_yields_are_together_the_trace(layouts):
     pipeline = pipeline_of(layouts["best_fit_decreasing"])
     parts = list(iter_trace(pipeline, range(1, 12), block_rows=12))
     assert [set(part.step.tolist()) for part in parts] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11}]

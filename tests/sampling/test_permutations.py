@@ -1,4 +1,4 @@
-"""Exact orders on disk: made once, by one process, whole or not at all."""
+"""Orders that are files in the cache: one process makes an order, once, and no incomplete file is left."""
 
 import hashlib
 import multiprocessing
@@ -21,6 +21,7 @@ ROWS = exact.IN_MEMORY_ROWS
 
 
 def depends(seed=3):
+    """Return the values that identify an order's file."""
     return {"orders": 1, "order": "olmo", "rows": ROWS, "seed": seed, "epoch": 1}
 
 
@@ -29,11 +30,12 @@ def load(folder):
 
 
 def digest_of_an_order(folder):
+    """Return the hash of an order and the name of its type, which is `memmap` for a file."""
     found = load(folder)
     return hashlib.sha256(found.tobytes()).hexdigest(), type(found).__name__
 
 
-def test_processes_that_start_at_once_make_an_order_once_and_it_is_the_one_made_in_memory(tmp_path):
+def test_processes_that_start_at_once_make_an_order_once_and_it_equals_the_one_made_in_memory(tmp_path):
     expected = hashlib.sha256(permute.permutation(ROWS, "PCG64", 5).tobytes()).hexdigest(), "memmap"
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         assert set(pool.map(digest_of_an_order, [tmp_path] * 4)) == {expected}
@@ -43,20 +45,21 @@ def test_processes_that_start_at_once_make_an_order_once_and_it_is_the_one_made_
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".arrays", ".lock"]
 
 
-def test_the_process_that_makes_an_order_imports_what_its_parent_does(tmp_path):
-    """The parent finds the package in its working directory alone, as a notebook does in a checkout."""
+def test_the_process_that_makes_an_order_finds_the_packages_of_its_parent(tmp_path):
+    """The parent finds the package only in its working directory, like a notebook in a checkout."""
     (tmp_path / "grain_sft").symlink_to(Path(grain_sft.__file__).parent)
     program = f"""if True:
         from pathlib import Path
         from grain_sft.sampling.orders import exact
         exact._write(Path("order"), {depends()}, ("PCG64", 5))"""
-    packages = {**os.environ, "PYTHONPATH": str(Path(np.__file__).parents[1])}  # their .pth files are not read
+    # The .pth files in this folder, such as one for grain_sft, are not read.
+    packages = {**os.environ, "PYTHONPATH": str(Path(np.__file__).parents[1])}
     subprocess.run([sys._base_executable, "-c", program], cwd=tmp_path, env=packages, check=True)
     assert (tmp_path / "order").exists()
 
 
-def test_an_order_of_another_seed_dtype_or_length_in_its_place_is_made_again(tmp_path):
-    """Their checksums are right. Damaged files: tests/hardening/test_caches.py."""
+def test_a_file_with_an_order_of_another_seed_dtype_or_length_is_made_again(tmp_path):
+    """The wrong files have right checksums. For damaged files see tests/hardening/test_caches.py."""
     made, expected = tmp_path / f"olmo-{ROWS}-3-1.arrays", permute.permutation(ROWS, "PCG64", 5)
     load(tmp_path)
     whole = made.read_bytes()
@@ -66,7 +69,7 @@ def test_an_order_of_another_seed_dtype_or_length_in_its_place_is_made_again(tmp
         assert made.read_bytes() == whole
 
 
-def test_orders_are_in_the_folder_that_is_given_or_in_the_cache_and_a_file_in_its_place_is_named(tmp_path, monkeypatch):
+def test_orders_are_in_the_given_folder_or_in_the_cache_and_a_file_in_its_place_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "b"))
     for cache_dir, folder in ((tmp_path / "a", tmp_path / "a"), (None, tmp_path / "b" / "orders")):
         rows = IndexSampler(ROWS, order="olmo", cache_dir=cache_dir, global_batch_size=16, seed=5).rows(0)

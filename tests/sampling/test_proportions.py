@@ -1,4 +1,4 @@
-"""Proportions: after every row every source is within a row of its share, at constant time, whatever comes later."""
+"""`Proportions` keeps each source of a mixture near its share after every row. A late row takes no longer than the first."""
 
 from fractions import Fraction
 
@@ -12,7 +12,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling import Mixture, SourceOrder, proportions
 from grain_sft.sampling.proportions import Proportions, as_shares
 
-WEIGHT = st.one_of(st.integers(0, 12), st.sampled_from([1, 500, 999]))  # 0.999 and 0.001 among them, times 1,000
+WEIGHT = st.one_of(st.integers(0, 12), st.sampled_from([1, 500, 999]))  # 1 and 999 are 0.001 and 0.999, times 1,000
 
 
 def shares(*weights):
@@ -24,11 +24,12 @@ def weights_of(low, high):
 
 
 def constant(*weights):
+    """Return proportions of weights that never change and of sources that never end."""
     return Proportions([(0, shares(*weights))], [None] * len(weights))
 
 
 def furthest(changes, chosen):
-    """Return the distance from its share of the source that is furthest away, after each row, in fractions."""
+    """Return, after each row, the largest distance of a source from its share: a Fraction, in rows."""
     by_row = dict(changes)
     common = np.lcm.reduce([share.denominator for each in by_row.values() for share in each])
     owed, weights, found = [0] * len(by_row[0]), (), []
@@ -42,7 +43,7 @@ def furthest(changes, chosen):
 
 
 def assert_consistent(mixed, rows):
-    """Return the sources of `rows` rows, of which `choose`, `counts` and `find` agree."""
+    """Return the sources of the first `rows` rows. Check that `choose`, `counts` and `find` agree on them."""
     numbers = np.arange(rows)
     sources, before = mixed.choose(numbers)
     for source, count in enumerate(mixed.counts(rows)):
@@ -80,7 +81,7 @@ def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(weights_of(2, 4), st.integers(0, 10**12))
-def test_weights_of_a_long_period_are_within_a_row_too_by_formula(weights, first):
+def test_in_a_halving_tree_up_to_four_sources_stay_within_a_row_of_their_share(weights, first):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proportions, "TABLE_ROWS", 0)
         mixed = constant(*weights)
@@ -97,8 +98,8 @@ def test_weights_of_a_long_period_are_within_a_row_too_by_formula(weights, first
 
 
 @pytest.mark.parametrize(("tries", "seed"), [(69, 0), pytest.param(4600, 1, marks=pytest.mark.heavy)])
-def test_by_formula_up_to_24_sources_keep_within_the_stated_bound(tries, seed):
-    """By brute force, for weights of many digits: even ones, of a few orders of magnitude, and a geometric series."""
+def test_in_a_halving_tree_up_to_24_sources_stay_within_the_stated_bound(tries, seed):
+    """Weights have many digits. They are similar, or differ by some orders of magnitude, or are a geometric series."""
     random, rows, found = np.random.default_rng(seed), 2000, 0.0
     for number in range(tries):
         count = 2 + number % 23
@@ -114,11 +115,11 @@ def test_by_formula_up_to_24_sources_keep_within_the_stated_bound(tries, seed):
         assert worst <= mixed.bound < 2
         assert mixed.bound <= (1 if count <= 4 else 1.2 if count <= 10 else 2)
         found = max(found, worst)
-    assert found > 1  # the promise of one row is for tables only
+    assert found > 1  # only tables, not trees, promise less than one row
 
 
 def test_a_late_row_costs_what_the_first_costs():
-    """Counted, not timed: the same table answers, and no other is made."""
+    """Row 10^15 is found from the table of one period, which is 10 rows. A walk over all rows before it would not end."""
     mixed = constant(0.1, 0.7, 0.2)
     for row in (0, 10**9, 10**15):
         sources, numbers = mixed.choose(np.arange(row, row + 10))
@@ -144,7 +145,7 @@ LATE = [
     (12, shares(1, 500, 0, 500)),
     (13, shares(0, 0, 0, 1)),
 ]
-"""A phase of one row, whose rule must be the one that more rows of the same weights would have."""
+"""Changes of weights, two of which last for one row. Such a row must follow the rule that a longer phase of its weights has."""
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -161,9 +162,9 @@ def test_a_change_of_weights_changes_nothing_before_it_and_up_to_three_sources_s
     assert worst <= 1 if count <= 3 else worst < len(changes)
 
 
-def test_what_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
-    """Three of six equal sources have had a row each when the others are to have nearly all: one of these must come to
-    more than a row. Where those three get nothing any more, what they had too much is missing for ever."""
+def test_a_source_that_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
+    """Three of six equal sources have had a row each. Then the other three get nearly all rows: one of them falls more than a
+    row behind. If the first three get no more rows at all, the rows that they had too many can't be made up for."""
     equal = [(0, shares(1, 1, 1, 1, 1, 1))]
     first = Proportions(equal, [None] * 6).choose(np.arange(3))[0]
     for little, back in ((1, 60), (0, None)):

@@ -1,4 +1,4 @@
-"""Arrays of memory that is used again: never while someone holds an array of it."""
+"""`Arrays` reuses the memory of its arrays, but not while an array in the memory or a view of it is held."""
 
 import gc
 import pickle
@@ -19,6 +19,7 @@ def address(array):
 
 
 def filled(made, shape, number):
+    """Return an array of an `Arrays`, filled with a number."""
     array = made.empty(shape, np.int32)
     array[...] = number
     return array
@@ -53,7 +54,7 @@ def test_arrays_begin_at_a_page_or_half_a_page_after_it(dtype, half):
     assert address(made) % 4096 == half * 2048
 
 
-def test_what_is_kept_is_bounded(monkeypatch):
+def test_the_memory_that_is_kept_is_bounded(monkeypatch):
     size = 4 * SHAPE[0] * SHAPE[1]
     monkeypatch.setattr(arrays, "_KEPT", 3 * (size + 2 * 4096))
     made = Arrays()
@@ -62,7 +63,7 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert sum(len(kept) for kept in made._buffers.values()) == 3
     place = address(held[1])
     del held
-    assert address(made.empty(SHAPE, np.int32)) != place  # the first of those that are kept
+    assert address(made.empty(SHAPE, np.int32)) != place  # the first kept buffer is reused, not the second
     other = [made.empty((1, *SHAPE), np.int32) for _ in range(3)]
     assert [len(kept) for kept in made._buffers.values()] == [3] and len({address(each) for each in other}) == 3
 
@@ -77,7 +78,7 @@ def test_threads_never_share_memory():
         assert all(pool.map(work, range(4)))
 
 
-def test_it_pickles_without_its_memory():
+def test_arrays_are_pickled_without_their_memory():
     made = Arrays()
     made.empty(SHAPE, np.int32)
     assert len(pickle.dumps(made)) < 1000

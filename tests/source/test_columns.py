@@ -1,4 +1,4 @@
-"""Columns of a batch are those of whole rows, for every layout, and few other bytes are read."""
+"""Columns of a batch, such as columns 8 to 24, are those of whole rows, for every layout. Few other bytes are read."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def opened(corpus):
 
 
 def assert_columns(pipeline, steps):
-    """Columns of `steps`, some at the ends of rows and others anywhere, are those of whole rows."""
+    """Check that columns of `steps` are those of whole rows. Some columns are at the ends of rows, others anywhere."""
     random = np.random.default_rng(0)
     for step in steps:
         whole = pipeline[step]
@@ -75,6 +75,7 @@ MASKED = {"transforms": [{"mask_eod": {"eod_token_id": 2, "as_target": False}}, 
 
 
 def without(num_documents):
+    """Return amendments that withdraw every second document from step 2 on, and documents 1 and 3 from step 9 on."""
     withdrawn = ((2, list(range(0, num_documents, 2))), (9, [1, 3]))
     return {"amendments": [{"withdraw": {"from": step, "documents": numbers}} for step, numbers in withdrawn]}
 
@@ -87,7 +88,7 @@ CASES = [
     *(("masks", layout, without(150), (1, 3, 9)) for layout in ("windows", "packed", "padded")),
     *(("long", "long padded", without(60), (1, 3, 9)), ("plain", "megatron", without(150), (1, 3, 9))),
 ]
-"""Corpus, layout, other sections of the config, and steps; -1 is the last."""
+"""Corpus, layout, other sections of the config, and steps. Step -1 is the last step."""
 
 
 @pytest.mark.parametrize(("corpus", "layout", "own", "steps"), CASES)
@@ -117,7 +118,7 @@ def test_columns_are_read_from_the_open_files_of_whole_rows(corpora, layout):
 
 
 class NumTargets(ShiftTargets):
-    """A transform of a user's that adds one value a row."""
+    """A user's transform that adds one value for each row."""
 
     def map(self, element):
         element = super().map(element)
@@ -136,7 +137,7 @@ def test_an_array_of_one_value_a_row_is_returned_whole(corpora):
 
 
 class Backwards(ShiftTargets):
-    """A transform of a user's that may look at any column."""
+    """A user's transform that may need any column."""
 
     def map(self, element):
         return {key: array[:, ::-1] for key, array in super().map(element).items()}
@@ -150,7 +151,7 @@ def test_transforms_that_need_whole_rows_get_them(corpora, transforms):
 
 
 class Same(grain.transforms.Map):
-    """A transform of a user's that states that a column depends on nothing but itself."""
+    """A user's transform whose `column_reach` states that a column depends only on the same column."""
 
     column_reach = (0, 0)
 
@@ -209,7 +210,7 @@ def test_columns_of_rows_of_several_lengths_are_refused(corpora):
         NpyDataSource(OlmoVslLayout(opened(corpora["plain"]), 32, min_sequence_length=8)).columns(0, 16)
 
 
-def test_costs_counts_and_sources_of_columns(corpora):
+def test_a_layout_of_columns_has_the_costs_and_segments_of_its_columns(corpora):
     whole = PackedLayout(opened(corpora["plain"]), LENGTH, boundaries="eos")
     layout = ColumnsLayout(whole, 20, 50)
     rows = NpyDataSource(whole).columns(20, 50).read(range(len(whole)))["segment_ids"]

@@ -1,4 +1,4 @@
-"""NpyDataSource: the arrays of a row or of many, from any thread and any process."""
+"""NpyDataSource returns the arrays of one row or of many rows, opens few files, and is small when pickled."""
 
 import gc
 import pickle
@@ -16,7 +16,7 @@ LENGTH = 16
 
 @pytest.fixture
 def make(write_tokens):
-    """`make(counts, dtype)`: an opened corpus of files with random tokens, and its rows as they should be."""
+    """`make(counts, dtype)`: a corpus of files with `counts` random tokens, and the rows that a source must return."""
 
     def make(counts, dtype="uint32", name="data"):
         random = np.random.default_rng(len(counts))
@@ -30,6 +30,7 @@ def make(write_tokens):
 
 
 def source_of(corpus, **options):
+    """Return a source of windows of `LENGTH` tokens."""
     return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), **options)
 
 
@@ -59,7 +60,7 @@ def test_the_memory_of_batches_is_freed_with_the_source_without_a_garbage_collec
         gc.enable()
 
 
-def test_rows_come_in_the_order_asked_for_as_often_as_asked_for(make):
+def test_rows_come_in_the_requested_order_and_a_row_requested_twice_comes_twice(make):
     corpus, rows = make([100, 64, 77])
     source = source_of(corpus)
     integers = [np.array([7, 0], kind) for kind in (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64)]
@@ -95,13 +96,13 @@ def test_a_fill_row_holds_nothing_and_takes_no_loss(make, wanted):
         array[np.array(wanted) == FILL_ROW] = 0
     assert_same(source.read(wanted), expected)
     np.testing.assert_array_equal(source.read([0, 1])["loss_mask"], np.ones((2, LENGTH), bool))
-    assert not any(array.any() for array in source[FillKey(FILL_ROW)].values())  # as a sampler's record key
+    assert not any(array.any() for array in source[FillKey(FILL_ROW)].values())  # as a sampler gives it to Grain
     with pytest.raises(IndexError, match="don't count from the end"):
         source[-1]
 
 
 @pytest.mark.parametrize("wrong", [-2, -100, 10, 11, 1 << 40, 1 << 63, -(1 << 63) - 1, (1 << 64) - 1, 1 << 80])
-def test_a_row_that_is_not_there_is_an_index_error(make, wrong):
+def test_a_row_that_does_not_exist_is_an_index_error(make, wrong):
     source = source_of(make([100, 64])[0])
     assert len(source) == 10
     for read in (lambda: source[wrong], lambda: source.read([0, wrong, 3]), lambda: source.read([FILL_ROW, wrong])):
@@ -143,11 +144,11 @@ def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_pa
     again = pickle.loads(after)
     assert not open_files(tmp_path)
     np.testing.assert_array_equal(again.read(range(len(rows)))["tokens"], rows)
-    assert len(open_files(tmp_path)) == 2  # as many as before
+    assert len(open_files(tmp_path)) == 2  # max_open_files is pickled too
     assert repr(again) == repr(source_of(corpus)) and len(again) == len(rows)
 
 
-def test_equal_sources_say_the_same_of_themselves_wherever_their_files_are(make):
+def test_equal_sources_have_the_same_repr_wherever_their_files_are(make):
     one, other = make([100, 64])[0], make([100, 64], name="elsewhere")[0]
     assert repr(source_of(one)) == repr(source_of(one)) == repr(source_of(other, max_open_files=3))
     assert one.fingerprint in repr(source_of(one)) and str(LENGTH) in repr(source_of(one))

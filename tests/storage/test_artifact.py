@@ -1,4 +1,4 @@
-"""Artifacts: made once per machine, checked when opened, mapped by whoever needs them."""
+"""Artifacts: files of arrays that are made once per machine, checked when they are opened, and mapped into memory."""
 
 import json
 import multiprocessing
@@ -33,13 +33,13 @@ def maker():
 
 @pytest.fixture
 def made(tmp_path, maker) -> Path:
-    """The file of arrays that were made once."""
+    """The file of an artifact that `maker` has made once."""
     artifact.load_or_make("things", DEPENDS, maker, tmp_path)
     (found,) = (tmp_path / "things").glob("*.arrays")
     return found
 
 
-def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
+def test_an_artifact_is_made_once_and_then_opened_and_mapped(made, maker):
     found = artifact.load_or_make("things", DEPENDS, maker, made.parents[1])
     assert_same(found, arrays())
     assert all(isinstance(found[name], np.memmap) for name in ("ints", "small", "flags"))
@@ -50,7 +50,7 @@ def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
     assert made.read_bytes()[16:].startswith(b"{")
 
 
-def test_other_dependences_are_other_files(tmp_path, maker):
+def test_each_set_of_dependences_has_a_file_of_its_own(tmp_path, maker):
     changed = ({"number": 4}, {"list": [1, None, 2]}, {"of": "This"}, {"more": None})
     for depends in (DEPENDS, *({**DEPENDS, **each} for each in changed)):
         artifact.load_or_make("things", depends, maker, tmp_path)
@@ -61,6 +61,8 @@ def test_other_dependences_are_other_files(tmp_path, maker):
 
 
 def want(folder: str, barrier) -> None:
+    """Load the artifact at the same time as the other processes, or make it in half a second."""
+
     def make():
         Path(folder, f"made-by-{os.getpid()}").touch()
         time.sleep(0.5)
@@ -71,11 +73,12 @@ def want(folder: str, barrier) -> None:
 
 
 def die(folder: str) -> None:
+    """End the process while it makes the artifact."""
     artifact.load_or_make("things", DEPENDS, lambda: os._exit(3), Path(folder))
 
 
 def exit_codes(count: int, function, *arguments) -> list[int]:
-    """The exit codes of `count` processes that call a function."""
+    """Call `function` in `count` processes at once. Return their exit codes."""
     processes = [multiprocessing.get_context("spawn").Process(target=function, args=arguments) for _ in range(count)]
     for process in processes:
         process.start()
@@ -84,20 +87,20 @@ def exit_codes(count: int, function, *arguments) -> list[int]:
     return [process.exitcode for process in processes]
 
 
-def test_processes_that_want_it_at_once_make_it_once(tmp_path):
+def test_processes_that_load_an_artifact_at_once_make_it_once(tmp_path):
     assert exit_codes(3, want, str(tmp_path), multiprocessing.get_context("spawn").Barrier(3)) == [0] * 3
     assert len(list(tmp_path.glob("made-by-*"))) == 1
     assert sorted(path.suffix for path in (tmp_path / "things").iterdir()) == [".arrays", ".lock"]
 
 
-def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path, maker):
+def test_a_process_that_dies_while_it_makes_an_artifact_leaves_no_file_and_the_next_makes_it(tmp_path, maker):
     assert exit_codes(1, die, str(tmp_path)) == [3]
     assert not list((tmp_path / "things").glob("*.arrays"))
     assert_same(artifact.load_or_make("things", DEPENDS, maker, tmp_path), arrays())
     assert maker.call_count == 1
 
 
-def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, caplog):
+def test_an_error_of_the_maker_reaches_the_caller_and_the_maker_is_called_once(tmp_path, caplog):
     fail = mock.Mock(side_effect=StorageError("a file of the maker's can't be read"))
     with pytest.raises(StorageError, match="of the maker's"):
         artifact.load_or_make("things", DEPENDS, fail, tmp_path)
@@ -106,7 +109,7 @@ def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, cap
 
 
 def mutated(seed):
-    """Flip a byte (beside padding between arrays), or cut the file anywhere."""
+    """Return a damage: it flips a bit of the header or of the first array, or cuts the file anywhere."""
 
     def damage(data: bytearray) -> bytes:
         random, size = np.random.default_rng(seed), int.from_bytes(data[8:16], "little")
@@ -120,7 +123,7 @@ def mutated(seed):
 
 
 def restated(change):
-    """Change the header, under its old checksum."""
+    """Return a damage: it changes the header, but not the checksum."""
 
     def damage(data: bytearray) -> bytes:
         size = int.from_bytes(data[8:16], "little")
@@ -151,7 +154,7 @@ DAMAGES = [*map(mutated, range(60)), *map(restated, CHANGES), *(lambda data, oth
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused_with_a_sentence_and_made_again(made, maker, caplog, damage):
+def test_a_damaged_file_is_refused_and_made_again(made, maker, caplog, damage):
     made.write_bytes(damage(bytearray(made.read_bytes())))
     with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it; it will be made again") as error:
         artifact.open_file(made)
@@ -162,7 +165,7 @@ def test_a_damaged_file_is_refused_with_a_sentence_and_made_again(made, maker, c
     assert_same(artifact.open_file(made)[0], arrays())
 
 
-def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, caplog):
+def test_a_file_with_other_dependences_than_its_name_states_is_replaced(made, maker, caplog):
     artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
     assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
     assert maker.call_count == 2
@@ -178,13 +181,13 @@ def test_a_sound_file_that_cannot_be_opened_for_now_stays(made, maker, caplog, m
     assert maker.call_count == 1
 
 
-def test_a_missing_file_is_a_sentence(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(StorageError, match=r"nowhere: can't be opened \(No such file"):
         artifact.open_file(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("obstacle", ["a full disk", "a file", "a folder in its place", "a name that is too long"])
-def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, maker, caplog, monkeypatch, obstacle):
+def test_an_artifact_is_made_in_memory_if_its_cache_is_not_writable(tmp_path, maker, caplog, monkeypatch, obstacle):
     cache = tmp_path / "cache"
     if obstacle == "a full disk":
         error = StorageError("the disk is full: $GRAIN_SFT_CACHE_DIR.")

@@ -1,4 +1,4 @@
-"""Objects that are replaced, cut, sent twice or without end while they are read: the right bytes, or an error in time."""
+"""Reads of objects that are replaced, cut, sent twice or without end return the right bytes, or fail in time."""
 
 import functools
 import itertools
@@ -24,14 +24,14 @@ SECONDS = 1
 
 
 def tokens(version, shard):
-    """Tokens of a shard; versions differ in the middle only."""
+    """Return the tokens of a shard. Its versions differ only in the middle."""
     made = np.arange(TOKENS, dtype=np.uint32) + shard
     made[1024:-1024] += 1000 * version
     return made
 
 
 def put_all(version, client, folder):
-    """Write every object that the places read, past the proxy."""
+    """Write all objects in a version to the emulated bucket, without the proxy."""
     objects = {f"t/{shard}.npy": tokens(version, shard).tobytes() for shard in range(2)}
     objects["mix.txt"] = "\n".join(f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)).encode()
     config = sections(f"{URL}t/*.npy", LENGTH, corpus={"dtype": "uint32"}, layout="windows", seed=version)
@@ -46,7 +46,7 @@ def put_all(version, client, folder):
 
 @pytest.fixture(scope="module")
 def made(client, tmp_path_factory):
-    """The objects, in their first version, and a proxy before them."""
+    """A proxy before a bucket that has all objects in version 0, and a folder for files."""
     folder = tmp_path_factory.mktemp("made")
     put_all(0, client, folder)
     with before_emulator() as proxy:
@@ -63,7 +63,7 @@ def proxy(made):
 
 @pytest.fixture
 def put_version(client, made):
-    """`put_version(version)` writes all objects; after the test they are of the first again."""
+    """`put_version(version)` writes all objects in this version. After the test, version 0 is written again."""
     write = functools.partial(put_all, client=client, folder=made[1])
     yield write
     write(0)
@@ -80,7 +80,7 @@ OPENED = {
     "boundaries": ("sft/", lambda corpus: [each.tobytes() for each in corpus.documents]),
     "sources": ("sft/", lambda corpus: (len(corpus.documents), corpus.sources.tobytes())),
 }
-"""What is opened before, and what is read then: never another version."""
+"""Reads of a corpus that was opened before objects change: its path, and what is read. They never return another version."""
 
 READ = {
     "mix": lambda: [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards],
@@ -89,12 +89,14 @@ READ = {
     "config": lambda: grain_sft.load(f"{URL}config.yaml")[0]["inputs"].tobytes(),
     "text": lambda: files.read_text(f"{URL}mix.txt"),
 }
+"""Reads that open objects themselves. They may return the version before or after a change."""
+
 PLACES = [*OPENED, *READ]
 
 
 @pytest.fixture
 def place(made, tmp_path):
-    """`place(name)`: a function that reads there, in a corpus that was opened now."""
+    """`place(name)`: a function that does the read `name` of `PLACES`. The corpus of a read in `OPENED` is opened now."""
     numbers = itertools.count()
 
     def reader(name):
@@ -106,13 +108,13 @@ def place(made, tmp_path):
             cache = {"folder": tmp_path / str(next(numbers)), "max_bytes": "64MiB", "unit": "32KiB"}
             options["remote"] = {"seconds": 3 * SECONDS, "cache": cache}
         corpus = grain_sft.open_corpus(f"{URL}{path}", **options)
-        return lambda: look(pickle.loads(pickle.dumps(corpus)))  # of another process, which has read nothing
+        return lambda: look(pickle.loads(pickle.dumps(corpus)))  # like another process, which has read nothing
 
     return reader
 
 
 def peak_from_now():
-    """Return a function: the most memory, in MiB, that this process has taken since, beyond what it takes now."""
+    """Return a function that returns how many MiB the peak memory of this process has grown since now."""
 
     def peak():
         return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
@@ -131,17 +133,17 @@ def outcome(read):
 
 
 def pairs(firsts, seconds, few):
-    """Return the cases of all pairs. Those that are not among `few` are heavy."""
+    """Return all pairs as test cases. Pairs that are not in `few` are heavy."""
     every = itertools.product(firsts, seconds)
     return [pytest.param(*pair, marks=() if pair in few else pytest.mark.heavy) for pair in every]
 
 
 BODIES = sorted(WRONG_BODIES)
-EACH_ONCE = set(zip(BODIES, itertools.cycle(PLACES), strict=False))
+EACH_ONCE = set(zip(BODIES, itertools.cycle(PLACES), strict=False))  # one place for each wrong body
 
 
 @pytest.mark.parametrize(("wrong", "name"), pairs(BODIES, PLACES, EACH_ONCE))
-def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, name, wrong):
+def test_a_wrong_body_is_an_error_or_is_requested_again(proxy, place, monkeypatch, name, wrong):
     expected = place(name)()
     read = place(name)
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
@@ -164,7 +166,7 @@ SECOND = [(name, 2) for name in ("tokens", "tokens by the cache", "masks", "text
 
 @pytest.mark.parametrize(("name", "request_number"), pairs(PLACES, range(1, 13), SECOND))
 def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, put_version, name, request_number):
-    """Every object is replaced before one request for one is answered."""
+    """All objects are replaced just before request number `request_number` is answered."""
     old = place(name)()
     put_version(1)
     new = outcome(lambda: place(name)())
@@ -180,7 +182,7 @@ def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, p
 def test_a_range_of_several_requests_is_of_one_version(proxy, put_version, monkeypatch):
     monkeypatch.setattr("grain_sft.storage.remote.files.PART_BYTES", 32 << 10)
     old, new = tokens(0, 0).tobytes(), tokens(1, 0).tobytes()
-    for request_number in range(1, 5):  # one for the version and three for the bytes
+    for request_number in range(1, 5):  # one request for the version and three for the bytes
         put_version(0)
         proxy.clear()
         proxy.before = lambda number, chosen=request_number: number == chosen and put_version(1)
@@ -189,7 +191,7 @@ def test_a_range_of_several_requests_is_of_one_version(proxy, put_version, monke
         assert found in (old, new)
 
 
-def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(proxy, put_version, tmp_path):
+def test_an_index_has_the_versions_of_objects_or_gets_them_when_it_is_opened(proxy, put_version, tmp_path):
     grain_sft.open_corpus(f"{URL}t/*.npy", dtype="uint32").save(tmp_path / "index.json")
     stated = json.loads((tmp_path / "index.json").read_text())
     for shard in stated["shards"]:

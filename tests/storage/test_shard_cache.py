@@ -1,4 +1,5 @@
-"""The cache of remote shards: bounded, shared, checked, and never of another version."""
+"""The shard cache, which keeps blocks of remote files on a local disk: its size stays below the bound, processes share it,
+damaged blocks are fetched again, and versions of a file are never mixed."""
 
 import contextlib
 import resource
@@ -17,7 +18,7 @@ import grain_sft
 LENGTH = 1024
 TOKENS = 64 * LENGTH  # a shard: 256 KiB
 SHARDS = 6
-UNIT = 32 << 10
+UNIT = 32 << 10  # bytes of a block
 URL, INDEX, MEMORY = "gs://bucket/cached/", "gs://bucket/cached/index.json", "memory://cached/"
 
 READER = """
@@ -37,6 +38,7 @@ for batch in np.split(order, len(order) // 8):
     assert (out == np.arange(1024) + batch[:, None] * 1024).all(), batch
 print(len(order), flush=True)
 """
+"""A process that prints "ready", waits for a line, and reads and checks random rows through a cache."""
 
 
 def tokens(shard):
@@ -45,17 +47,18 @@ def tokens(shard):
 
 @pytest.fixture(scope="module")
 def proxy(client):
+    """A proxy before the emulated bucket, which holds the shards. The proxy counts requests and bytes."""
     for shard in range(SHARDS):
         client.pipe_file(f"bucket/cached/{shard}.npy", tokens(shard).tobytes())
     with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FSSPEC_GS_TOKEN", "anon")  # else each process looks for credentials for seconds
+        patch.setenv("FSSPEC_GS_TOKEN", "anon")  # without it, each process searches for credentials for seconds
         grain_sft.open_corpus(URL).save(INDEX)
         yield proxy
 
 
 @pytest.fixture
 def memory():
-    """Files of fsspec's own memory."""
+    """fsspec's file system in memory, which holds the same shards as the bucket."""
     client = fsspec.filesystem("memory")
     for shard in range(SHARDS):
         client.pipe_file(f"/cached/{shard}.npy", tokens(shard).tobytes())
@@ -64,6 +67,7 @@ def memory():
 
 
 def source(url, folder, bound="64MiB", unit=UNIT, length=LENGTH, **options):
+    """Return a source of windows of the shards at `url`, read through a cache in `folder` of at most `bound` bytes."""
     cache = {"folder": str(folder), "max_bytes": bound, "unit": unit}
     corpus = grain_sft.open_corpus(url, remote={"cache": cache, **options})
     return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, length))
@@ -75,12 +79,12 @@ def assert_rows(mine, rows):
 
 
 def cached(folder, suffix=""):
-    """The files of a cache that hold blocks, or are being written."""
+    """Return the files of a cache that hold blocks, or will: a block that is being fetched is in a file `.part`."""
     return sorted(path for path in folder.rglob(f"*{suffix}") if path.is_file() and path.name != "space")
 
 
 def sizes_of(folder):
-    """Bytes of each file."""
+    """Return the size in bytes of each file below `folder`, by path and inode. A folder counts as 0 bytes."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -89,7 +93,10 @@ def sizes_of(folder):
 
 
 def size_of(folder):
-    """Bytes of all files together at one moment: of two listings in a row that are the same; None where none are."""
+    """Return the bytes of all files together at one moment: two equal listings in a row show that nothing changed in between.
+
+    Return None if each of 20 listings differs from the listing before it.
+    """
     listings = [sizes_of(folder)]
     for _ in range(20):
         listings.append(sizes_of(folder))
@@ -99,12 +106,13 @@ def size_of(folder):
 
 
 def start(folder, bound, unit, seed, rows):
+    """Start a process that runs `READER`."""
     arguments = [INDEX, str(folder), str(bound), str(unit), str(seed), str(rows)]
     return subprocess.Popen([sys.executable, "-c", READER, *arguments], stdin=-1, stdout=-1, text=True)
 
 
 def go(processes, before=lambda: None):
-    """Have processes that are ready begin together."""
+    """Wait until all `processes` are ready, call `before`, and make them read."""
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     before()
@@ -144,6 +152,7 @@ DAMAGES = {
     "emptied": lambda data, other: b"",
     "swapped": lambda data, other: other,
 }
+"""Damage to a file of the cache: functions of its bytes and of the bytes of another file of the cache."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -164,19 +173,19 @@ def test_a_block_that_can_not_be_opened_is_read_from_the_bucket_without_a_wait(m
     for path in cached(tmp_path):
         path.unlink()
         path.mkdir()
-    assert_rows(source(MEMORY, tmp_path, seconds=1000), [0])  # beyond the timeout of a test
+    assert_rows(source(MEMORY, tmp_path, seconds=1000), [0])  # a wait of 1,000 s would time out the test
 
 
-def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
+def test_the_blocks_that_were_unused_for_longest_are_deleted_to_make_room(memory, tmp_path):
     mine = source(MEMORY, tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
     rows = UNIT // 4 // LENGTH
-    for block in (0, 7, *range(8, 15), 0):  # the ends of shard 0 are looked at first
+    for block in (0, 7, *range(8, 15), 0):  # block 0 and block 7 are the ends of shard 0
         assert_rows(mine, [block * rows])
     kept = {int(path.name.split("-")[1]) // UNIT for path in cached(tmp_path)}
     assert 0 in kept and len(cached(tmp_path)) in (9, 10) and size_of(tmp_path) <= 10 * (UNIT + 128) + 4096
 
 
-def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
+def test_files_of_other_programs_in_the_folder_are_left_alone(memory, tmp_path):
     others = tmp_path / "mine.npy", tmp_path / "blocks" / "ab" / "mine.npy"
     others[1].parent.mkdir(parents=True)
     for path in others:
@@ -187,7 +196,7 @@ def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
 
 @pytest.mark.parametrize("root", ["gs://bucket", "memory:/"])
 def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, memory, tmp_path, root):
-    """Memory has no generations: each block's version is asked for."""
+    """Objects of a bucket have generations. Files in memory have none, so the cache checks the version with each block."""
     store, path = memory if root == "memory:/" else client, f"{root}/versions/0.npy"
     store.pipe_file(path, tokens(0).tobytes())
     first = source(path, tmp_path)
@@ -196,7 +205,7 @@ def test_another_version_of_an_object_is_never_mixed_with_the_first(client, prox
     other[2 * LENGTH : -2 * LENGTH] += 7  # the same size, and the same ends
     store.pipe_file(path, other.tobytes())
     for mine in (first, grain_sft.NpyDataSource(grain_sft.WindowLayout(first.layout.corpus, LENGTH))):
-        assert_rows(mine, [0])  # what the cache has is of the version that was opened
+        assert_rows(mine, [0])  # the cached blocks are of the version that was opened
         with pytest.raises(grain_sft.GrainSftError, match=r"versions/0.npy: .* is gone: it was replaced"):
             mine.read([40])
     np.testing.assert_array_equal(source(path, tmp_path).read(range(64))["tokens"].reshape(-1), other)
@@ -205,14 +214,14 @@ def test_another_version_of_an_object_is_never_mixed_with_the_first(client, prox
 
 def test_processes_that_start_together_fetch_each_byte_once(proxy, tmp_path):
     processes = [start(tmp_path, "1GiB", UNIT, seed, SHARDS * 64) for seed in range(3)]
-    go(processes, lambda: (proxy.clear(), setattr(proxy, "latency", 0.005)))  # so that they meet
+    go(processes, lambda: (proxy.clear(), setattr(proxy, "latency", 0.005)))  # slow, so that they overlap
     assert [process.communicate()[0] for process in processes] == [f"{SHARDS * 64}\n"] * 3
     proxy.latency = 0
     assert media_bytes(proxy) == (SHARDS * TOKENS * 4,) * 2
 
 
 @pytest.mark.parametrize("unit", [UNIT, pytest.param("shard", marks=pytest.mark.heavy)])
-def test_a_third_of_the_corpus_is_never_exceeded(proxy, tmp_path, unit):
+def test_a_cache_for_a_third_of_the_corpus_never_exceeds_its_bound(proxy, tmp_path, unit):
     bound = SHARDS * TOKENS * 4 // 3 + 8192
     processes = [start(tmp_path, bound, unit, seed, 96) for seed in range(3)]
     go(processes)
@@ -248,7 +257,7 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
     assert parts
 
 
-def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
+def test_a_process_that_hangs_while_it_fetches_a_block_does_not_hang_the_others(proxy, tmp_path):
     assert_rows(source(INDEX, tmp_path), [0])
     block = next(path for path in cached(tmp_path) if "-0-" in path.name)
     block.rename(f"{block}.part")
@@ -262,12 +271,12 @@ def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null"])
-def test_a_folder_that_can_not_be_written_to_is_done_without(memory, folder, caplog):
+def test_rows_come_from_the_bucket_where_the_folder_can_not_be_written_to(memory, folder, caplog):
     assert_rows(source(MEMORY, folder), [5, 300, 17])
     assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
 
 
-def test_where_the_disk_is_full_rows_come_from_the_bucket(memory, tmp_path, caplog):
+def test_rows_come_from_the_bucket_where_the_disk_is_full(memory, tmp_path, caplog):
     mine = source(MEMORY, tmp_path, unit="shard")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))

@@ -1,4 +1,4 @@
-"""NgramFilter and padding: OLMo-core's verdicts on padded and on packed rows."""
+"""NgramFilter has OLMo-core's verdicts on padded rows and, if it counts padding, on packed rows."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ def sources(tmp_path_factory):
 
 
 def passes(filter, source):
-    """Which rows keep loss, taken row by row and as batches: both must agree."""
+    """Return which rows keep loss. Check that rows read one by one have the same verdicts as rows of a batch."""
     single = [filter.map(source[row])["loss_mask"].any() for row in range(0, len(source), 7)]
     kept = filter.map(source.read(range(len(source))))["loss_mask"].any(axis=1)
     assert kept[::7].tolist() == single

@@ -1,4 +1,4 @@
-"""Faults of plans, configs, batches and materialized rows are found, and sound ones are called sound."""
+"""`verify` finds faults of plans, configs, batches and materialized rows, and finds none where there is none."""
 
 import dataclasses
 import gzip
@@ -31,7 +31,7 @@ def layout(tmp_path):
     return PackedLayout(grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS), LENGTH)
 
 
-def test_a_plan_is_sound_alone_and_with_its_corpus_and_one_of_another_corpus_is_named(tmp_path, layout):
+def test_a_plan_is_sound_without_and_with_its_corpus_and_is_refused_with_another_corpus(tmp_path, layout):
     path = plan_files(layout)[0]["path"]
     assert verify(path).sound
     report = verify(path, corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
@@ -47,7 +47,7 @@ def test_a_plan_is_sound_alone_and_with_its_corpus_and_one_of_another_corpus_is_
 
 
 def change_plan(layout, change, target=None) -> None:
-    """Write a plan whose checksum is right, as a packer with a bug would write it."""
+    """Change the arrays of a plan and write it with a right checksum, as a packer with a bug would."""
     path = Path(plan_files(layout)[0]["path"])
     whole, depends = artifact.open_file(path)
     arrays = {name: np.array(array) for name, array in whole.items()}
@@ -56,11 +56,13 @@ def change_plan(layout, change, target=None) -> None:
 
 
 def _twice(arrays):
+    """Make the last piece a part of the first one."""
     arrays["document"][-1], arrays["start"][-1] = arrays["document"][0], arrays["start"][0]
     arrays["length"][-1] = min(arrays["length"][0], arrays["length"][-1])
 
 
 def _put(name, place, value):
+    """Return a change of a plan: `value` at `place` of the array `name`."""
     return lambda arrays: arrays[name].__setitem__(place, value)
 
 
@@ -69,7 +71,7 @@ PLAN_FAULTS = {
     "a row that is too long": (_put("length", 0, LENGTH + 1), r"holds \d+ tokens, more than 64"),
     "a piece outside its document": (_put("start", 5, 1), "but document"),
     "a document that is not there": (_put("document", 5, 300), "the corpus has 300 documents"),
-    "a document that is only counted": (
+    "a document beyond those of the corpus, where the counts allow it": (
         lambda arrays: (_put("document", 5, 300)(arrays), _put("counts", 0, 400)(arrays)),
         "is of document 300, but there are 300 documents",
     ),
@@ -81,6 +83,7 @@ PLAN_FAULTS = {
     "a column that is missing": (lambda arrays: arrays.pop("document"), "its document is missing or not"),
     "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
 }
+"""Changes of a plan's arrays, and what `verify` then says."""
 
 
 @pytest.mark.parametrize("fault", PLAN_FAULTS)
@@ -133,19 +136,19 @@ def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
     assert check(config(transforms, layout={"kind": "padded"}, sampler=schedule)).sound
 
 
-def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
+def test_all_sources_of_a_mixture_are_checked(tmp_path):
     def of(**sources):
         return write_config(tmp_path / "mixture.json", sections(None, LENGTH, corpus={"mixture": sources}))
 
     roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
-    names = {"olmo": "receipt", "primer": "documents"}  # those of figures
+    names = {"olmo": "receipt", "primer": "documents"}  # a source may have the name of a figure
     mixture = {names[kind]: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
     path = of(**mixture)
     for full in (False, True):
         report = check(path, full=full)
         assert report.sound, sentences(report)
         assert {report.figures[f"source {name}"]["documents"] for name in mixture} == {300}
-        assert report.figures["documents"] == 600  # of the plans of both
+        assert report.figures["documents"] == 600  # in the plans of both sources
     again = of(**mixture, again=mixture["receipt"] | {"eos_token_id": VOCABULARY})
     assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(again, full=False))
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
@@ -154,7 +157,7 @@ def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
 
 
 def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
-    """Its rows can be read, and hold other tokens than a document's."""
+    """The plan moves one piece by a token: all rows can be read, but one has tokens from outside of its document."""
     path = config()
     layout = load(path).source.layout
     change_plan(layout, lambda arrays: arrays["start"].__iadd__(np.arange(len(arrays["start"])) == 0))
@@ -173,7 +176,7 @@ def test_a_batch_that_is_not_aligned_is_found_out(config):
     ):
         batch = {name: array.copy() for name, array in whole.items()}
         batch["targets_segmentation"][0, 0] = 1
-        batch["row_number"] = np.arange(4)  # as a transform of the user may add
+        batch["row_number"] = np.arange(4)  # like a key that a transform of the user adds
         assert wrong_in_batch(batch, VOCABULARY) == ""
         batch[key][place] = value
         assert sentence in wrong_in_batch(batch, VOCABULARY)
@@ -181,12 +184,13 @@ def test_a_batch_that_is_not_aligned_is_found_out(config):
 
 @pytest.mark.parametrize("plane", [0, 1, 2], ids=["positions", "segments", "targets"])
 def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
+    """A materialized row has its tokens first, and then three planes of one value for each token."""
     materialize(layout, tmp_path / "rows")
     assert check(tmp_path / "rows").sound
     path = tmp_path / "rows" / "rows_0000.bin"
     row = path.stat().st_size // len(layout)
     at = 40 * row + (layout.corpus.dtype.itemsize + plane) * LENGTH + 1
-    assert 4096 < at < path.stat().st_size - 4096, "not at the ends, which are hashed"
+    assert 4096 < at < path.stat().st_size - 4096, "a change of the file's ends would change their hash"
     poke(path, np.uint8, at, 77)
     assert check(tmp_path / "rows", full=False).sound
     assert_finds(tmp_path / "rows", [("rows", "rows_0000.bin", "row 40")])
@@ -215,7 +219,7 @@ def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
         assert status.value.code == 2
 
 
-def test_what_it_is_is_told_by_name_and_content(tmp_path, config):
+def test_verify_knows_a_corpus_a_config_and_a_plan_by_name_and_content(tmp_path, config):
     root = write("olmo", tmp_path)
     corpus = grain_sft.open_corpus(root, eos_token_id=EOS)
     corpus.save(tmp_path / "index.json")

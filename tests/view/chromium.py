@@ -1,4 +1,7 @@
-"""A headless Chromium, driven through chromedriver's HTTP (W3C WebDriver) with nothing but the standard library."""
+"""A headless Chromium for tests of pages, controlled by HTTP requests to chromedriver (W3C WebDriver).
+
+It needs only the standard library.
+"""
 
 import contextlib
 import json
@@ -17,7 +20,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 
 
 class Browser:
-    """A session of the driver at `url`."""
+    """A browser, as a session of the chromedriver at `url`."""
 
     def __init__(self, url: str, binary: str, profile: str) -> None:
         self._address = url
@@ -32,31 +35,31 @@ class Browser:
         self._address = f"{url}/session/{answer['sessionId']}"
 
     def open(self, path: Path) -> None:
-        """Open a page from the disk, with empty logs."""
+        """Empty the logs and open a page from the disk."""
         self._log("browser")
         self._log("performance")
         self.call("POST", "/url", {"url": path.absolute().as_uri()})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a function body of JavaScript returns."""
+        """Run the body of a JavaScript function in the page and return its result."""
         return self.call("POST", "/execute/sync", {"script": script, "args": arguments})
 
     def console(self) -> list[str]:
-        """Errors and warnings since the page was opened."""
+        """Return the errors and warnings of the console since the page was opened."""
         return [entry["message"] for entry in self._log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for since the page was opened."""
+        """Return the URLs that the page requested since it was opened."""
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         return [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
 
     def press(self, *keys: str) -> None:
-        """Keys, one after the other, where the focus is."""
+        """Press keys, one after the other. The focused element gets them."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
     def look(self, width: int, height: int, scheme: str) -> None:
-        """Take the size of a screen, and its colours: "light" or "dark"."""
+        """Set the size of the screen and its colour scheme, "light" or "dark"."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         for command, parameters in (("DeviceMetricsOverride", screen), ("EmulatedMedia", colours)):
@@ -66,7 +69,7 @@ class Browser:
         return self.call("POST", "/se/log", {"type": kind})
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Send one command, which is of the session once there is one."""
+        """Send a command to the driver, or to the session once it exists. Return the answer's value."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._address + path, data, headers, method=method)
@@ -79,7 +82,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser; the test is skipped where there is none."""
+    """Start a browser and yield it. Skip the test if no Chromium or no chromedriver is installed."""
     binary = next(filter(None, map(shutil.which, _NAMES)), None)
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
@@ -87,7 +90,7 @@ def chromium() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="grain_sft_chromium_", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
-            lines = (line.split("successfully on port ") for line in process.stdout)  # ends when the driver does
+            lines = (line.split("successfully on port ") for line in process.stdout)  # the loop ends if the driver does
             port = next(words[1].strip(". \n") for words in lines if len(words) == 2)
             browser = Browser(f"http://127.0.0.1:{port}", binary, profile)
             try:

@@ -1,4 +1,4 @@
-"""A corpus of chats with text that could break a page or a terminal, a config over it, and one browser for a module."""
+"""Fixtures of the tests of `view`: a corpus of chats whose texts could break a page or a terminal, configs, and a browser."""
 
 import json
 
@@ -29,7 +29,7 @@ LOOP = "again and " * 60
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """Path of a config of two inputs of chats: packed rows of 512 tokens, four rows a step, loss on answers alone."""
+    """Path of a config over two files of chats, with four packed rows of 512 tokens a step. Only answers take loss."""
     folder, random = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
     answers = [f"{' '.join(random.choice(WORDS, 30))} {HOSTILE[at % len(HOSTILE)]}" for at in range(60)]
     answers[7] = answers[31] = LOOP
@@ -58,7 +58,7 @@ def texts(pipeline):
 
 @pytest.fixture
 def config(run, tmp_path):
-    """`config(**sections)`: path of a config over the same corpus, with sections or parts of them changed."""
+    """`config(**sections)`: path of a config over the same corpus, with changes of sections. None removes a section."""
 
     def write(**changed):
         stated = json.loads(run.read_text())
@@ -71,7 +71,7 @@ def config(run, tmp_path):
 
 @pytest.fixture
 def mixture(config, write_tokens):
-    """Path of a config of the chats and of plain windows, one row of three; from step 2 on batches are half as large."""
+    """Path of a config that mixes the chats with windows of plain tokens, 2 to 1. From step 2 on, batches are half as large."""
     stated = json.loads(config().read_text())
     tokens = write_tokens("web.npy", np.arange(20_000) % 190 + 60, "uint32")
     web = {"weight": 1, "path": str(tokens), "dtype": "uint32", "eos_token_id": 100, "layout": {"kind": "windows"}}
@@ -82,6 +82,6 @@ def mixture(config, write_tokens):
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium; skips where there is none."""
+    """A headless Chromium. Tests are skipped if none is installed."""
     with chromium() as session:
         yield session

@@ -1,4 +1,4 @@
-"""The page of `inspect --html`: what it shows is what the pipeline gives, in a real browser too."""
+"""The page of `inspect --html` shows the batches of the pipeline, also in a real browser."""
 
 import base64
 import re
@@ -32,7 +32,7 @@ def decoded(text, dtype):
 
 
 def columns_of(row):
-    """tokens, segments, positions and loss of a row of the page's data."""
+    """Return tokens, segments, positions and loss of a row, decoded from the page's data."""
     count, positions = row["length"], np.zeros(row["length"], np.int64)
     tokens = decoded(row["ids"], {2: "<u2", 4: "<i4"}[row["width"]])
     segments = np.concatenate([np.full(stop - first, segment) for segment, first, stop in row["segments"]])
@@ -61,7 +61,7 @@ def test_the_page_holds_the_arrays_and_sources_of_three_steps(page, pipeline, te
             assert entry["weights"] is None
 
 
-def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):
+def test_no_text_becomes_markup_and_the_page_needs_no_network(page):
     written = page.read_text()
     assert len(re.findall(r"<script", written)) == len(re.findall(r"</script>", written)) == 2
     assert "<img" not in written and "\x1b" not in written and "\u202e" not in written
@@ -70,7 +70,7 @@ def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):
     assert "default-src 'none'" in policy and re.search(r"script-src 'sha256-[\w+/=]+'", policy)
 
 
-def test_the_ends_of_a_run_have_one_neighbour(run, pipeline, tmp_path):
+def test_a_page_of_the_first_or_last_step_has_one_neighbour(run, pipeline, tmp_path):
     last = len(pipeline) - 1
     for step, expected in ((0, [0, 1]), (last, [last - 1, last])):
         path = tmp_path / f"{step}.html"
@@ -81,7 +81,7 @@ def test_the_ends_of_a_run_have_one_neighbour(run, pipeline, tmp_path):
         assert [row["row"] for each in data["steps"] for row in each["rows"]] == [3, 3]
 
 
-def test_a_stage_begins_at_its_first_step_and_a_page_has_a_row(config, pipeline):
+def test_a_page_of_a_stages_first_step_and_pages_of_rows_that_do_not_exist(config, pipeline):
     path = config(stages=[{"steps": 3}, {"steps": 3, "sampler": {"seed": 4}}])
     assert "Step 3" in inspect_page(load(path).stages[1], 3, TokenTexts(None))
     with pytest.raises(RowIndexError, match="at least one row"):
@@ -91,7 +91,7 @@ def test_a_stage_begins_at_its_first_step_and_a_page_has_a_row(config, pipeline)
             inspect_page(pipeline, step, TokenTexts(None), rows=[row])
 
 
-def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp_path, monkeypatch):
+def test_a_page_of_too_many_tokens_has_only_the_first_rows(pipeline, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["grain_sft.view.inspect_page"], "MOST_TOKENS", 2 * 3 * 512 + 5)
     path = tmp_path / "some.html"
     path.write_text(inspect_page(pipeline, STEP, texts))
@@ -150,13 +150,14 @@ def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path
 
 
 def tokens_shown(browser):
-    """The number, text and classes of every token of the page."""
+    """Return [number, text, classes] of every token that the browser shows."""
     return browser.run(
         "return [...document.querySelectorAll('main .t')].map((each) => [+each.dataset.i, each.textContent, each.className])"
     )
 
 
 def expected_tokens(view, texts, segment=None):
+    """Return what `tokens_shown` must return for a row, or for one segment of the row."""
     found = []
     for name, first, stop in segment_runs(view):
         if name and segment in (None, name):

@@ -1,8 +1,7 @@
-"""Write `episode_batches.json` with the episode-indexed loader itself: orders of episodes, and batches in full, of the datasets
-of `tests/helpers/episode_corpora.py`.
+"""Write `episode_batches.json` with the original episode-indexed loader of MyPT: orders of episodes, and whole batches.
 
-Needed: numpy, torch, and the loader's file, core/episode_data_loader.py of chberclaz/MyPT at commit 844c03b5 (the version
-that keeps an episode's last tokens and reads mask_weighted.bin)::
+The datasets are those of `tests/helpers/episode_corpora.py`. Needed: numpy, torch, and the file core/episode_data_loader.py of
+chberclaz/MyPT at commit 844c03b5. This version keeps the last tokens of an episode and reads mask_weighted.bin. Run::
 
     python make_episode_golden.py MyPT/core/episode_data_loader.py
 """
@@ -16,18 +15,18 @@ from making import import_file, options, versions, write_json
 
 from episode_corpora import CHANGES, EOT, GPT_CONFIG, ORDER_CASES, OrderCase, write_dataset, write_numbered  # isort: skip
 
-BATCHES = 9  # of each run: more than an epoch
+BATCHES = 9  # of each run; 9 batches are more than an epoch
 
 
 def make(loader: Any, folder: Path, config: dict[str, Any]) -> Any:
-    """Return the loader of a trainer's config, called as its `train.py` does."""
+    """Return the loader of a trainer's config, made as MyPT's `train.py` makes it."""
     tokenizer = types.SimpleNamespace(special_tokens={"myPT_eot": EOT})
     settings = types.SimpleNamespace(device="cpu", **config)
     return loader(settings, tokenizer, dataset_dir=str(folder), pad_token_id=config["pad_token_id"])
 
 
 def order_of(loader: Any, case: OrderCase) -> dict[str, Any]:
-    """Return the episodes of the first batches, and the first ten of three epochs as the audit log prints them."""
+    """Return the episodes of the first batches, and the first ten episodes of three epochs, which the audit log prints."""
     config = {**GPT_CONFIG, "batch_size": case.batch_size, "block_size": 2, "episode_min_tokens": 2}
     with tempfile.TemporaryDirectory() as temp:
         made = make(loader, write_numbered(Path(temp), case.episodes), {**config, "epoch_seed": case.epoch_seed})
@@ -42,7 +41,7 @@ def order_of(loader: Any, case: OrderCase) -> dict[str, Any]:
 
 
 def batches_of(loader: Any, name: str) -> dict[str, Any]:
-    """Return x, y and mask of the first batches."""
+    """Return the arrays x, y and mask of the first `BATCHES` batches."""
     with tempfile.TemporaryDirectory() as temp:
         folder = write_dataset(Path(temp), weighted=name == "weights")
         made = make(loader, folder, {**GPT_CONFIG, **CHANGES[name]})

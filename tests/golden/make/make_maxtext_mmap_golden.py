@@ -1,5 +1,7 @@
-"""Write `maxtext/mmap.json`, `maxtext/mmap_shuffled.json`, `maxtext/mmap_split.json` and `megatron_cache/maxtext*`: what
-MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/helpers/megatron_corpora.py`.
+"""Write the golden files of MaxText's readers `mmap_npy` and `mmap`: their batches over the Megatron files of
+`tests/helpers/megatron_corpora.py`.
+
+The files: `maxtext/mmap.json`, `maxtext/mmap_shuffled.json`, `maxtext/mmap_split.json` and `megatron_cache/maxtext*`.
 
 Needed: maxtext 0.2.5 (Python 3.12).
 """
@@ -22,7 +24,7 @@ from megatron_corpora import EOD, FEW, KEPT, LENGTH, hashes_of, maxtext_runs, sh
 
 
 def dataset_of(folder: Path, run: dict[str, Any], host: int = 0, rows: int = 1) -> Any:
-    """Return MaxText's data set of a run, with the elements of batches of some rows."""
+    """Return MaxText's data set of a run, whose elements are batches of `rows` rows."""
     length, weights = run.get("sequence_length", LENGTH), run["blend"][::2]
     blend = [folder / each if isinstance(each, str) else each for each in run["blend"]]
     segments = run.get("max_segments_per_row", 25)
@@ -70,6 +72,6 @@ if __name__ == "__main__":
             write_prefixes(Path(temporary))
             datasets = [dataset_of(Path(temporary), run, host, run["rows"]) for host in range(run["hosts"])]
             batches = [[each for each in dataset if len(each["inputs"]) == run["rows"]] for dataset in datasets]
-            steps = min(map(len, batches))  # those that all hosts have
+            steps = min(map(len, batches))  # steps for which every host has a whole batch
             shuffled[name] = [{"batches": steps, **hashes_of(each[:steps])} for each in batches]
     write_json(out / "maxtext/mmap_shuffled.json", {**made, "cases": shuffled}, compact=("cases",))

@@ -1,8 +1,10 @@
-"""Write `multipack_batches.json` and `openchat_order.json` with OpenChat's own sampler: its batches of the documents of
-`tests/helpers/packed_corpora.py`, and the order in which it takes documents (its batches of one document that fills a row).
+"""Write `multipack_batches.json` and `openchat_order.json` with OpenChat's own sampler.
 
-Its sort is not stable: which of several documents of one length goes where depends on numba. So the files hold the lengths
-of each row's documents, and only where all lengths differ the documents themselves.
+The first file has the sampler's batches of the documents of `tests/helpers/packed_corpora.py`. The second has the order in
+which the sampler takes documents. To show this order, each document fills a row.
+
+The sampler's sort is not stable: the order of documents of equal length depends on numba. So the first file has the lengths of
+each row's documents. It has the documents themselves only for corpora where all lengths differ.
 
 Needed: numpy 2.4.6, numba 0.68.1, and OpenChat's `multipack_sampler.py`, from its repository (imoneoi/openchat) or its wheel::
 
@@ -21,7 +23,7 @@ from packed_corpora import MULTIPACK_CASES, MultipackCase, multipack_lengths, ro
 
 
 def batches_of(sampler: Any, case: MultipackCase, lengths: Any, epoch: int) -> list[list[list[int]]]:
-    """Return [batch][rank] -> documents, in the order in which the original gives them to a rank."""
+    """Return a list [batch][rank] of lists of documents, in the order in which the original gives them to a rank."""
     by_rank = []
     for rank in range(case.ranks):
         made = sampler(lengths, np.ones(len(lengths), np.float32), case.capacity, case.ranks, rank, case.seed)
@@ -44,7 +46,7 @@ def case_of(sampler: Any, case: MultipackCase) -> dict[str, Any]:
 
 
 def order_of(sampler: Any, documents: int, seed: int) -> dict[str, Any]:
-    """Return the order of documents in three epochs: first ten, and the digest of all as int64."""
+    """Return, for each of three epochs, the first ten documents of its order and a digest of the whole order as int64."""
     made = sampler(np.full(documents, 64), np.ones(documents, np.float32), 64, 1, 0, seed)
     epochs = []
     for epoch in range(3):

@@ -1,10 +1,11 @@
-"""Write olmo_stages.json with the original OLMo-core: `python make_stages_golden.py`.
+"""Write olmo_stages.json with the original OLMo-core: batches of runs that change their sequence length or batch size.
 
-chunks: batches that `NumpyFSLDataLoader` yields over a `NumpyFSLDataset` whose rows are the parts of longer ones.
-runs: batches of runs in which OLMo-core's callbacks change the sequence length (`SequenceLengthSchedulerCallback`, which
-  splits rows) and the batch size (`BatchSizeSchedulerCallback`).
+The file has two keys:
+  chunks: Batches that `NumpyFSLDataLoader` yields over a `NumpyFSLDataset` whose rows are parts of longer rows.
+  runs: Batches of runs whose sequence length and batch size change. OLMo-core's `SequenceLengthSchedulerCallback` splits rows,
+    and its `BatchSizeSchedulerCallback` changes the number of rows.
 
-The tokens are numbered, and a batch is given by the first token of each row. Needed: ai2-olmo-core 3.0.0 (with torch, CPU
+Token k of the files is k, and the JSON has the first token of each row of a batch. Needed: ai2-olmo-core 3.0.0 (with torch, CPU
 build) and numpy 2.4.6. The same versions give the same bytes.
 """
 
@@ -15,13 +16,13 @@ from typing import Any
 import numpy as np
 from making import olmo_epoch, olmo_loader, olmo_windows, options, versions, write_json
 
-CHUNKS = [
+CHUNKS = [  # tokens of each file, length, length of the longer rows, rows of a batch, seed
     ((100, 37, 250), 8, 32, 4, 34521),
     ((640,), 16, 64, 6, 7),
     ((333, 129, 64, 65), 4, 12, 5, 0),
     ((999, 1001), 10, 100, 3, 1),
 ]
-RUNS = [  # files, length, rows, seed, shortest length, steps of its warm-up, changes of the rows
+RUNS = [  # tokens of each file, length, rows, seed, shortest length, steps of its warm-up, rows from some steps on
     ((2000, 1037), 64, 4, 34521, 8, 7, {}),
     ((1500,), 32, 2, 7, 4, 9, {4: 4, 12: 8}),
     ((999, 3001, 64), 16, 8, 3, 16, 0, {6: 16, 11: 4}),
@@ -30,7 +31,7 @@ RUNS = [  # files, length, rows, seed, shortest length, steps of its warm-up, ch
 
 
 def write_tokens(folder: Path, sizes: tuple[int, ...]) -> list[Path]:
-    """Write files of numbered tokens and return their paths."""
+    """Write files of `sizes` tokens and return their paths. Token k of all files is k."""
     paths = [folder / f"{number}.npy" for number in range(len(sizes))]
     for path, end, size in zip(paths, np.cumsum(sizes).tolist(), sizes, strict=True):
         np.arange(end - size, end, dtype=np.uint32).tofile(path)

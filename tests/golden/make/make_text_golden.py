@@ -1,6 +1,6 @@
-"""Write `text_olmo.json`: OLMo-core's instances of documents that SentencePiece encoded, in the model of fim.json.
+"""Write `text_olmo.json`: OLMo-core's instances of texts that SentencePiece encoded.
 
-Needed: ai2-olmo-core 3.0.0 and torch, sentencepiece, numpy.
+The SentencePiece model is the one in `fim.json`. Needed: ai2-olmo-core 3.0.0 and torch, sentencepiece, numpy.
 """
 
 import base64

@@ -1,4 +1,8 @@
-"""What the scripts that make golden files share. They only call the originals, and the tests do not need them."""
+"""Functions that the scripts which make golden files share.
+
+A golden file has values that an original system, such as OLMo-core, computed. Tests read the golden files and don't need the
+scripts.
+"""
 
 import argparse
 import importlib.metadata
@@ -12,11 +16,11 @@ from types import ModuleType
 from typing import Any
 
 GOLDEN = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(GOLDEN.parent / "helpers")]  # where the corpora are that makers share with tests
+sys.path[:0] = [str(GOLDEN.parent / "helpers")]  # the corpora that tests use, too
 
 
 def options(about: str, *paths: str) -> argparse.Namespace:
-    """Return the command line of a maker: `--out`, and `paths` ("--name" where it is a required option)."""
+    """Return the arguments of a script's command line: `--out` and `paths`. A path like "--name" is a required option."""
     parser = argparse.ArgumentParser(description=f"Write {about}.")
     for path in paths:
         parser.add_argument(path, type=Path, **({"required": True} if path.startswith("-") else {}))
@@ -27,13 +31,13 @@ def options(about: str, *paths: str) -> argparse.Namespace:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of installed packages, and of Python for "python"."""
+    """Return the versions of installed packages. The name "python" stands for Python itself."""
     found = {name: importlib.metadata.version(name) for name in packages if name != "python"}
     return found | ({"python": platform.python_version()} if "python" in packages else {})
 
 
 def import_file(path: Path) -> ModuleType:
-    """Return the module of a file of an original, which need not be installed."""
+    """Import a file of an original system, which need not be installed. Return its module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,10 +46,10 @@ def import_file(path: Path) -> ModuleType:
 
 
 def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()) -> None:
-    """Write JSON with a line for each key, and for each entry of a list and of "cases", "runs" and "variants".
+    """Write JSON with a line for each key. Each entry of a list, or of "cases" or "runs", has a line of its own.
 
     Args:
-      compact: Keys whose values are written without spaces.
+      compact: Keys of `value` whose values are written without spaces.
     """
     parts = []
     for key, item in value.items():
@@ -71,7 +75,7 @@ def olmo_windows(paths: Iterable[object], length: int, dtype: Any, **named: Any)
 
 
 def olmo_epoch(loader: Any, epoch: int) -> list[Any]:
-    """Return the batches of an epoch of OLMo-core's loader; epochs count from 1."""
+    """Return the batches of an epoch of OLMo-core's loader. The first epoch is 1."""
     loader.reshuffle(epoch=epoch)
     batches = list(loader)
     loader.reset()

@@ -1,4 +1,4 @@
-"""An observer of its own: a line in a file for each batch."""
+"""An observer of the example plugin: it writes a line to a file for each batch."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A transform of its own, with options that are not integers."""
+"""A transform of the example plugin, with options that are not integers."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import numpy as np
 
 
 class MaskTokens(grain.transforms.Map):
-    """Take the loss off targets that are in a list, in rows whose share of them is at most `share`.
+    """Take the loss off targets whose token is in a list. Rows where more than `share` of the targets are listed keep theirs.
 
     Args:
-      tokens: Lists of token ids by a name for each.
-      share: Highest share of a row's targets.
+      tokens: Lists of token ids. The key of a list is a name for it.
+      share: Largest share of listed targets in a row, from 0 to 1.
     """
 
     def __init__(self, tokens: dict[str, list[int]], share: float = 1.0) -> None:

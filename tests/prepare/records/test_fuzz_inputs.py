@@ -1,4 +1,4 @@
-"""Damaged input: an error with its line or a counted rejection, never a traceback, a hang or a half-made corpus."""
+"""Damaged lines are errors of `prepare` with the line's number, or are rejected and counted. No corpus is half made."""
 
 import base64
 import copy
@@ -29,12 +29,12 @@ def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> b
 
 LINES: dict[str, tuple[bytes, str]] = {
     "cut within a character": (b'{"messages": [{"role": "user", "content": "\xe6\x97', "is not UTF-8"),
-    "no assistant": (b'{"messages": [{"role": "user", "content": "a"}]}', "nothing in it takes loss"),
+    "no assistant": (b'{"messages": [{"role": "user", "content": "a"}]}', "no message has the role 'assistant'"),
     "a byte order mark twice": (b"\xef\xbb\xbf\xef\xbb\xbf" + chat(), "not valid JSON at column 1"),
     "a very long role": (chat(role=b'"' + b"user" * 100_000 + b'"'), "messages[0].role: 'user"),
     "a very long bad key": (b'{"messages": [{"%s": 1}]}' % (b"k" * 1_000_000), "messages[0]"),
 }
-"""Line 4, and a part of its error. test_strict_json.py and test_schema.py have more of what is wrong with a line."""
+"""Bad lines, and a part of the error of each. test_strict_json.py and test_schema.py have more bad lines."""
 
 
 def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:
@@ -52,12 +52,12 @@ def visible(folder: Path) -> set[str]:
 
 
 def check_stop(request: Request, out: Path, where: str) -> str:
-    """Preparing is an error that begins with a place, and leaves nothing under a final name."""
+    """Check that `prepare` raises an error that begins with `where`, and leaves no new file. Return the error's text."""
     before = visible(out.parent)
     begin = time.perf_counter()
     with pytest.raises(RecordError) as error:
         prepare(request, out, workers=1)
-    assert time.perf_counter() - begin < 120  # one bad line takes milliseconds
+    assert time.perf_counter() - begin < 120  # a bad line takes milliseconds, a hang longer
     text = str(error.value)
     assert text.startswith(f"{where}: "), text
     assert len(text) < 1000 + len(where) and "\n" not in text
@@ -72,7 +72,7 @@ def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokeniz
     good = [GOOD % number for number in range(5)]
     path = written(tmp_path / "chats.jsonl", [*good[:2], b"", bad, *good[2:], bad])
     text = check_stop(request_of(path, tokenizers, template), tmp_path / "stopped", f"{path}:4")
-    if template == "primer":  # the strict schema's words
+    if template == "primer":  # `expected` is worded as in the strict schema
         assert expected in text
     out = tmp_path / "out"
     manifest = prepare(request_of(path, tokenizers, template, on_error="skip"), out, workers=1)
@@ -98,7 +98,7 @@ def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokeniz
         ("5,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 5_000), 1),
     ],
 )
-def test_odd_files_that_are_right(name, data, documents, tokenizers, tmp_path):
+def test_unusual_but_valid_files_are_accepted(name, data, documents, tokenizers, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(data)
     manifest = prepare(request_of(tmp_path / "a.jsonl", tokenizers), tmp_path / "out", workers=1)
     assert manifest["splits"]["train"]["documents"] == documents
@@ -119,12 +119,14 @@ VALUES: tuple[Any, ...] = (
 
 
 def seeds(template: str) -> list[dict[str, Any]]:
+    """Return the valid records of a template that are changed to mutants."""
     kinds = {"openchat": hard_chats.openchat_chats, "episode_tool": hard_chats.tool_chats}
     records = kinds.get(template, hard_chats.chats)()
     return [record for record in records if len(json.dumps(record)) < 5000]
 
 
 def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:
+    """Return a line of JSON with up to two changed values, and then up to three changes of its bytes."""
     record = copy.deepcopy(draw.choice(records))
     for _ in range(draw.choice((0, 0, 1, 2))):
         change_json(record, draw, VALUES, KEYS)
@@ -134,7 +136,7 @@ def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:
 
 
 def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: bytes) -> list[int]:
-    """Every document is what its line says; gives the lines."""
+    """Check that every document has the tokens and loss of its line's record. Return the lines' numbers."""
     tokenizer, lines, found = load_tokenizer(tokenizers[template]), data.split(b"\n"), []
     for document in open_corpus(out).iter_documents():
         record = json.loads(lines[document.source[1] - 1].decode("utf-8-sig"))
@@ -145,7 +147,7 @@ def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: by
 
 
 @pytest.mark.parametrize("template", ["primer", "openchat", "episode", "episode_tool", "olmo", "hf"])
-def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers, tmp_path):
+def test_mutants_are_right_documents_or_are_rejected(template, tokenizers, tmp_path):
     draw = random.Random(template)
     records = seeds(template)
     accepted = refused = 0

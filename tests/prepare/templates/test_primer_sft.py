@@ -1,4 +1,4 @@
-"""The acceptance tests of the primer specification: split and cache, and the command that makes them."""
+"""`build-sft-primer`, the command of the primer specification, writes the files, metadata and split that it specifies."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from prepared import save_trained, write_chats
 from grain_sft.cli.main import main
 
 
-def test_the_cache_has_its_files_its_meta_and_the_split_of_python_s_random(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_tokens_labels_and_metadata_of_a_split_by_python_s_random(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model = str(save_trained(tmp_path))
     monkeypatch.setenv("GRAIN_SFT_TOKENIZER", model)

@@ -1,4 +1,4 @@
-"""`grain-sft prepare --template FILE`: Jinja chat templates from files, with SentencePiece models and tiktoken files."""
+"""`grain-sft prepare --template`: Jinja chat templates in files, and template classes of other packages."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_generation_tag_is_found_as_jinja_finds_it(tag, tmp_path):
 
 
 @pytest.mark.parametrize("word", ["primmer", "/nope.jinja"])
-def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys, word):
+def test_a_name_that_is_neither_template_nor_file_is_refused(tmp_path, capsys, word):
     with pytest.raises(SystemExit):
         main(["prepare", "x.jsonl", "--template", word, "--tokenizer", "y", "--output", str(tmp_path / "out")])
     assert f"'{word}' is neither a template nor a file" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys, wor
         "{% set x %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endset %}<u>{{ x }}</u>",
     ],
 )
-def test_marked_text_is_found_wherever_it_is_written(text, tmp_path):
+def test_text_in_generation_tags_is_found_in_loops_macros_and_variables(text, tmp_path):
     template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text)
     messages = [{"content": "an \U000f0000"}]
     rendered = template.render(messages)
@@ -62,7 +62,7 @@ def test_marked_text_is_found_wherever_it_is_written(text, tmp_path):
 
 
 class Shouted(TEMPLATES["text"]):
-    """A template from outside: plain documents in capitals."""
+    """A template of another package. It writes plain documents in capitals."""
 
     name = "shouted"
     format = "episodes"
@@ -72,7 +72,7 @@ class Shouted(TEMPLATES["text"]):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_template_from_outside_is_named_by_its_module(tmp_path, workers, monkeypatch, capsys):
+def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers, monkeypatch, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     tokenizer = save_sentencepiece(tmp_path)
     for number in range(6):
@@ -87,7 +87,7 @@ def test_a_template_from_outside_is_named_by_its_module(tmp_path, workers, monke
 
 
 class WrongId(TEMPLATES["text"]):
-    """A template whose documents begin with the ids that their texts state."""
+    """A template whose documents begin with the token id that is their text, such as "17"."""
 
     def pieces(self, conversation):
         return [([int(conversation.messages[0].content)], 1.0), *super().pieces(conversation)]

@@ -1,4 +1,4 @@
-"""Megatron's files as an output: byte for byte as megatron-core writes them, and converted both ways."""
+"""Corpora in format megatron are byte for byte what megatron-core writes, and convert to other formats and back."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ from grain_sft import open_corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare import convert, load_tokenizer, prepare
 
-DOCS = [[[5, 6, 7, 1]], [[9, 1]], [[]], [[4, 4], [4, 4, 1]]]
+DOCS = [[[5, 6, 7, 1]], [[9, 1]], [[]], [[4, 4], [4, 4, 1]]]  # each document is a list of sequences
 
 
 def tokens_of(corpus) -> list[list[int]]:
@@ -58,7 +58,7 @@ def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
     masked = write_olmo(tmp_path / "sft", documents(20))
     with pytest.raises(PrepareError, match=r"all tokens take loss, but .* of the .* tokens of train take none"):
         convert(masked, tmp_path / "out", "megatron", eos_token_id=2)
-    convert(masked, tmp_path / "out", "episodes", eos_token_id=2)  # no unfinished work is in the way
+    convert(masked, tmp_path / "out", "episodes", eos_token_id=2)  # the refused call left no unfinished work
     shutil.rmtree(tmp_path / "out")
     one = write_megatron(tmp_path / "a", DOCS)
     with pytest.raises(CorpusError, match="weights of a blend are not converted"):

@@ -1,4 +1,4 @@
-"""Plain documents in OLMo-core's shards: the instances that OLMo-core reads of them."""
+"""OLMo-core reads the right instances from the files that `prepare` writes of plain documents."""
 
 import csv
 import gzip
@@ -16,6 +16,7 @@ from grain_sft.prepare import load_tokenizer, prepare
 
 
 def prepared(folder: Path, texts: list[str], **options) -> Path:
+    """Prepare texts and return the folder of split train."""
     path = write(folder / "texts.jsonl", texts)
     request = request_of(save_golden_tokenizer(folder), path, empty="keep", shuffle=False, **options)
     prepare(request, folder / "out", workers=1)
@@ -23,7 +24,7 @@ def prepared(folder: Path, texts: list[str], **options) -> Path:
 
 
 def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> None:
-    """Against `text_olmo.json`, made by OLMo-core of ids from SentencePiece."""
+    """`text_olmo.json` has what OLMo-core reads from the ids that SentencePiece itself gives."""
     golden = json.loads((GOLDEN / "text_olmo.json").read_text())
     folder, length = prepared(tmp_path, golden["texts"]), golden["length"]
     windows = NpyDataSource(WindowLayout(open_corpus(folder), length))
@@ -37,7 +38,7 @@ def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> N
 
 
 @pytest.mark.parity
-def test_olmo_core_opens_what_is_made(tmp_path: Path) -> None:
+def test_olmo_core_reads_the_same_rows_from_the_files(tmp_path: Path) -> None:
     data = pytest.importorskip("olmo_core.data")
     folder = prepared(tmp_path, ["", *texts_of(600)], part_bytes=20_000)
     paths, eos = sorted(map(str, folder.glob("*.npy"))), load_tokenizer(tmp_path / "fim.model").eos_token_id
