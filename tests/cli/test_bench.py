@@ -58,13 +58,13 @@ def test_runs_with_and_without_withdrawn_documents_are_compared(bench):
 
 
 @pytest.mark.heavy
-def test_a_small_run_is_traced(tmp_path):
+def test_traces_of_a_small_run_are_measured(tmp_path):
     (table,) = plans.traces(tmp_path, Scale(documents=20_000))
     assert len(list(table.lines())) == 8 and len(table.rows) == 7
     assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in table.rows.values())
 
 
-def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
+def test_724_million_rows_are_shuffled_in_less_than_300_mb(tmp_path):
     """724,000,000 rows of 8192 tokens in sparse files: the whole process stays below 300 MB."""
     figures = measure_first_batch(tmp_path)
     assert figures["rows"] == 724_000_000

@@ -63,7 +63,7 @@ def test_a_mistake_in_a_layout_of_documents_is_named(chats, place, value, expect
     assert expected in error_of(put(chats, place, value))
 
 
-def test_an_error_behind_a_config_stays_of_its_kind(config):
+def test_an_error_is_named_with_the_config_and_keeps_its_class(config):
     of_filter = [{"ngram_filter": {"max_period": 0}}]
     wrong = [("corpus.path", "", CorpusFileError), ("sampler.seed", -1, ConfigError)]
     wrong += [("layout.sequence_length", 10_000, LayoutError), ("transforms", of_filter, TransformError)]
@@ -105,7 +105,7 @@ def test_every_section_and_every_required_key_is_needed(config):
         assert error_of({**config, section: changed}) == f"config: {section} lacks the key {key!r}."
 
 
-def test_without_an_eos_no_padding_is_made_of_it(config):
+def test_padding_with_the_eos_needs_an_eos(config):
     del config["corpus"]["eos_token_id"]
     expected = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none. Give corpus.eos_token_id"
     assert expected in error_of(put(config, "corpus.pad_token_id", None))

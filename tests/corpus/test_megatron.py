@@ -27,6 +27,7 @@ def joined(sequences):
 
 
 def lists(corpus, documents):
+    """Return the tokens of each document, or of each sequence, from (first tokens, numbers of tokens)."""
     return [corpus.read(start, start + length)[0].tolist() for start, length in zip(*documents, strict=True)]
 
 

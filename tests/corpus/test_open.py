@@ -60,7 +60,7 @@ def test_a_list_keeps_its_order_and_expands_in_place(tree, names):
     assert names(listed) == ["sub/c.npy", "a.npy", "b.npy", "sub/deep/a.npy", "a.npy"]
 
 
-def test_paths_that_are_not_a_mixs_are_remapped_too(tree, names):
+def test_paths_outside_of_a_mix_are_remapped_too(tree, names):
     remap = {"/old/": f"{tree}/"}
     assert names("/old/a.npy", path_remap=remap) == ["a.npy"]
     assert names(["/old/b.npy", "/old/sub*/*.npy"], path_remap=remap) == ["b.npy", "sub-2/z.npy", "sub/c.npy"]
@@ -81,7 +81,9 @@ def test_names_with_brackets_are_not_patterns_where_they_exist_and_text_may_be_t
     write_tokens("run1/part0.npy", [1])
     for where in (path.parent, path, [path]):
         assert open_corpus(where).num_tokens == 2
-    assert open_corpus([write_tokens("code_sources.bin", [1, 2])]).num_tokens == 2  # no format has sources of this name
+    # A token file, since files of sources have names such as "sources.bin" or "a.sources.bin".
+    assert open_corpus([write_tokens("code_sources.bin", [1, 2])]).num_tokens == 2
+    # The bytes are those of the text "aaaaaaaa".
     assert open_corpus(write_tokens("text.dat", [0x61616161] * 2), format="files", dtype="uint32").num_tokens == 2
 
 
@@ -144,7 +146,7 @@ def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens, dtype):
 
 
 @pytest.mark.parametrize("where", [5, None, 1.5, b"a.npy", {"a": 1}, [5], ["a.npy", None], object()])
-def test_arguments_of_other_types_get_a_sentence(where):
+def test_arguments_of_other_types_are_errors(where):
     with pytest.raises(WrongTypeError, match=r"where(: an item)? is .*expected a path") as error:
         open_corpus(where)
     assert isinstance(error.value, TypeError)
@@ -164,7 +166,7 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), WRONG_OPTIONS)
-def test_an_option_that_cannot_be_gets_a_sentence_with_its_name(write_tokens, name, value, expected):
+def test_a_wrong_value_of_an_option_is_an_error_that_names_the_option(write_tokens, name, value, expected):
     message = error_of(write_tokens("a.npy", range(4), "uint16"), **{"dtype": "uint16", name: value})
     assert name in message and expected in message
 

@@ -64,7 +64,7 @@ def test_an_index_opens_from_any_working_directory(folder, corpus, tmp_path, mon
     assert open_corpus("data/index.json") == corpus
 
 
-def test_relative_entries_are_remapped_as_whole_paths_or_as_they_are_stored(folder, corpus, index, tmp_path):
+def test_relative_paths_of_an_index_are_remapped_as_whole_paths_or_as_they_are_stored(folder, corpus, index, tmp_path):
     """test_formats_gcs.py tests absolute paths."""
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
@@ -162,12 +162,14 @@ COUNTS = {"a/part-0.npy": 1000, "a/part-1.npy": 128, "b/part-0.npy": 515}
 
 @pytest.fixture
 def listed(tmp_path, write_tokens):
+    """The folder of the files that MaxText's index lists."""
     for name, count in COUNTS.items():
         write_tokens(f"data/{name}", np.arange(count) + count)
     return tmp_path / "data"
 
 
 def open_golden(listed, **options):
+    """Open MaxText's index, with its paths remapped to the folder `listed`."""
     return open_corpus(GOLDEN, path_remap={"gs://bucket/": f"{listed}/"}, **options)
 
 

@@ -34,6 +34,7 @@ OTHER_BATCH = {8: msgspec.structs.replace(WHOLE[8], batch_sha256="f" + "0" * 63)
 
 
 def log(*steps: int) -> Log:
+    """Return the records of `range(*steps)`, as `WHOLE` has them."""
     return {step: WHOLE[step] for step in range(*steps)}
 
 
@@ -148,6 +149,7 @@ def test_no_process_outlives_an_interrupt(finished: tuple[Path, str], tmp_path: 
 
 
 def failed(where: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a demo that must fail. Return its error, which is one line."""
     assert main(["demo", "--dir", str(where)]) == 1
     captured = capsys.readouterr()
     assert not captured.out and captured.err.count("\n") == 1

@@ -23,11 +23,11 @@ class Block(NamedTuple):
     language: str  # "" where none is named
     text: str
     line: int  # number of its first line in the page
-    why_not: str  # the reason that a comment right before it gives for not running it; "" where there is none
-    shows: str | None = None  # its output, in the block right after it; None where the page shows none
+    why_not: str  # reason not to run the block, from a comment `<!-- not run: reason -->` before it; "" without one
+    shows: str | None = None  # output of the block, which the page shows in the block after it; None if it shows none
     varies: tuple[str, ...] = ()
-    """What differs from run to run in `shows`, as a comment right before it lists: words of the text, or "numbers",
-    "seconds", or "last" for the last word of each line."""
+    """What differs from run to run in `shows`, from a comment right before the output: words of the text, "numbers", "seconds",
+    or "last" for the last word of each line."""
 
     @property
     def file_name(self) -> str | None:

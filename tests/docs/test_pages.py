@@ -86,7 +86,7 @@ def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key()
         assert not [option for option in options.values() if not option.help.endswith(".")], name
 
 
-def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
+def test_options_of_remote_files_accept_their_keys_and_name_an_unknown_key(tmp_path):
     given = {"seconds": 1, "requests": 2, "cache": {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}}
     assert RemoteOptions.of({"cache": RemoteOptions.of(given).cache}).cache == RemoteOptions.of(given).cache
     for wrong, where in ({"x": 1}, "remote"), ({"cache": {"x": 1}}, "remote: cache"):
@@ -106,7 +106,7 @@ def parts_of(message: str) -> list[str]:
     return [part.strip() for part in re.split(r"…|[.:,;](?: |$)", message) if part.strip(" .")]
 
 
-def test_every_message_of_the_page_of_troubleshooting_is_one_of_the_codes_and_is_explained_once():
+def test_every_message_of_the_page_of_troubleshooting_is_in_the_code_and_is_explained_once():
     _, *parts = re.split(r"^\*\*`+ ?(.+?) ?`+\*\*$", pages.read("troubleshooting.md"), flags=re.MULTILINE)
     messages, explanations = parts[::2], parts[1::2]
     modules = [text_of(path) for path in PACKAGE.rglob("*.py")]

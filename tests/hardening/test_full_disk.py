@@ -131,7 +131,7 @@ def make(data, disk, names, limit=0, nobody=0):
     return {name: (text, left) for name, text, left in map(json.loads, lines.splitlines())}
 
 
-def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_name(data, full_disk, tmp_path):
+def test_a_disk_that_gets_full_is_an_error_and_leaves_nothing_under_a_final_name(data, full_disk, tmp_path):
     disk, limit = full_disk
     found = make(data, disk, ["rows", "corpus", "order", "plan", "audit"], limit)
     for name in ("rows", "corpus", "order"):
@@ -150,7 +150,7 @@ def test_a_disk_that_gets_full_is_a_sentence_and_leaves_nothing_under_a_final_na
 
 
 @AS_ROOT
-def test_a_folder_that_is_read_only_is_a_sentence(data, open_folder):
+def test_a_folder_that_is_read_only_is_an_error(data, open_folder):
     """As the user nobody, since root may write everywhere."""
     disk = open_folder / "disk"
     disk.mkdir()

@@ -75,6 +75,6 @@ print(corpus.shards[0].label.encode('utf-8').hex())
 
 
 @pytest.mark.parametrize("years", [-25, pytest.param(25, marks=HEAVY)])
-def test_a_clock_that_is_set_decides_nothing(corpus, expected, cache, years):
+def test_a_wrong_clock_decides_nothing(corpus, expected, cache, years):
     """The cached plan was made under the right clock. Under the other clock it is used all the same, however old it seems."""
     assert run(PROGRAM, corpus, cache, years * 365 * 86_400) == expected

@@ -98,7 +98,7 @@ def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
     assert found == SHUFFLED_GOLDEN[name]
 
 
-def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron_core(folder):
+def test_blends_that_need_more_samples_than_exist_are_refused_as_by_megatron_core(folder):
     found = {}
     for name, run in megatron_corpora.oversampled_runs().items():
         try:

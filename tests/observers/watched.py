@@ -24,6 +24,7 @@ def make(where, *transforms, epochs=1, **options):
 
 
 def counted(name, **labels):
+    """Return the value of a metric of grain_sft, or 0 before its first count."""
     return prometheus_client.REGISTRY.get_sample_value(f"grain_sft_{name}", labels) or 0.0
 
 

@@ -137,15 +137,18 @@ class Place:
         return sorted(path.name for path in self.folder.iterdir())
 
     def command(self, request: Request, *more: str, name: str = "out") -> list[str]:
+        """Return the words of the `grain-sft prepare` that does what `request` asks."""
         inputs = [path for dataset in request.datasets for path in dataset.paths]
         command = ["prepare", *inputs, "--template", request.template, "--tokenizer", request.tokenizer]
         return [*command, "--format", request.format, "-o", str(self.folder / name), "--workers", "1", *more]
 
     def succeeds(self, command: list[str]) -> str:
+        """Run a command that must succeed. Return its stdout."""
         assert main(command) == 0
         return self.capsys.readouterr().out
 
     def fails(self, command: list[str], lines: int = 1) -> str:
+        """Run a command that must fail. Return its stderr, which has `lines` lines."""
         assert main(command) == 1
         error = self.capsys.readouterr().err
         assert error.count("\n") == lines

@@ -43,7 +43,7 @@ def test_an_interrupted_run_leaves_no_rows_and_continues_where_it_stopped(tmp_pa
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["with identity.json", "without identity.json"])
-def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monkeypatch, named):
+def test_unfinished_rows_of_another_layout_are_begun_anew(tmp_path, layout, monkeypatch, named):
     other = PackedLayout(layout.corpus, LENGTH, max_segments=2)
     materialize(other, tmp_path / "other", shard_bytes=1 << 10)
     made = {path.name for path in tmp_path.iterdir()}

@@ -101,7 +101,7 @@ def test_amounts_of_a_mixture_are_those_of_open_instruct(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [["5", "a.jsonl"], ["a.jsonl", "1", "2"], ["0.5"]])
-def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None:
+def test_an_amount_that_does_not_follow_an_input_is_an_error(words: list[str], place: Place) -> None:
     command = ["prepare", *words, "--template", "primer", "--tokenizer", place.tokenizers["primer"]]
     assert "one amount may follow each input" in place.fails([*command, "-o", str(place.out)])
 
@@ -119,7 +119,7 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
         ("hf", ["--chat-template", "none.jinja"], "none.jinja: no such file"),
     ],
 )
-def test_options_that_do_not_fit_are_a_sentence(template: str, options: list[str], expected: str, place: Place) -> None:
+def test_options_that_do_not_fit_are_errors(template: str, options: list[str], expected: str, place: Place) -> None:
     for more in ([], ["--dry-run"]):
         assert expected in place.fails(place.command(place.request(template), *options, *more))
     assert place.names() == ["in"]
@@ -203,7 +203,7 @@ class Fails(Primer):
 """
 
 
-def test_workers_import_a_template_from_here_and_print_its_exception(tmp_path, tokenizers, monkeypatch, capfd):
+def test_workers_import_templates_of_the_folder_and_print_their_exceptions(tmp_path, tokenizers, monkeypatch, capfd):
     place = Place(tmp_path, tokenizers, capfd)
     (place.folder / "own_templates.py").write_text(OWN_TEMPLATES)
     monkeypatch.chdir(place.folder)

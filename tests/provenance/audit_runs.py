@@ -12,6 +12,7 @@ ROWS = 125
 
 
 def entries(path: Path) -> list[dict]:
+    """Return the entries of an audit log in format .jsonl."""
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 

@@ -74,7 +74,7 @@ def test_a_damaged_artifact_in_the_bucket_is_made_again_and_replaced(machine):
     assert files.read_bytes(url) == whole
 
 
-def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, caplog):
+def test_a_machine_makes_an_artifact_itself_if_the_bucket_can_not_be_reached(machine, monkeypatch, caplog):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "nosuch://bucket")
     assert_cached(ARRAYS.copy)
     assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text

@@ -208,7 +208,7 @@ def olmo_filter(olmo_data: Any, version: str, rows_by_length: dict[int, Rows]) -
     for length, rows in rows_by_length.items():
         arrays[f"rows_{length}"] = rows
         arrays[f"clean_{length}"] = olmo_verdicts(rows, 13, 32)
-        verdicts = [olmo_data.is_clean_instance(row) for row in rows.astype(np.int64)]  # as OLMo-core has them
+        verdicts = [olmo_data.is_clean_instance(row) for row in rows.astype(np.int64)]  # int64, as in OLMo-core's rows
         arrays[f"maxtext_clean_{length}"] = np.array(verdicts, np.bool_)
     for name, limits in OTHER_LIMITS.items():
         arrays[f"clean_96_{name}"] = olmo_verdicts(rows_by_length[96], *limits)

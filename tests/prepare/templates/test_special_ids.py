@@ -52,6 +52,7 @@ def fragments(control: tuple[str, ...]) -> list[str]:
 
 
 def hostile_text(rng: random.Random, pool: list[str], control: tuple[str, ...]) -> str:
+    """Return one side of a control token, an ordinary text, or texts of `pool` one after the other."""
     kind = rng.random()
     if kind < 0.15:  # one side of a control token
         spelling = rng.choice(control)

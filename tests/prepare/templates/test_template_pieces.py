@@ -31,10 +31,12 @@ def tokenizer(request, tmp_path):
 
 
 def chat(*turns, **more):
+    """Return a record of turns (role, content), with `more` keys."""
     return {"messages": [{"role": role, "content": content} for role, content in turns], **more}
 
 
 def of_assistant(**message):
+    """Return a record of two messages: one with these keys, by default a call of a tool, and the answer "y"."""
     return {"messages": [{"role": "assistant_toolcall", **message}, {"role": "assistant", "content": "y"}]}
 
 
