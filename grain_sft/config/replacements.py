@@ -147,31 +147,37 @@ def _weights_to_restate(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
 
-    A stage begins with the weights that the latest amendments gave, even if the schedule has changed them since. Example: an
-    amendment gives a source weight 2 at step 100, the schedule gives it weight 3 at step 200, and a replacement divides the
-    stage at step 300. The new stage would begin with weight 2, so a `reweight` at step 300 restores 3. But the next stage of
-    the config has to begin with 2, so a `reweight` at its first step restores 2.
+    Amendments and the stage's schedule set weights, and the latest setting counts. But a stage begins with the weights of the
+    latest amendment, whatever a schedule has set since. So two amendments are added, as in this example of one source:
+
+      step   event                                  weight   added amendment
+      100    an amendment gives weight 2            2
+      200    the schedule gives weight 3            3
+      300    a replacement divides the stage        3        weight 3, because the new stage would begin with weight 2
+      400    the next stage of the config begins    2        weight 2, because the stage would begin with weight 3 of step 300
 
     Args:
       section: Section `replace` with keys that need a new stage.
       stages: Stages as triples (first data step, data step after the last one, stage).
       amended: Result of `_amended_weights`.
     """
-    first = skips.data_step(section["from"])
+    division = skips.data_step(section["from"])
     for number, (begin, end, stage) in enumerate(stages, 1):
-        if not begin < first < end or section["source"] not in _sources(stage["corpus"]):
+        if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # By source: the step of its latest amendment up to `first`; the step and weight of its latest entry of the schedule.
-        amended_at = {name: step for step, weights in amended if step <= first for name in weights}
+        # The latest settings of each source up to `division`: the step of an amendment; the step and weight of the schedule.
+        amended_at = {name: step for step, weights in amended if step <= division for name in weights}
         scheduled = {
             name: (begin + entry["step"], weight)
             for entry in stage["sampler"].get("schedule", ())
-            if begin + entry["step"] <= first
+            if begin + entry["step"] <= division
             for name, weight in (entry.get("weights") or {}).items()
         }
+        # A source without an amendment is left out: its new stage begins with the weight of the schedule.
         restored = {name: weight for name, (step, weight) in scheduled.items() if amended_at.get(name, step) < step}
         if restored:
             yield section["from"], restored
+        # The added amendment must not change the next stage, which begins with the weights of the earlier amendments.
         amended_weights = {name: weight for step, weights in amended if step <= end for name, weight in weights.items()}
         later_sources = {name for _, _, later in stages[number:] for name in later["corpus"].get("mixture") or ()}
         for name in restored:

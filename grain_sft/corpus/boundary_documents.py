@@ -90,35 +90,29 @@ def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> N
 def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    A document can only continue if the format cuts documents at the ends of shards, and if no token lies between the last piece
-    of one shard and the first piece of the next shard. `BoundaryFile.continues` states whether the document continues. If it
-    is None, the document continues unless the last token of the shard before is an EOS.
+    `_touching` gives the pairs of shards that a document may cross. If `BoundaryFile.continues` is True for all of them, all
+    are returned. Otherwise, it is None for some, and there are three possible answers:
 
-    If `continues` is None for a shard and `corpus.sources_file` exists, three answers are tried in this order: the rule above;
-    all documents that can continue do so; no document continues. The result is the first answer that leaves as many documents
-    as `sources_file` lists. If 3 of 10 pieces can continue a document, the second answer leaves 7 documents, the third 10.
+    1. A document continues if `continues` is True, or if the last token of the shard before is not an EOS.
+    2. All documents that may continue do so.
+    3. No document continues.
+
+    Without `corpus.sources_file`, the first answer is returned. With this file, the result is the first answer that makes as
+    many documents as the file lists. If 3 of 10 pieces may continue a document, answer 2 makes 7 documents, and answer 3 makes
+    10 documents.
     """
     files = boundary_files(corpus)
-    with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
-    touching = []
-    for before, number in itertools.pairwise(with_pieces):
-        if files[number].kind not in CUTTING_KINDS or files[number].continues is False:
-            continue
-        start_before, length_before = pieces[before]
-        start, _ = pieces[number]
-        if start_before[-1] + length_before[-1] == start[0]:
-            touching.append((number, before))
+    touching = _touching(files, pieces)
     undecided = [number for number, _ in touching if not files[number].continues]
     if not undecided:
         return touching
 
     by_eos = None
     if corpus.eos_token_id is not None:
+        stated = [files[number].continues for number, _ in touching]
         last_tokens = _last_tokens(corpus, [before for _, before in touching])
-        by_eos = []
-        for (number, before), last_token in zip(touching, last_tokens, strict=True):
-            if files[number].continues or last_token != corpus.eos_token_id:
-                by_eos.append((number, before))
+        pairs = zip(touching, stated, last_tokens, strict=True)
+        by_eos = [pair for pair, continues, last_token in pairs if continues or last_token != corpus.eos_token_id]
     if corpus.sources_file is None:
         if by_eos is None:
             fault = "can't tell whether its first document began in the shard before"
@@ -135,6 +129,22 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         f"{corpus.sources_file.path}: lists {num_documents} documents, but boundary files hold {num_pieces} pieces, of which "
         f"{len(touching)} may continue a document. The files don't match, or eos_token_id ({corpus.eos_token_id}) is wrong."
     )
+
+
+def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:
+    """Return (shard, shard before) for each shard whose first piece may continue the last piece of the shard before.
+
+    The format must cut documents at the ends of shards, and no token may lie between the two pieces. Shards without pieces are
+    passed over. A shard whose `BoundaryFile.continues` is False is left out.
+    """
+    touching = []
+    with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
+    for before, number in itertools.pairwise(with_pieces):
+        (start_before, length_before), (start, _) = pieces[before], pieces[number]
+        may_continue = files[number].kind in CUTTING_KINDS and files[number].continues is not False
+        if may_continue and start_before[-1] + length_before[-1] == start[0]:
+            touching.append((number, before))
+    return touching
 
 
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:

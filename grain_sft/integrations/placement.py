@@ -187,7 +187,17 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
 class LoaderPlacement(Placement):
     """Placement in which only some processes, the loaders, read the batch.
 
-    `put` divides the rows equally among the devices of the loaders, and `finish` moves them to all devices with a collective.
+    JAX lets a process fill only the parts of an array that are on its own devices. So `put` makes another array, with the same
+    number of rows on each device. The devices of the loaders hold the batch, and the other devices hold zeros. `finish` moves
+    the rows to the devices where the trainer needs them, with a collective.
+
+    Example: a batch of 6 rows, and devices 0 to 3. Devices 1 and 3 are those of the loaders, so each holds 3 rows:
+
+      device                          0        1        2        3
+      rows of the array from `put`    0 1 2    3 4 5    6 7 8    9 10 11
+      slots of the batch in them      none     0 1 2    none     3 4 5
+
+    So row i of the batch is row [3, 4, 5, 9, 10, 11][i] of the array.
 
     Args:
       sharding, shape, batch_rows, order: As in `DirectPlacement`.
@@ -206,9 +216,10 @@ class LoaderPlacement(Placement):
         self._device_rows = -(-batch_rows // len(loading))
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
-        # `put` returns an array with the rows in another order: slot i of the batch is row row_of_slot[i] of that array
+        # slot i of the batch is row row_of_slot[i] of the array from `put`: [3, 4, 5, 9, 10, 11] in the example
         row_of_slot = np.zeros(shape[0], np.int32)
-        self._rows_read: dict[int, slice] = {}  # by index in `devices`: the entries of `reads` on a device
+        # for each device of this process, by its index in `devices`: which entries of `reads` it holds
+        self._rows_read: dict[int, slice] = {}
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)
@@ -226,6 +237,7 @@ class LoaderPlacement(Placement):
         self._spread = jax.jit(spread, out_shardings=sharding)
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
+        """See `Placement.part`. A part is all rows of one device; a device that is not a loader's gets only zeros."""
         first_row, _, _ = index[0].indices(self.shape[0])
         rows = arrays[0][self._rows_read.get(first_row // self._device_rows, slice(0))]
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._device_rows)

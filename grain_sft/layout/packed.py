@@ -26,8 +26,12 @@ from grain_sft.types import Ints
 class PackedLayout(Layout):
     """Rows that hold several documents, each document as a segment of its own.
 
-    Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: the layout needs a
-    plan of all documents. Making a plan of two million documents takes about a second. The cache keeps the plan, and all
+    An algorithm chooses the documents of each row from their lengths. With rows of 10 tokens, documents of 6, 7, 3 and 4 tokens
+    fill two rows: 7 + 3 and 6 + 4. The choice for all rows is a plan. By default, one plan is for all epochs, and a sampler
+    shuffles its rows. An algorithm that packs each epoch anew has a plan for each epoch.
+
+    Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: all documents must be
+    planned before the first row. A plan of two million documents takes about a second. The cache keeps the plan, and all
     processes map it into memory.
 
     Args:
@@ -156,8 +160,10 @@ class PackedLayout(Layout):
         return layout
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
-        """Read the plan of each epoch from the cache. A plan that the cache lacks is made, or read from OLMo-core's files if
-        `olmo` is not None."""
+        """Read the plan of each epoch from the cache, and set the attributes that follow from the plans.
+
+        A plan that the cache lacks is made, or read from OLMo-core's files if `olmo` is not None.
+        """
         corpus, options = self.corpus, self.packing
         self.finder = corpus.find_documents(options.boundaries, options.bos_token_id)
         self.sequence_length, self._olmo = options.sequence_length, olmo
@@ -166,7 +172,7 @@ class PackedLayout(Layout):
         options_by_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
         self.plans = [load_plan(self.finder, of_epoch, self.plan_folder, make) for of_epoch in options_by_epoch]
         self.highest_token = self.plans[0].highest_token
-        # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
+        # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows. Row 130 is row 30 of epoch 1.
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
         self._num_rows = int(self._begins[-1])  # saves 0.1 us in each call of `__len__`, which each batch calls
         if not self._num_rows:
@@ -195,10 +201,15 @@ class PackedLayout(Layout):
         return self._each_row(np.maximum)
 
     def _each_row(self, function: np.ufunc) -> Ints:
-        """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows]."""
+        """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows].
+
+        The square of a segment's length is its cost of attention. For a row with segments of 3 and 4 tokens, `np.add` gives 25,
+        the cost of the row, and `np.maximum` gives 16, the cost of the longest segment.
+        """
         rows_of_epochs = []
         for plan in self.plans:
             squares = np.square(plan.length.astype(np.int64))
+            # `reduceat` takes the first piece of each row: the end of the row before, and 0 for the first row
             rows_of_epochs.append(function.reduceat(squares, np.append(0, plan.ends[:-1])))
         return np.concatenate(rows_of_epochs)
 
@@ -215,6 +226,7 @@ class PackedLayout(Layout):
         if len(self.plans) > 1:
             epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
+        # `plan.ends[row]` is the number of segments in this row and all rows before it
         segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
         return plan.start[segments].tolist(), plan.length[segments].tolist(), BEGIN_OF_ROW
 

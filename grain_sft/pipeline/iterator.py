@@ -46,11 +46,11 @@ class PipelineIterator(StepIterator[Element]):
                 fix = "The next call of next() starts new workers and makes this step again."
                 raise PipelineError(f"{problem} {fix}") from error
             raise
-        if not self._plain:
+        if not self._takes_ready:
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._plain = not first_steps.left  # once the first steps are checked, ready batches need no `_make`
+            self._takes_ready = not first_steps.left  # from then on, `next` need not call `_make` for a ready batch
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -77,7 +77,8 @@ class PipelineIterator(StepIterator[Element]):
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
-        # the workers make the steps in turn: of workers 0 and 1, worker 1 makes step source.start + 5
+        # The workers make the steps in turn, beginning at `source.start`. With 2 workers and start 100, worker 1 makes steps
+        # 101, 103, 105, ... If step 103 is next, the ids of worker 1 and worker 0 are returned, in this order.
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 

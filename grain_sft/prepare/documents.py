@@ -1,7 +1,8 @@
-"""`Documents`: random access to the documents that a writer writes.
+"""`Documents`: random access to the documents that a writer writes, by document number.
 
-Documents lie in parts. In a preparation a part is a chunk file, read by `ChunkDocuments`. In a conversion a part is a split of
-the old corpus, read by a subclass in `convert.py`.
+A writer orders the documents anew, for example shuffled, and asks for them in blocks. The documents lie in parts, in another
+order. In a preparation, a part is a chunk file, read by `ChunkDocuments`. In a conversion, a part is a split of the old corpus,
+read by a subclass in `convert.py`.
 """
 
 import abc
@@ -86,7 +87,7 @@ class Documents(abc.ABC):
         return np.searchsorted(self.firsts, ids, side="right") - 1
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
-        """Yield the documents `ids` in that order, several at a time."""
+        """Yield the documents `ids` in that order, several at a time. `blocks_at_once` blocks are gathered together."""
         blocks = in_blocks(self.lengths, ids)
         while window := list(itertools.islice(blocks, self.blocks_at_once)):
             tokens, loss = self._gather(np.concatenate(window))
@@ -99,17 +100,31 @@ class Documents(abc.ABC):
             del tokens, loss  # frees their memory before the next documents are gathered; the blocks are copies
 
     def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the concatenated tokens and loss of the documents `ids`. Each part is read once."""
+        """Return the concatenated tokens and loss of the documents `ids`. Each part is read once.
+
+        Documents that are adjacent both in `ids` and in their part make a run, which one call of a `Reader` reads. Example:
+
+          ids                    5       0       1       2
+          part                   1       0       0       0
+          tokens of the part     0:3     0:5     5:9     9:11
+          tokens of the result   0:3     3:8     8:12    12:14
+
+        The runs are document 5, and documents 0 to 2, which are tokens 0:11 of part 0. The first read fills tokens 3:14 of the
+        result from part 0. The second read fills tokens 0:3 from part 1.
+        """
         lengths = self.lengths[ids].astype(np.int64)
         starts = self.starts[ids].astype(np.int64)
         parts = self.parts_of(ids)
+        # place of each document in the result, and then the number of all tokens
         offsets = np.append(0, np.cumsum(lengths))
         tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
         is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
-        # a run is a group of adjacent documents, which are read at once
+        # for each run: the index in `ids` of its first document
         first = np.append(0, np.flatnonzero(~is_adjacent) + 1)
+        # for each run: its first token in the part, the place of this token in the result, and the place after its last token
         runs = np.stack([starts[first], offsets[first], np.append(offsets[first[1:]], offsets[-1])], axis=1)
         by_part = np.argsort(parts[first], kind="stable")
+        # the parts to read, ascending, and for each part the index of its first run in `runs[by_part]`
         needed, borders = np.unique(parts[first][by_part], return_index=True)
         runs_of_parts = np.split(runs[by_part], borders[1:])
         for read, runs_of_part in zip(self.readers(needed.tolist()), runs_of_parts, strict=True):

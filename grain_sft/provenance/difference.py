@@ -68,12 +68,15 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     shorter_end, longer_end = sorted((one.end_step, other.end_step))
     steps = steps[: max(0, longer_end - steps.start)]
     shared = steps[: max(0, shorter_end - steps.start)]
+    # The search stops at the first step with different batches in both runs, or after the steps that both runs have.
     differing_rows = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
     first = next((step for step, num_rows in differing_rows(one, other, shared) if num_rows), None)
     if first is None and len(shared) < len(steps):
         first = shared.stop  # only one run has this step
     if first is None:
         return Difference(reasons, steps, None, range(0))
+    # Example: 100 steps are counted from step 950 on, and one run ends after step 999. In steps 950 to 999, the rows of both
+    # runs are compared. In steps 1000 to 1049, every row is in one run only, so all of them differ.
     counted = range(first, min(first + count, longer_end))
     counted_in_both = counted[: max(0, shorter_end - first)]
     sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
@@ -96,7 +99,10 @@ def _last_change(*pipelines: Pipeline) -> int:
 
 
 def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
-    """Return whether rows of equal numbers are equal, apart from withdrawn documents."""
+    """Return whether rows of equal numbers are equal, apart from withdrawn documents.
+
+    They are if the receipts differ only in the sampler and in amendments: then the files, the layout and the transforms agree.
+    """
     if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
     parts, other_parts = one.receipt.parts, other.receipt.parts
@@ -113,6 +119,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
+            # row i of one batch is compared with row i of the other; the longer batch has rows without a partner, which differ
             num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
             equal = rows == other_rows
@@ -144,6 +151,7 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         batch, other_batch = one[step], other[step]
         num_rows, other_num_rows = (len(next(iter(each.values()))) for each in (batch, other_batch))
         shapes, other_shapes = ({key: each[key].shape[1:] for key in each} for each in (batch, other_batch))
+        # if keys or shapes differ, no row is equal
         equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
         if shapes == other_shapes:
             for key, array in batch.items():
@@ -162,10 +170,11 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
-    both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
+    both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
     # Two documents are the same if their numbers or their records are equal. In two copies of a corpus, only the records are
-    # equal. If two mixtures name a corpus differently, only the numbers are equal, because the records contain the name.
+    # equal. If two mixtures name a corpus differently, only the numbers are equal, because the records contain the name. So
+    # documents of equal numbers are left out first, and then documents of equal records.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))
@@ -181,7 +190,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
         own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
         if not own:
             continue
-        for lines in iter_trace(stage, own, trainable=False):
+        for lines in iter_trace(stage, own, trainable=False):  # a line is a part of a document in a row of a batch
             kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
             if lines.withdrawn is not None:
                 kept &= lines.withdrawn < lines.stop - lines.start

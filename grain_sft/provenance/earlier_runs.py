@@ -1,4 +1,8 @@
-"""Earlier versions of a run, for the check of an audit log that began before the config got its newest changes."""
+"""Earlier versions of a run, for the check of an audit log.
+
+A run's config may get amendments and stages while the log grows. The entries that were written before must be checked against
+the run as it was then, without these changes.
+"""
 
 import contextlib
 import json
@@ -37,9 +41,9 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
     """Return the versions of a run that may have written the log's entry `load`.
 
-    The receipt in the entry lists the amendments and stages that the run had then. Example: if the receipt lists 2 stages and
-    the run has 3 stages now, the earlier version had the first 2. The receipt does not state the last step of stage 2, and the
-    config may have changed it since. So the result has a version for each possible last step.
+    The receipt in the entry lists the amendments and stages that the run had then: if it lists 2 stages, the version has the
+    first 2 stages of the run. The receipt does not state where stage 2 ended then, and the config may have changed that since.
+    So the result has a version for each possible end of the last stage. The caller takes the version that fits the log best.
 
     Args:
       pipeline: Pipeline of the run as it is now.
@@ -51,7 +55,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
         return [pipeline]
     num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
     num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
-    amended = pipeline
+    amended = pipeline  # the run with all its stages, but only with the amendments of that time
     if num_amendments < len(pipeline.amendments):
         amended = pipeline.replace(num_amendments=num_amendments)
     try:

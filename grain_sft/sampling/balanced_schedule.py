@@ -4,11 +4,22 @@ The share of a source is the number of rows that its weight entitles it to: with
 of 2/3 * t in the first t rows of the mixture. The deficit of a source is its share so far minus the rows that it gave. In this
 file, rows of the mixture and rows of a source count from 0, and share(t) is the share of a source in the first t rows.
 
-The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. With n sources, its slack is
-1 / (2 (n - 1)) rows. Row k of a source is due at the first row r of the mixture with share(r + 1) - k >= slack. Row k is in
-time up to the last row r with share(r) - k <= 1 - slack, which is called its last row in time. At each row of the mixture, the
-rule takes the due row whose last row in time is the earliest. With weights 2 and 1, row 0 of the first source is due at row 0,
-row 0 of the second source at row 1, and row 1 of the first source at row 2: the sources are 0, 1, 0, and then repeat.
+The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Each row of a source has a
+first and a last row of the mixture at which it may be taken. The rule takes, of the rows that may be taken now, the one whose
+last row comes first. The limits keep the source near its share. With n sources, the slack is 1 / (2 (n - 1)), and for row k:
+
+- It is due at the first row r with share(r + 1) - k >= slack. Taken earlier, it would put the source too far ahead.
+- It is in time up to the last row r with share(r) - k <= 1 - slack. Taken later, it would leave the source too far behind.
+
+Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4. "B0 2" means row 0 of B, in time up to row 2:
+
+  row of the mixture   due and not yet taken   taken
+  0                    A0 1, B0 2              A0
+  1                    B0 2, C0 4              B0
+  2                    A1 3, C0 4              A1
+  3                    C0 4, B1 5              C0
+  4                    A2 5, B1 5              A2: of equal last rows, the first source
+  5                    B1 5                    B1; from row 6 on, the sources repeat
 
 So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights. With three sources
 or more, taking the source with the largest deficit would not keep the bound.
@@ -127,12 +138,15 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 
 
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
-    """Yield, for each row of the mixture, its source, and whether this row of the source is due and in time."""
+    """Yield, for each row of the mixture, its source, and whether this row of the source is due and in time.
+
+    Only a deficit at the start can make a row late, or leave no row that is due. Then the row that is due next is taken early.
+    """
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)
     ready: list[int] = []  # heap of the keys of the rows that are due and not taken
     for row in itertools.count():
-        is_due = bool(ready) or due_row <= row  # if none is due, the row that is due next is taken early
+        is_due = bool(ready) or due_row <= row
         while due_row <= row or not ready:
             heapq.heappush(ready, key)
             due_row, key = next(upcoming)
@@ -152,10 +166,11 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     num_sources, total = len(weights), sum(weights)
     active = np.flatnonzero(weights)
     weight_of = np.array(weights)
-    # Row k is due at the first row r with share(r + 1) + deficit >= k + slack. As share(t) is weight * t / total, this means
-    # weight * (r + 1) >= k * total + (slack - deficit) * total. The left side is an integer, so the last term is rounded up.
+    # A deficit at the start adds to the share: row k is due at the first row r with share(r + 1) + deficit >= k + slack. As
+    # share(t) is weight * t / total, this means weight * (r + 1) >= k * total + (slack - deficit) * total. All but the last
+    # term are integers, so the last term can be rounded up.
     to_due = np.array([math.ceil((slack - value) * total) for value in deficit])
-    # Row k is in time up to the last row r with weight * r <= k * total + (1 - slack - deficit) * total.
+    # In the same way, row k is in time up to the last row r with weight * r <= k * total + (1 - slack - deficit) * total.
     to_last = np.array([math.floor((1 - slack - value) * total) for value in deficit])
     begins = np.zeros(len(active), np.int64)
     for end_row in itertools.count(_BLOCK_ROWS, _BLOCK_ROWS):

@@ -17,8 +17,12 @@ from grain_sft.types import Ints
 class EpochSampler(StreamSampler):
     """Base of the samplers that read one stream of rows.
 
+    A subclass calls `_set_stream` with the rows' order and with `RunningEpochs`, which computes the rows of each step.
+
     Each epoch's order is divided into blocks. Without `host_blocks`, one block is the whole order. With `host_blocks`, each
-    host reads another block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
+    host reads another block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499. All blocks are cut into steps
+    in the same way, so `RunningEpochs` computes indices in a block. In this example, its index 3 is index 253 of the order
+    for host 1.
     """
 
     def _set_stream(
@@ -28,13 +32,16 @@ class EpochSampler(StreamSampler):
 
         Args:
           source: Rows of the stream and their order.
-          epochs: Which step reads which rows of a block in which epoch. This is the same for all blocks.
+          epochs: Which step reads which rows of a block in which epoch.
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
-          batching: As in `EpochStream`.
+          batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A
+            later stage of the run can only continue inside an epoch if its sampler has the same text. "" is for samplers whose
+            batches are the next rows of the order: a later stage can continue them at any row.
         """
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, block_rows, rows_at
+        # The stream has no name (""), and its row 0 is row 0 of the layout: a layout of one source has no other stream.
         self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
 
     @property
@@ -43,7 +50,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Number of steps that end in the first whole epoch."""
+        """Number of steps that end in the first whole epoch. If the run starts inside an epoch, that is the next epoch."""
         epoch = self.start[0] if self.start[1] == 0 else self.start[0] + 1
         return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 

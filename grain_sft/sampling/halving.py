@@ -36,19 +36,26 @@ class _Split:
     def find(self, numbers: Ints, left: bool) -> Ints:
         """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the node that is row k of a branch.
 
-        Rows count from 0. The branch is the left one if `left`, else the right one. If the left branch gets rows 0, 2, 4, ...,
-        its row 2 is row 4 of the node. Rows from 2^62 - 1 on are returned as 2^62 - 1.
+        Rows count from 0. The branch is the left one if `left`, else the right one. Rows from 2^62 - 1 on are returned as
+        2^62 - 1. With share 1/3 and offset 1/2, the left branch gets rows 1, 4, 7, ... of the node, so its row 2 is row 7.
         """
-        # Row `number` of a branch is row t - 1 of the node. t is the smallest integer with
-        #   left:   share * t + offset >= number + 1, so t = ceil((number + 1 - offset) / share)
-        #   right:  (1 - share) * t - offset > number, so t = floor((number + offset) / (1 - share)) + 1
+        # A branch gets its row k with the first t rows of the node, but not with fewer, so row k is row t - 1 of the node. t is
+        # the smallest number of rows of which the branch gets k + 1:
+        #   left:   floor(share * t + offset) >= k + 1
+        #           share * t + offset >= k + 1
+        #           t = ceil((k + 1 - offset) / share)
+        #   right:  t - floor(share * t + offset) >= k + 1
+        #           (1 - share) * t - offset > k
+        #           t = floor((k + offset) / (1 - share)) + 1
+        # In the example, t is ceil((2 + 1 - 1/2) * 3) = 8 for row 2 of the left branch.
+        # The quotient is computed in integers: (k + a / u) / (p / q) is (k * u + a) * q / (p * u).
         share = self.share if left else 1 - self.share
         addend = 1 - self.offset if left else self.offset
         unit = addend.denominator
         numerator = (_wide(numbers, unit * share.denominator) * unit + int(addend * unit)) * share.denominator
         denominator = share.numerator * unit
         num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
-        # `lefts` gives a branch at most t of t rows, so a branch has its row `number` only after number + 1 rows of the node.
+        # `lefts` gives a branch at most t of t rows, which the inequalities above leave out: so t is at least k + 1.
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 

@@ -50,11 +50,18 @@ class Proportions:
     (`HalvingTree`).
 
     Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
-    all rows so far minus its rows. Each source keeps its deficit at a change, and later rows make up for the deficit. With up
-    to three sources, every source stays within one row of its share. With more sources, no rule can promise that without
-    knowing the change in advance. Take 6 sources of equal weight. After 3 rows, 3 sources have no row yet, and each of these 3
-    is 1/2 row behind its share. If only these 3 go on, with a weight of 1/3 each, the last of them waits for 2 more rows. By
-    then it is 1/2 + 2/3 = 7/6 rows behind. A source whose weight becomes 0 gets no rows to make up for its deficit.
+    all rows so far minus its rows. Each source keeps its deficit at a change, and later rows make up for the deficit. But a
+    source whose weight becomes 0 gets no later rows.
+
+    After a change, every source stays within one row of its share if there are up to three sources. With more sources, no rule
+    can promise that without knowing the change in advance. Example: the sources A to F have a weight of 1/6 each. At row 3, the
+    sources that have had no row go on alone, with a weight of 1/3 each. They are D, E and F, and they get rows 3, 4 and 5:
+
+      rows so far   sources of these rows   share of F           rows of F   deficit of F
+      3             A B C                   3/6 = 1/2            0           1/2
+      4             A B C D                 1/2 + 1/3 = 5/6      0           5/6
+      5             A B C D E               1/2 + 2/3 = 7/6      0           7/6: more than one row
+      6             A B C D E F             1/2 + 3/3 = 3/2      1           1/2
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
@@ -81,6 +88,8 @@ class Proportions:
         row = 0
         counts = (0,) * len(limits)
         shares = [Fraction(0)] * len(limits)  # exact number of rows before `row` that each source should have
+        # Each pass adds the phase that begins at `row`, and finds its end: the next change of weights, or the row at which a
+        # source is exhausted. The next phase begins there.
         while True:
             weights = self._weights(row, counts)
             if weights is None:  # no source is left
@@ -112,6 +121,7 @@ class Proportions:
         if not self._phases:  # no source has a row: the methods still need a phase
             no_deficit = (Fraction(0),) * len(limits)
             self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), no_deficit)))
+        # first row that the mixture does not have, because it ends or fails there; None without an end
         self._end = self.length if self.failure is None else self.failure[0]
         self._first_rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
@@ -201,7 +211,11 @@ Path = tuple[tuple[Proportions, int], ...]
 
 
 def count_drawn(path: Path, row: int) -> int:
-    """Return the number of rows of the source at the end of a path before `row` of the outermost mixture."""
+    """Return the number of rows that the source at the end of a path has before `row` of the outermost mixture.
+
+    If 100 rows of the outermost mixture have 60 rows of an inner mixture, and 60 rows of the inner mixture have 20 rows of the
+    source, the result for row 100 is 20.
+    """
     for proportions, source in path:
         row = proportions.counts(row)[source]
     return row
@@ -210,7 +224,8 @@ def count_drawn(path: Path, row: int) -> int:
 def find_drawn(path: Path, numbers: Ints) -> Ints:
     """Return the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path, for each i.
 
-    Both are int64 [n]. The result is -1 where the outermost mixture never draws the row.
+    Both are int64 [n]. The result is -1 where the outermost mixture never draws the row. The loop begins at the source: it
+    finds the rows in the innermost mixture, then these rows in the mixture around it, and so on.
     """
     for proportions, source in reversed(path):
         rows = np.full(len(numbers), -1, np.int64)

@@ -118,7 +118,15 @@ class MappedSampler(Sampler):
         return dataclasses.replace(stream, begin=begin, span=functools.partial(self._span, stream))
 
     def _span(self, stream: EpochStream, epoch: int) -> EpochSpan | None:
-        """Return the part of an epoch that the trainer reads, in steps of the trainer. The steps of `stream` are data steps."""
+        """Return the part of an epoch that the trainer reads, in steps of the trainer. The steps of `stream` are data steps.
+
+        Example: data steps 0, 1 and 2 read an epoch of 12 rows, 4 rows each, and data step 0 is skipped. The trainer's steps 0
+        and 1 read data steps 1 and 2. So the result is `EpochSpan(first=0, last=1, rows=8, start=4)`.
+
+        The data steps of the epoch that are not skipped make ranges, such as 1 to 2. The number of rows of a range is the
+        number of rows before its end, minus the number before its beginning. The first and the last range with rows give the
+        first and the last row that the trainer reads, and the steps that read these rows.
+        """
         span = stream.span(epoch)
         if span is None:
             return None
@@ -137,19 +145,20 @@ class MappedSampler(Sampler):
             return span.rows if epoch_at_step > epoch else 0
 
         def step_that_reads(row: int, data_steps: range) -> int:
-            """Return the trainer's step that reads row number `row` of `span`, from 0."""
+            """Return the trainer's step that reads row number `row` of `span`, from 0. It reads one of `data_steps`."""
+            # a mixture may have data steps without rows of this source: the first one that ends after `row` has the row
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
             return self._map.step_of(data_steps[number])
 
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
         ranges = list(self._map.read_between(span.first, end))
         counts = [rows_before(data_steps.stop) - rows_before(data_steps.start) for data_steps in ranges]
-        parts = list(itertools.compress(ranges, counts))  # the ranges that read rows of the epoch
-        if not parts:  # the epoch is skipped as a whole
+        ranges_with_rows = list(itertools.compress(ranges, counts))
+        if not ranges_with_rows:  # the epoch is skipped as a whole
             return EpochSpan(first_step, first_step - 1, 0)
-        first_row, end_row = rows_before(parts[0].start), rows_before(parts[-1].stop)
-        first_step = step_that_reads(first_row, parts[0])
-        last_step = step_that_reads(end_row - 1, parts[-1])
+        first_range, last_range = ranges_with_rows[0], ranges_with_rows[-1]
+        first_row, last_row = rows_before(first_range.start), rows_before(last_range.stop) - 1
+        first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(last_row, last_range)
         return EpochSpan(first_step, last_step, sum(counts), span.start + first_row // stream.num_blocks)
 
     def _mapped(self, sampler: Sampler) -> MappedSampler:

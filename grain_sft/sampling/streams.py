@@ -152,6 +152,10 @@ class EpochSpan(NamedTuple):
 class EpochStream:
     """Rows of one source in a run, epoch after epoch. A mixture has a stream for each source.
 
+    A stream answers two questions about the source: how far it has been read before a step (`begin`), and which steps read an
+    epoch (`span`). If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2): steps 0 to 2 have read
+    all of epoch 0, and 2 rows of epoch 1.
+
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
@@ -161,8 +165,9 @@ class EpochStream:
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
-      batching: Text of the rule that cuts epochs into batches, such as "global_batch_size=8, curriculum='natural'". A later
-        stage with another rule has to start at the beginning of an epoch. "" means that a later stage may start at any row.
+      batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later
+        stage of the run can only continue inside an epoch if its stream has the same text. "" means that batches are the next
+        rows of the order, so a later stage can continue at any row.
     """
 
     name: str

@@ -197,14 +197,28 @@ class NpyDataSource(RowSource):
         return read, None, fit
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
-        """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
+        """Return what `_read` returns, for any layout.
+
+        `Layout.pieces` states which tokens of which file go to which columns. The method works in four steps:
+
+        1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`, and `tokens` is a view of it. Other tokens
+           are read into `tokens`, and step 4 copies them into `inputs`.
+        2. Make segment ids and positions. In a layout of whole rows, such as `WindowLayout`, they are the same in all batches
+           and come from a cache. In other layouts, they follow from the pieces.
+        3. Read the tokens of all pieces with one call, and the loss in the same way.
+        4. If `shifted`, make the targets. The token after an input is its target, so column 1 of `inputs` is column 0 of
+           `targets`. The last token of a segment has no target in its segment, so its `target_segments` is 0. `lasts` has the
+           places of these tokens in the flattened rows: 7 and 15 in two rows of 8 columns with one segment each.
+        """
+        # 1. arrays
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None  # every row is one full segment, without padding
         (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
-        firsts: Ints | None = None
+        firsts: Ints | None = None  # place of the first token of each piece in the flattened rows
+        # 2. segment ids and positions; the mask is True everywhere, and only a caller that does not shift needs it
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])
@@ -212,6 +226,7 @@ class NpyDataSource(RowSource):
             positions, target_segments = more
             firsts = pieces.offsets(shape[1])
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
+        # 3. tokens and loss; `fill_rows` reads nothing and returns False if `gather` is faster or necessary
         one_piece_a_row = whole and self._wide and len(pieces.row) == shape[0]
         if not (one_piece_a_row and self._reader.fill_rows(pieces.shard, pieces.start, row_buffers)):
             size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
@@ -219,15 +234,17 @@ class NpyDataSource(RowSource):
             self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
         if self._loss is not None:
             loss = _gather_loss(self._loss, pieces, shape)
-            if whole:
+            if whole:  # the cached `target_segments` are read-only, and right only if all tokens take loss
                 target_segments = self._arrays.empty(shape, np.int32)
         read = ReadRows(inputs, targets, positions, segments, target_segments, loss, pieces)
         if not shifted:
             return read, tokens, fit
+        # 4. targets
         if not self._wide:
             inputs[...] = tokens
         elif not self._fit and inputs.size:
-            fit = bool(np.minimum.reduce(inputs, axis=None) >= 0)
+            fit = bool(np.minimum.reduce(inputs, axis=None) >= 0)  # as int32, a uint32 from 2^31 on is negative
+        # one copy for all rows: it puts the first token of the next row at the end of each row, and a 0 replaces it
         targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]
         targets[:, -1] = 0
         if loss is not None:
@@ -261,7 +278,15 @@ def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> 
 
 
 def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
-    """Fill `read.target_segment_ids` from `read.loss`; `lasts` indexes segments' last tokens in the flattened rows."""
+    """Fill `read.target_segment_ids` from `read.loss`: the segment id where the target takes loss, else 0.
+
+    Example: a row has segment ids 1 1 1 2 2 and loss 0 1 1 1 1. The target of column 0 is the token in column 1, which takes
+    loss, and so on. Columns 2 and 4 are `lasts`, the last tokens of the segments. So the result is 1 1 0 2 0.
+
+    Args:
+      read: Rows, whose `target_segment_ids` are filled.
+      lasts: Index of the last token of each segment in the flattened rows, or a slice of these indices.
+    """
     assert read.loss is not None
     takes_loss, target_ids = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids
     np.not_equal(read.loss.reshape(-1)[1:], 0, out=takes_loss[:-1])

@@ -1,7 +1,12 @@
 """Reader of materialized rows, which `grain-sft pack --materialize` writes.
 
-A file has the tokens of a row, and then the positions and segment ids of the row as small integers. The reader widens them to
-int32. Rows of long segments store the columns where segments end, in place of positions and segment ids.
+A materialized row is stored as the batch needs it, so one read of consecutive bytes gets a row. The file saves space: it has
+the tokens of a row, then its positions and segment ids as small integers, such as uint16. The reader widens them to int32. For
+rows of long segments, the file has the columns where segments end, in place of positions and segment ids. The reader fills
+these from the ends: ends 3 and 7 mean positions 0 1 2 0 1 2 3 and segment ids 1 1 1 2 2 2 2.
+
+The reader takes a batch block by block. A block is a few rows. They are widened while their bytes are in the processor's
+cache.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ class _Block(NamedTuple):
     Attributes:
       rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
-      copied: Copies after the read, in order. A copy is (destination, index into the destination, source).
+      copied: Copies after the read, in order. A copy is (destination, index, source), for `destination[index] = source`. It may
+        widen the values, for example from uint16 to int32.
       by_ends: For each row that stores the ends of its segments: (table of segment ends, views of the row's arrays).
     """
 
@@ -116,13 +122,16 @@ class RowReader:
             raise CorpusError(f"{problem}. Damaged file: write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
-        """Return the blocks of the batch in `stack`."""
+        """Return the blocks of the batch in `stack`.
+
+        All views and copies are prepared here, once for each memory of a batch. To read a batch, `_widen` only runs them.
+        """
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
         # a row that stores the ends of segments may have only half as many bytes, so a block has twice as many rows
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
-        stored = memory.view(self._row)[:, 0]
+        stored = memory.view(self._row)[:, 0]  # the same memory as records: stored["positions"] is [size, L]
         widened = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
         # tokens of 4 bytes are read straight into the batch; only the values after the tokens are read into `memory`
         num_token_bytes = stored["tokens"].nbytes // size if self._wide else 0
@@ -150,6 +159,7 @@ class RowReader:
         return blocks
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
+        """Return the loss mask (bool) or the loss weights (float32) of rows, [rows, L]. `rows` are numbers in their shards."""
         stored = reader.values(shards, rows)
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = stored != 0

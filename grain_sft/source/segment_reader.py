@@ -1,4 +1,8 @@
-"""Reader of rows of few long segments. It fills all arrays of a row while the row's tokens are in the processor's cache.
+"""Reader of rows of few long segments, such as 4 documents of 8,000 tokens each.
+
+`NpyDataSource` can make each array of a batch for all rows at once. With long rows, one such array does not fit into the
+processor's cache, so each array would be loaded from memory again. This reader takes one row after another. It fills all
+arrays of a row while the row's tokens are in the cache.
 
 `Layout.row_segments` gives the segments of a row. Two rows of 32,768 tokens take 120 us; with `Layout.pieces` instead, they
 would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because a copy by numpy takes longer to begin.
@@ -22,6 +26,17 @@ ARRAYS = 5
 
 class SegmentRow:
     """One row of a batch, as views of the batch's arrays.
+
+    The views are made once, and used again for the same row of all batches in this memory. Example of a row of 8 columns, with
+    two segments of 3 and 4 tokens and one column of padding:
+
+      inputs                 a b c d e f g 0
+      targets                b c d e f g 0 0
+      segment ids            1 1 1 2 2 2 2 0
+      positions              0 1 2 0 1 2 3 0
+      segment ids of targets 1 1 0 2 2 2 0 0
+
+    The last one is 0 at the last token of each segment, because the next token is not in the segment.
 
     Args:
       stack: The batch's arrays.
@@ -52,7 +67,8 @@ class SegmentRow:
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          row_begin: Where the row begins, as in `Layout.row_segments`.
+          row_begin: Where the row begins: (number of segments that end before it, position of its first token), as in
+            `Layout.row_segments`. It is (0, 0), except in a row that holds only some columns of a longer row.
         """
         segments, positions_data, counting = self._segments, self._positions_data, self._counting
         segments_before, first_position = row_begin
@@ -117,6 +133,7 @@ class SegmentReader:
             ends_of.append(ends)
             begins.append(begin)
             pieces_of.append(self._in_shards(starts, ends, row.memory))
+        # `fill` yields after it has read the tokens of a row, so the loop works on a row that was just read
         filled = zip(self._reader.fill(pieces_of), batch_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding_begin = ends[-1] if ends else 0

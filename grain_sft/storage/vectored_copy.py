@@ -1,8 +1,12 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
-`pwritev(2)` writes the pieces to an in-memory file, which has a memory map, too. From this map, the pieces are copied to the
-output. If a mapped file was truncated, a direct copy from its map would kill the process (SIGBUS). `pwritev` writes fewer
-bytes instead.
+A batch of chats needs, for example, 100 pieces of token files that are mapped into memory. To copy a piece is to read memory.
+But a file may have been truncated since it was mapped, and then a direct access to its map kills the process (SIGBUS). So the
+kernel reads the maps: `pwritev(2)` writes all pieces to a file. For a truncated file, it writes fewer bytes, which is noticed.
+
+The file that is written is in memory (`memfd_create`), and it is mapped, too. So there are two copies:
+
+  maps of the token files  -- pwritev -->  in-memory file  -- copy of its map -->  output
 """
 
 import ctypes
@@ -38,7 +42,7 @@ class _MemoryFile:
             close(self.fd)
 
 
-_thread_state = threading.local()  # `memory_file`: the thread's _MemoryFile
+_thread_state = threading.local()  # its attribute `memory_file` is the _MemoryFile of a thread, made on first use
 
 
 def _memory_file(size: int) -> _MemoryFile:
@@ -70,11 +74,16 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
 
 
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces."""
+    """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces.
+
+    The in-memory file has the pieces without gaps, one after the other. So consecutive pieces that have no gap in `out` either
+    make one copy from this file to `out`.
+    """
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
     np.subtract(ends, places, out=vectors[:, 1])
-    # stretches of `out` without a gap: places [0, 3, 9] and ends [3, 5, 12] are the two stretches 0 to 5 and 9 to 12
+    # Stretches of `out` that are filled without a gap. Places [0, 3, 9] and ends [3, 5, 12] make the two stretches 0 to 5 and
+    # 9 to 12. In the in-memory file, they are bytes 0 to 5 and 5 to 8.
     last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
     begins = [int(places[0]), *places[last_before_gap + 1].tolist()]
     stops = [*ends[last_before_gap].tolist(), int(ends[-1])]

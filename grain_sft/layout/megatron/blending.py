@@ -134,8 +134,16 @@ def _guess(weights: Floats, step: Floats) -> Floats:
 def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     """Run chains and return the data sets that they choose, [chains, steps].
 
-    While it runs, data set d has the code `datasets - d`: with 3 data sets, the codes are 3, 2, 1. Of equal data sets, the
-    first has the highest code, so the maximum of the codes chooses it.
+    Each pass of the loop makes one step of all chains. In a chain, the error of a data set is `weight * max(t, 1) - taken`. The
+    chain chooses the data set with the greatest error. If several have it, the chain chooses the first of them.
+
+    `np.argmax` would do that, but it takes 7 times as long for 8 data sets. So data set d gets the code `datasets - d`, and the
+    greatest code among the data sets with the greatest error is the choice. Example of one chain with 3 data sets:
+
+      data set   error   error is greatest   code   product
+      0          0.4     False               3      0
+      1          0.7     True                2      2, the maximum: the chain chooses data set 1
+      2          0.7     True                1      1
 
     Args:
       step: float64 [chains], first step of each chain.
@@ -145,12 +153,13 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
     chosen: Numbers = np.empty((steps, chains), codes.dtype)
     weights, flat_taken = weights[:, None], taken.reshape(-1)
-    # `taken` of data set d in chain c is `flat_taken[chains * d + c]`, and `chains * d + c` is `past_last[c] - chains * code`
+    # `taken` of data set d in chain c is `flat_taken[chains * d + c]`. With d = datasets - code, the index is
+    # `past_last[c] - chains * code`.
     past_last = np.arange(chains) + taken.size
     error = np.empty(taken.shape)
-    for number, code in enumerate(chosen):  # `code` is a row of `chosen`, which `np.max` fills
+    for number, code in enumerate(chosen):  # `code` is the row of `chosen` for this step. `np.max` fills it, in codes
         np.multiply(weights, np.maximum(step + number, 1), out=error)
         error -= taken
         np.max((error == error.max(axis=0)) * codes, axis=0, out=code)
         np.add.at(flat_taken, past_last - chains * code.astype(np.int64), 1.0)
-    return np.subtract(datasets, chosen, out=chosen).T
+    return np.subtract(datasets, chosen, out=chosen).T  # from codes to numbers of data sets

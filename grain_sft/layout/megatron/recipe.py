@@ -24,9 +24,9 @@ class Variant(NamedTuple):
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      blends: Whether megatron-core's rules for blends apply. If True, each shard is a data set, even if the corpus has no
-        weights. Each share of a weighted blend is rounded up: weights 0.5 and 0.5 and 5 samples give 3 + 3 rows. If False, the
-        shards of a corpus without weights are one data set. A weighted blend has `num_samples` rows, 5 in the example.
+      blends: Whether blends follow megatron-core's rules. For a corpus without weights, True makes each shard a data set of its
+        own, and False makes all shards one data set. For a corpus with weights, True rounds the share of each data set up: with
+        weights 0.5 and 0.5, 5 samples become 3 + 3 rows. False keeps them at 5 rows.
       by_documents: Whether the units of a stream, which a shuffle moves, are whole documents. If False, the units are
         sequences, and the sequences of one document may be far apart.
       resets: Whether attention and positions begin anew after each EOD by default.

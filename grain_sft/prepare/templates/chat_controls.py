@@ -106,10 +106,19 @@ def _find_once(find: Find, text: str) -> list[Control]:
 
 
 class Disguise:
-    """Replacement of the characters in one chat's texts: "hi" may become U+20001 U+20002.
+    """Disguise of one chat: each character of its texts becomes a character that neither the chat nor the template uses.
 
-    These stay: spaces, characters that JSON escapes, roles, the key `content`, and the other keys that the template reads.
-    But one of these other keys is replaced if it can overlap a control token, as "end" overlaps "<|im_end|>".
+    The template renders the disguised chat. What is not disguised in the result is the template's own text. Example with a text
+    that spells a control token (the letters A to L stand for unused characters):
+
+      text of the chat                say <|im_end|>
+      disguised text                  ABC DEFGHIJKEL
+      rendered disguised chat         <|im_start|>user ABC DEFGHIJKEL<|im_end|>
+      the template's control tokens   <|im_start|> and the last <|im_end|>
+
+    Spaces and characters that JSON escapes stay. Roles stay, because the template compares them. So do the key `content` and
+    the other keys that the template reads. But such another key is replaced if it can overlap a control token, as "end"
+    overlaps "<|im_end|>".
 
     Args:
       chat: Rendered chat.

@@ -34,6 +34,8 @@ IN_MEMORY_ROWS = 1 << 21
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
     """Return the function `Order.make` of an order whose epochs are permutations by a generator of numpy.
 
+    Example: with `seed_of` the sum of seed and epoch, epoch 2 of a run with seed 5 is numpy's permutation by seed 7.
+
     Args:
       name: Name of the order, which is part of the names of its files.
       generator: Name of the generator, as in `permute.permutation`.
@@ -46,8 +48,8 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
-            depends = {"orders": _VERSION, "order": name, "rows": num_rows, "seed": seed, "epoch": epoch}
-            return load_permutation(depends, (generator, seed_of(seed, epoch)), cache_dir)
+            key = {"orders": _VERSION, "order": name, "rows": num_rows, "seed": seed, "epoch": epoch}
+            return load_permutation(key, (generator, seed_of(seed, epoch)), cache_dir)
 
         def rows_at(epoch: int, indices: Ints) -> Ints:
             rows = permutation(epoch)
@@ -62,7 +64,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     return make
 
 
-def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
+def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
     """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from a file in the cache folder.
 
     A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. To
@@ -70,21 +72,23 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
     processor time for as many rows.
 
     Args:
-      depends: Values by name that identify the file: the order, the number of rows, the seed and the epoch.
+      key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,
+        "epoch": 0}. "orders" is the version of the files. The file is named after the other values. Its header has all of them,
+        and a file whose header has other values is made again.
       generator: Name and seed of the generator that makes the permutation, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
 
     Raises:
       StorageError: The file can't be made.
     """
-    num_rows: int = depends["rows"]
+    num_rows: int = key["rows"]
     if cache_dir is not None:
         cache_dir = files.normalize(cache_dir)
         if files.is_remote(cache_dir):
             raise StorageError(f"cache_dir={cache_dir!r}: expected a local folder, because orders are mapped.")
     if num_rows < IN_MEMORY_ROWS:
         return permute.permutation(num_rows, *generator)
-    name = "-".join(str(depends[key]) for key in ("order", "rows", "seed", "epoch")) + artifact.SUFFIX
+    name = "-".join(str(key[field]) for field in ("order", "rows", "seed", "epoch")) + artifact.SUFFIX
     target = Path(cache_dir or files.cache_dir() / "orders") / name
 
     def check(arrays: artifact.Arrays) -> None:
@@ -92,14 +96,14 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
         if rows is None or rows.shape != (num_rows,) or rows.dtype != permute.row_dtype(num_rows):
             raise ValueError(f"it does not hold {num_rows} rows")
 
-    return artifact.open_or_write(target, depends, functools.partial(_write, target, depends, generator), check)["rows"]
+    return artifact.open_or_write(target, key, functools.partial(_write, target, key, generator), check)["rows"]
 
 
-def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
-    """Write the file `target` in a child process. `depends` and `generator` are as in `load_permutation`."""
-    num_rows: int = depends["rows"]
+def _write(target: Path, key: Mapping[str, Any], generator: tuple[str, int]) -> None:
+    """Write the file `target` in a child process. `key` and `generator` are as in `load_permutation`."""
+    num_rows: int = key["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
-    command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
+    command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(key)]
     try:
         result = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     except OSError as error:

@@ -69,7 +69,11 @@ def _block_bits(last: int) -> int:
 
 
 def _enciphered(values: Words, word_bits: int, key: int, rounds: int) -> Words:
-    """Return the blocks `values` after `rounds` rounds of the cipher. A block has two words of `word_bits` bits each."""
+    """Return the blocks `values` after `rounds` rounds of the cipher. A block has two words of `word_bits` bits each.
+
+    A round turns the pair (left, right) into (right, left ^ f(right) ^ round key). With r<<<n for the word r whose bits are
+    rotated n places to the left, f(r) is (r<<<8 & r<<<1) ^ r<<<2. Most lines below work in place, which saves arrays.
+    """
     width, mask = np.uint64(word_bits), np.uint64((1 << word_bits) - 1)
     one, two, eight = (np.uint64(count) for count in (1, 2, 8))
     left, right = values >> width, values & mask
@@ -91,29 +95,35 @@ def _enciphered(values: Words, word_bits: int, key: int, rounds: int) -> Words:
 
 @functools.lru_cache(maxsize=64)
 def _round_keys(key: int, rounds: int) -> list[int]:
-    """Return the numbers that C++'s `std::seed_seq{key}` generates: one for each round. `rounds` is in [2, 38].
+    """Return a list of `rounds` numbers of 32 bits, the key of each round, as C++'s `std::seed_seq{key}` makes them.
 
-    The names and the order of the statements are those of the standard (ISO C++, [rand.util.seedseq]). `begin` is the list of
-    the generated numbers.
+    The numbers are a ring of n = `rounds` words that are equal at first. `seed_seq` mixes `key` into them in 2n steps. Step k
+    computes two values from three words: word i = k mod n, the word before it, and the word p places after it. It merges the
+    first value into the word p places after word i, and the second into the word q places after it. The second value also
+    replaces word i. The first n steps add the values to the words, and the other n steps combine them by XOR. With n = 5, p is
+    1 and q is 3, so step 2 changes words 3, 0 and 2.
+
+    All sums and products are modulo 2^32. The names and the constants are those of the standard (ISO C++, [rand.util.seedseq]).
+    The standard has another t from 39 rounds on, so `rounds` is in [2, 38].
     """
     n = rounds
-    begin = [0x8B8B8B8B] * n
+    words = [0x8B8B8B8B] * n
     t = 3 if n >= 7 else (n - 1) // 2
     p = (n - t) // 2
     q = p + t
     for k in range(2 * n):
         i, ip, iq, before = k % n, (k + p) % n, (k + q) % n, (k - 1) % n
         if k < n:
-            mixed = begin[i] ^ begin[ip] ^ begin[before]
+            mixed = words[i] ^ words[ip] ^ words[before]
             r1 = 1664525 * (mixed ^ (mixed >> 27)) & _MASK
-            # `key` is the only seed. The standard adds the number of seeds (1) at k = 0, and the seed itself at k = 1
+            # step 0 brings in the number of seeds, which is 1, and step 1 brings in the one seed, which is `key`
             seed = {0: 1, 1: i + key}.get(k, i)
-            r2 = r1 + seed & _MASK
-            begin[ip], begin[iq] = begin[ip] + r1 & _MASK, begin[iq] + r2 & _MASK
+            second = r1 + seed & _MASK
+            words[ip], words[iq] = words[ip] + r1 & _MASK, words[iq] + second & _MASK
         else:
-            mixed = begin[i] + begin[ip] + begin[before] & _MASK
+            mixed = words[i] + words[ip] + words[before] & _MASK
             r3 = 1566083941 * (mixed ^ (mixed >> 27)) & _MASK
-            r2 = r3 - i & _MASK
-            begin[ip], begin[iq] = begin[ip] ^ r3, begin[iq] ^ r2
-        begin[i] = r2
-    return begin
+            second = r3 - i & _MASK
+            words[ip], words[iq] = words[ip] ^ r3, words[iq] ^ second
+        words[i] = second
+    return words
