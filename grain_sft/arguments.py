@@ -4,7 +4,7 @@ import functools
 import operator
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from grain_sft.errors import GrainSftError, LayoutError, WrongTypeError, shortened
@@ -56,9 +56,9 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
-    """Return a sequence of objects of the class `kind` as a tuple; raise a `WrongTypeError` for anything else."""
-    check_type(name, values, Sequence, f"a list of objects of {kind.__name__}")
-    objects = tuple(cast("Sequence[T]", values))
+    """Return an iterable of objects of the class `kind` as a tuple; raise a `WrongTypeError` for anything else."""
+    check_type(name, values, Iterable, f"a list of objects of {kind.__name__}")
+    objects = tuple(cast("Iterable[T]", values))
     for item in objects:
         check_type(f"{name}: an item", item, kind, f"an object of {kind.__name__}")
     return objects
