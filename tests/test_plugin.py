@@ -76,7 +76,7 @@ def test_the_rows_are_what_the_plugin_says(tmp_path):
     assert not pipeline[0]["targets_segmentation"][masked].any()
 
 
-def test_receipts_follow_the_options(tmp_path):
+def test_a_change_of_an_option_or_a_transform_changes_the_receipt(tmp_path):
     stated = config(tmp_path)
     receipt = load(stated).receipt
     assert receipt == load(stated, host=Host(1, 2)).receipt
@@ -157,7 +157,7 @@ WRONG_ROWS = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG_ROWS)
-def test_packed_rows_that_repeat_or_leave_documents_are_refused(tmp_path, monkeypatch, change, message):
+def test_wrong_rows_of_a_packing_algorithm_are_refused(tmp_path, monkeypatch, change, message):
     from grain_sft_example import packing
 
     pack = packing.next_fit

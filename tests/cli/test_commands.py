@@ -1,4 +1,4 @@
-"""What all commands have in common: options, errors, outputs and progress; and what `index` prints and writes."""
+"""All commands handle options, errors, outputs and progress in the same way. `index` describes a mix and writes its index."""
 
 import argparse
 import datetime

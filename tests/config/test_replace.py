@@ -29,7 +29,7 @@ def config_of(paths, amendments=(), **sampler):
 
 
 def streams_of(pipeline, steps):
-    """Return the path of the corpus and the number of each row of the steps, in order, by source."""
+    """Return for each source the rows that `steps` read from it, in order: (path of the corpus, number of the row)."""
     found = {}
     for step in steps:
         stage = pipeline.at(step)
@@ -79,6 +79,7 @@ def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else
     for step in range(min(each["from"] for each in replaced)):
         assert_same(plain[step], changed[step])
     orders = {path: load(config_of({**paths, "a": path})).sampler.streams[0] for path in paths.values()}
+    # the path that each source has, and how many rows of each path have been read
     have, read = {name: paths[own] for name, own in names.items()}, dict.fromkeys(paths.values(), 0)
     for step in range(24):
         have |= {each["source"]: each["path"] for each in replaced if each["from"] == step and "path" in each}

@@ -39,7 +39,7 @@ def test_a_later_token_changes_no_earlier_score(chat: Chat) -> None:
 
 
 def test_scores_of_a_document_do_not_change_with_its_neighbours(chat: Chat) -> None:
-    """To the last bit: where a score is masked, its weight is exactly 0, and adding 0 changes no sum."""
+    """Scores are equal to the last bit: the weight of a masked score is exactly 0, and adding 0 changes no sum."""
     batch = dict(chat.pipeline[0])
     before = scores(batch)
     middle = [(row, found == 2) for row, found in enumerate(batch["inputs_segmentation"]) if found.max() > 2]

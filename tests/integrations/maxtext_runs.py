@@ -1,4 +1,4 @@
-"""Runs of MaxText's trainers with a model of two layers, and the data that its own loaders read."""
+"""Run MaxText's trainers with a model of two layers, and write the data that its own loaders read."""
 
 import importlib.util
 import json
@@ -62,7 +62,7 @@ def distillation_config(folder, tokenizer, checkpoint):
     """Write MaxText's config of a distillation with the weights of a checkpoint as its teacher; return its path."""
     config = {"base_config": "post_train/distillation.yml", "student_overrides": {"model_name": "default"}} | MODEL
     config |= {"tokenizer_path": str(tokenizer), "tokenizer_type": "huggingface"}
-    config["dataset_type"] = "olmo_grain"  # the teacher's config is checked without the command line
+    config["dataset_type"] = "olmo_grain"  # MaxText checks the teacher's config without the command line's keys
     config["teacher_overrides"] = {"model_name": "default", "load_parameters_path": str(checkpoint)}
     return write_config(folder / "distill.yml", config)
 

@@ -63,7 +63,7 @@ def configs(tmp_path_factory):
         corpus = {"format": "olmo", "dtype": "uint16", "eos_token_id": 2}
         config = sections(name, LENGTH, corpus=corpus, order=order, seed=7, global_batch_size=ROWS)
         write_config(folder / f"{name}.json", config)
-        answered = [pair for pair in make_pairs(count // 2, number) if pair[1] and pair[2]]  # for ORPO
+        answered = [pair for pair in make_pairs(count // 2, number) if pair[1] and pair[2]]  # ORPO needs both responses
         write_pairs(folder / f"{name}_pairs", answered)
         pairs = sections(f"{name}_pairs", LENGTH, layout="pairs", **config["sampler"])
         write_config(folder / f"{name}_pairs.json", pairs)
@@ -174,7 +174,7 @@ def test_maxtexts_own_loader_begins_anew_after_a_restart(configs, tmp_path, trai
 
 @TRAINERS
 def test_an_error_of_the_data_ends_the_process_with_its_message(configs, tmp_path, given):
-    """A token beyond the vocabulary, in the middle of the run."""
+    """The check gets a vocabulary of 249 ids, and the data have a token beyond it."""
     check = "from grain_sft.integrations.maxtext import checks; whole = checks.prepare\n"
     check += "checks.prepare = lambda vocabulary, *others: whole(249, *others)\n"
     output = launch(tmp_path, configs, "failed", fails=True, patches=check, **given)

@@ -1,4 +1,4 @@
-"""Checkpoints of Orbax and Grain carry a step and a receipt, and are refused by a run on other data."""
+"""Checkpoints of Orbax and Grain have a step and a receipt, and a run on other data refuses them."""
 
 import json
 

@@ -37,12 +37,12 @@ def tokens_of(layout):
 
 
 @pytest.mark.parametrize("system", RUNS)
-def test_rows_are_read_from_the_files(index, system):
+def test_rows_are_read_from_the_files_of_an_index(index, system):
     found, built = layout_of(index, system), layout_of(index, system, index_dir=None)
     expected = tokens_of(built)
     np.testing.assert_array_equal(tokens_of(found), expected)
     assert found.receipt == built.receipt
-    if len(built.corpus.shards) > 1:
+    if len(built.corpus.shards) > 1:  # a blend, which the test below changes
         return
     path = next(index.glob("*shuffle_index.npy"))
     np.save(path, np.load(path)[::-1])  # another permutation, which no seed makes
@@ -79,7 +79,7 @@ def duplicate(index):
     change("shuffle", slice(None), np.load(next(index.glob("*shuffle_index.npy")))[::-1])(index)
 
 
-WRONG = {
+WRONG = {  # function that damages the index, options of the layout, message
     "document twice": (change("document", 0, 5), {}, "document_index.npy: does not hold each of 60 documents 2 times"),
     "no such document": (change("document", 0, 99), {}, "document_index.npy: does not hold each of 60 documents"),
     "offset": (change("sample", (3, 1), 0), {}, r"sample_index.npy: sample 3 begins at \[\d+, 0\]; expected \["),

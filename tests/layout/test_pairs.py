@@ -61,6 +61,7 @@ def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
     total = sum(len(ids) for pair in pairs for ids in pair)
     kept = sum(min(len(p), 16) + min(len(c), 32) + min(len(r), 32) for p, c, r in pairs)
     assert counts["truncated pairs"] == [len(pairs) - sum(fits), total - kept]
+    # as arrays, a pair has 80 tokens: 16 of the prompt and 32 of each response
     assert counts["padding of rows"] == [None, len(pairs) * 80 - kept] and truncated.statistics["tokens"] == kept
     assert {what: count for what, count, _ in dropped.left_out()}["dropped pairs"] == len(pairs) - sum(fits)
 

@@ -42,7 +42,7 @@ def receipt(config, host=None, **changes):
     return load(config, host=host or Host(0, 1)).receipt
 
 
-ANEW = {"order": "sequential", "epochs": 1}
+ANEW = {"order": "sequential", "epochs": 1}  # sampler for layouts that pack every epoch anew
 PADDED = {"kind": "padded", "sequence_length": 32}
 
 LAYOUTS = [{"sequence_length": 64}, {"algorithm": "concat_then_split"}, {"source_group_size": 2}, {"max_segments": 1}]
@@ -157,7 +157,7 @@ def test_layouts_of_equal_rows_have_equal_receipts_whatever_their_options(tmp_pa
     assert kept[0].startswith("rows2-")
 
 
-def test_differences_are_named(config):
+def test_differences_between_receipts_are_named_by_part(config):
     here, there = receipt(config), receipt(config, sampler={"seed": 4}, transforms=[])
     found = here.differences(there.parts)
     assert [line.split()[0] for line in found] == ["sampler", "transforms"]

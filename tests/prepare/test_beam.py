@@ -147,7 +147,7 @@ def test_the_command_line_passes_beams_options_on(chats, tmp_path, capsys):
 
 @pytest.fixture
 def bucket(client, chats: Path):  # type: ignore[no-untyped-def]
-    """`gs://bucket/in`, a copy of `chats`."""
+    """Copy `chats` to `gs://bucket/in`."""
     for path in chats.iterdir():
         client.pipe_file(f"bucket/in/{path.name}", path.read_bytes())
     yield "gs://bucket"

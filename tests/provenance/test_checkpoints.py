@@ -41,7 +41,7 @@ def test_the_checkpoint_table_of_the_runs(runs):
     assert steps_between(runs["7b"], "step1000", "step7000") == range(1000, 7000)
     table = checkpoint_table(runs["7b"])
     assert table["step"] == [*range(1000, 43_001, 1000), 43_296]
-    for number, step in enumerate(table["step"]):
+    for number, step in enumerate(table["step"]):  # an epoch has 21,648 steps of 32 rows of 32,768 tokens
         assert table["epoch"][number] * 21_648 + table["steps_into_epoch"][number] == step
         assert table["rows"][number] == 32 * step
         assert table["tokens"][number] == 1_048_576 * step

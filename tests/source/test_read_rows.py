@@ -44,10 +44,10 @@ def layouts(folder, corpus, kind):
     }
 
 
-@pytest.mark.parametrize("long_runs", [True, False])
+@pytest.mark.parametrize("long_segments", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_runs, monkeypatch):
-    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long_runs else 1 << 30)
+def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_segments, monkeypatch):
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long_segments else 1 << 30)
     folder, found = corpora
     random = np.random.default_rng(0)
     for name, layout in layouts(folder, found[kind], kind).items():
@@ -55,7 +55,7 @@ def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_runs, 
         by_pieces = NpyDataSource(layout)
         by_pieces._segment_reader = None
         if name not in ("windows", "materialized"):
-            assert (source._segment_reader is not None) is long_runs
+            assert (source._segment_reader is not None) is long_segments
         batches = [random.integers(0, len(source), count) for count in (1, 2, 7) for _ in range(6)]
         for rows in [*batches, np.array([0, FILL_ROW, len(source) - 1])]:
             assert_same(source.read(rows), by_pieces.read(rows))
@@ -79,17 +79,17 @@ def test_later_reads_do_not_change_earlier_batches(corpora):
 
 
 @pytest.mark.parametrize("highest", [(1 << 31) - 1, 1 << 31])
-@pytest.mark.parametrize("mean", [20, 3000])
-def test_a_token_that_int32_does_not_hold_is_an_error_the_first_time_and_after(tmp_path, own_cache, highest, mean):
+@pytest.mark.parametrize("mean_length", [20, 3000])
+def test_a_token_that_int32_does_not_hold_is_an_error_with_a_cache_too(tmp_path, own_cache, highest, mean_length):
     random = np.random.default_rng(0)
     tokens = random.integers(3, 100, 60_000).astype(np.uint32)
-    tokens[random.integers(0, len(tokens), len(tokens) // mean)] = 2
+    tokens[random.integers(0, len(tokens), len(tokens) // mean_length)] = 2
     tokens[np.flatnonzero(tokens == 2)[3] - 1] = highest
     tokens.tofile(tmp_path / "0.npy")
     corpus = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=2)
     for _ in range(2):  # the second time from the cache
         source = NpyDataSource(PackedLayout(corpus, 4096))
-        assert source.layout.highest_token == highest and (source._segment_reader is None) == (mean == 20)
+        assert source.layout.highest_token == highest and (source._segment_reader is None) == (mean_length == 20)
         rows = np.arange(len(source))
         if highest >> 31:
             with pytest.raises(TransformError, match="above 2147483647"):

@@ -1,4 +1,4 @@
-"""A corpus in a bucket: the real gcsfs client against an emulator of Cloud Storage on the loopback interface."""
+"""A corpus in a bucket equals its local copy. The real gcsfs client reads it from an emulator of Cloud Storage."""
 
 import batches
 import numpy as np

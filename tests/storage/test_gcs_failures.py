@@ -67,7 +67,7 @@ def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, 
     begin = time.monotonic()
     with pytest.raises(grain_sft.GrainSftError) as error:
         mine.read([1, 71])
-    assert time.monotonic() - begin < 30  # the default is minutes
+    assert time.monotonic() - begin < 30  # the default limit is minutes
     last = f"({reason}|no answer in time)"  # on a busy machine, any kind may end so
     assert error.match(rf"gs://bucket/rows/[01].npy: bytes \d+ to \d+ can't be read: \d+ request.*{last}")
     assert "GRAIN_SFT_REMOTE_SECONDS" in str(error.value) and isinstance(error.value, OSError)
@@ -82,7 +82,7 @@ def test_if_all_requests_fail_opening_ends_within_the_stated_time(proxy, monkeyp
     begin = time.monotonic()
     with pytest.raises(grain_sft.GrainSftError, match=rf"gs://bucket/{where.rstrip('/').replace('*', '.')}.*Try later"):
         grain_sft.open_corpus(f"gs://bucket/{where}")
-    assert time.monotonic() - begin < 30  # the default is minutes
+    assert time.monotonic() - begin < 30  # the default limit is minutes
 
 
 def test_a_missing_file_is_requested_once(proxy):

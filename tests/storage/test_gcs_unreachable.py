@@ -68,7 +68,7 @@ def assert_errors(tmp_path, expected):
         begin = time.monotonic()
         with pytest.raises(grain_sft.GrainSftError, match=rf"gs://some-bucket/.*{expected}"):
             function(argument)
-        assert time.monotonic() - begin < 60  # the default is minutes
+        assert time.monotonic() - begin < 60  # the default limit is minutes
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -119,6 +119,7 @@ def test_a_web_server_that_fails_or_is_not_reached_is_not_taken_for_one_without_
 
 
 def test_a_server_that_answers_another_request_has_been_reached(machine):
+    """The slow request is tried again after 0.5 s, which would be its end if the server had answered no other request."""
     pauses = [5, 0]
 
     async def read_both():

@@ -32,6 +32,7 @@ def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_
     """Temporary files of other hosts, whose locks may not be visible here, are removed after a day."""
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "index.json")])
     assert result.returncode == -signal.SIGKILL and [name[-4:] for name in names_in(tmp_path)] == [".tmp"]
+    # names that only resemble those of temporary files
     alike = [".a.tmp", "a.00000000-1.01234567.tmp", ".vimrc.tmp", ".a.17.0123abcd.tmp", ".a.0000000x-1.01234567.tmp"]
     new, old = (f".a.{host}-7.01234567.tmp" for host in ("00000000", "00000001"))
     for name in (*alike, new, old):

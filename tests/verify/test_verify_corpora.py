@@ -48,7 +48,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("kind", "path", "dtype", "value", "expected"), IMPOSSIBLE)
-def test_an_id_or_a_loss_that_cannot_be_is_found_far_from_the_ends(tmp_path, kind, path, dtype, value, expected):
+def test_an_impossible_id_or_loss_is_found_far_from_the_ends_of_a_file(tmp_path, kind, path, dtype, value, expected):
     root = write(kind, tmp_path, 1500)
     place = np.fromfile(root / path, dtype).size // 2
     poke(root / path, dtype, place, value)
@@ -174,7 +174,7 @@ def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, ca
 
 
 @pytest.mark.parametrize("block", [1, 5, 64, 1 << 20])
-def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block):
+def test_hashes_of_documents_are_equal_exactly_if_their_tokens_are(tmp_path, monkeypatch, block):
     """Compare hashes with the bytes of documents that overlap, are out of order, are empty, or are longer than a block."""
     monkeypatch.setattr(content, "BLOCK_TOKENS", block)
     random = np.random.default_rng(block)

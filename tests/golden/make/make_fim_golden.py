@@ -26,7 +26,7 @@ RATES = {"fim_rate": 0.8, "fim_spm_rate": 0.5, "fim_fragment_rate": 0.7}
 
 
 class Tokenizer:
-    """The model behind the two methods that `GPTFIMDataset` calls."""
+    """A SentencePiece model with the two methods that `GPTFIMDataset` calls."""
 
     def __init__(self, model: bytes) -> None:
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -39,7 +39,7 @@ class Tokenizer:
 
 
 class Draws:
-    """Random numbers of `GPTFIMDataset`, recorded: [chosen, suffix first, first cut, second cut] of each text."""
+    """Records the random numbers of `GPTFIMDataset`: [chosen, suffix first, first cut, second cut] of each text or part."""
 
     def __init__(self, seed: int) -> None:
         self.random, self.made = np.random.RandomState(seed), list[list[int]]()

@@ -1,4 +1,4 @@
-"""A packing algorithm of its own: next fit."""
+"""A packing algorithm of the plugin: next fit."""
 
 import numpy as np
 

@@ -87,7 +87,7 @@ def test_every_element_of_an_array_is_one_record(tmp_path, monkeypatch, block, c
         assert [number for number, _ in found] == list(range(1, len(expected) + 1))
 
 
-def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
+def test_the_content_of_a_file_decides_its_kind_and_not_its_name(tmp_path: Path) -> None:
     skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"  # a frame that readers skip
     for name, data in (
         ("a.gz", b'{"a": 1}\n'),

@@ -25,7 +25,7 @@ def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
         pieces = [piece for piece, _ in fim.drawn(case["text"], draws)]
         ids = [tokenizer.encode([piece])[0] if isinstance(piece, str) else list(piece) for piece in pieces]
         assert [number for part in ids for number in part] == case["ids"], case
-        assert next(draws, None) is None  # as many draws as Megatron's
+        assert next(draws, None) is None  # all of Megatron's draws are used
 
 
 def moved(text: str) -> tuple[str, bool | None]:

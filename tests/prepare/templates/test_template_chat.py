@@ -103,7 +103,7 @@ def unique_chats(style, count, seed):
         yield chat
 
 
-def test_ids_and_masks_equal_those_of_transformers_and_of_the_slow_reader(style, loaded):
+def test_ids_equal_those_of_transformers_and_masks_those_of_the_slow_search(style, loaded):
     tokenizer = loaded(style)
     chats = list(unique_chats(style, 40, style.name))
     conversations = [parse_record({"messages": chat}) for chat in chats]
@@ -119,7 +119,7 @@ HARD_TEXTS += [("Say: The answer.", "The answer.", "The answer.", "The answer.")
 HARD_TEXTS += [tuple(f"{space}the {word}{space}" for word in ("one", "two") * 2) for space in (" ", "\n\n", "\u3000")]
 
 
-def test_hard_contents(style, loaded):
+def test_odd_contents_have_the_ids_of_transformers_and_loss_on_the_answers(style, loaded):
     """Contents may be empty, odd, or quotes. They may begin and end with spaces, which templates trim for some roles only."""
     tokenizer = loaded(style)
     for texts in HARD_TEXTS:

@@ -50,7 +50,7 @@ MAKERS: dict[str, Callable[[Path], tuple[Path, Encode]]] = {
 
 
 def texts_of(count: int, longest: int) -> list[str]:
-    """Return texts: an empty one, characters alone, one of `longest` bytes, and characters of every Unicode plane."""
+    """Return `count` texts: words, single characters, characters of all Unicode planes, no character, and `longest` bytes."""
     draw = random.Random(3)
     planes = [[chr(draw.randrange(plane << 16, (plane + 1) << 16)) for _ in range(400)] for plane in range(17)]
     planes = [[each for each in plane if not "\ud800" <= each <= "\udfff" and each != "\0"] for plane in planes]
