@@ -112,7 +112,7 @@ def data(open_folder):
 def full_disk(tmp_path):
     """(folder, limit): a folder with space for 24 KiB, and 0.
 
-    If no such file system can be mounted, `limit` is the largest size of a file in bytes, which takes the place of a full disk.
+    If none can be mounted, `limit` is above 0: no file may be larger, in bytes. This takes the place of a full disk.
     """
     folder = tmp_path / "disk"
     folder.mkdir()

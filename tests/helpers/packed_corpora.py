@@ -182,8 +182,8 @@ def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[st
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:
     """Return OLMo-core's `doc_lens` for a row of these segments, where padding counts as a document of its own.
 
-    With `bos`, padding and the last fragment of a long document do not begin with a BOS, so OLMo-core counts them to the
-    document before.
+    With `bos`, only a BOS begins a document. Padding, and the last fragment of a long document, then count to the document
+    before them.
     """
     borders = np.flatnonzero(np.diff(segment_ids)) + 1
     starts = [0, *(border for border in borders.tolist() if not bos or tokens[border] == BOS)]

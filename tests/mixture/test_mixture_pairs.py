@@ -68,7 +68,7 @@ def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(fold
 
 
 def test_a_source_without_a_name_is_refused(folder):
-    """Amendments and traces use the name "" for a layout that is not a mixture, so they would see one source only."""
+    """The name "" means a layout that is not a mixture. Amendments and traces would take this source for the whole layout."""
     source = load(config_of(folder, {"helpful": {}, "harmless": {}}, LAYOUT)).source
     with pytest.raises(LayoutError, match="has no name"):
         MixtureLayout({"": source.layout.parts["helpful"], "harmless": source.layout.parts["harmless"]})

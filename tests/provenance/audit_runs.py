@@ -25,6 +25,6 @@ def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
 
 
 def killed_and_resumed(make) -> None:
-    """Take the batches of a run that is killed at steps 5, 11 and 16, resumes at steps 4, 7 and 15, and ends at step 21."""
+    """Take the batches of a run: steps 0 to 4, 4 to 10, 7 to 15 and 15 to 20. Three kills end its first three parts."""
     for start, stop in ((0, 5), (4, 11), (7, 16), (15, 21)):
         take(make(), start, stop, threads=0)

@@ -1,7 +1,7 @@
 """Write golden files with the original OLMo-core and MaxText: `python make_golden.py --maxtext maxtext-wheel`.
 
-olmo_order.json: batches that `NumpyFSLDataLoader` over a `NumpyFSLDataset` yields to every data parallel rank, for small
-  data sets, and digests of the global order of a larger one.
+olmo_order.json: for small data sets, the batches that OLMo-core's `NumpyFSLDataLoader` yields to each data parallel rank. For a
+  larger one, digests of its global order.
 maxtext_order.json: shards, and records over three epochs, of MaxText's `OlmoIndexSampler`.
 maxtext/index.json: an index file as MaxText's `build_index(...).save(path)` writes it.
 olmo_filter.npz: rows of tokens, and whether OLMo-core's and MaxText's repetition filters let each row pass. OLMo-core's verdict
