@@ -195,7 +195,7 @@ def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def rows_of_orders() -> Iterator[tuple[str, str]]:
-    """Yield digests of rows that large orders give, without any data."""
+    """Yield digests of the row numbers that orders of many rows give. This needs no corpus."""
     for order in ("shuffle", "olmo", "episode", "openchat", "maxtext", "random"):
         digest = hashlib.sha256()
         for host in (Host(0, 1), Host(5, 8)):

@@ -99,7 +99,7 @@ def test_a_length_is_exact_or_there_is_none(pipeline):
     assert len(pipeline.dataset()) == sys.maxsize  # Grain's data sets need a length
 
 
-def test_names_are_public_names_and_public_packages():
+def test_dir_lists_public_names_and_public_packages():
     names = dir(grain_sft)
     assert set(grain_sft.__all__) <= set(names)
     for name in names:

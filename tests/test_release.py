@@ -47,7 +47,7 @@ def test_metadata_names_versions_files_and_functions_that_exist():
 
 def test_the_licence_is_the_one_that_is_named():
     assert PROJECT["license"] == "Apache-2.0"
-    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: not both fields
+    assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: not with `license`
     (path,) = PROJECT["license-files"]
     text = (ROOT / path).read_text()
     assert "Apache License\n                           Version 2.0, January 2004" in text

@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "grain_sft"
 DOCUMENTED = (
-    *("_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"),  # of Python
-    *("_info", "_cat_file"),  # the coroutines of fsspec, for callers that run in its loop
+    *("_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"),  # documented by Python
+    *("_info", "_cat_file"),  # coroutines of fsspec, for callers that run in its loop
     "_run_exitfuncs",  # of atexit: there is no other way to run them before `os._exit` (cli/interrupts.py)
 )
 MOST_LINES, MOST_FILES = 300, 20

@@ -87,7 +87,7 @@ def test_a_trace_may_be_of_one_host_and_without_counts_of_trainable_tokens(confi
     assert "trainable" not in lines[0]
 
 
-def test_documents_and_when_they_were_seen(config, pipeline, capsys):
+def test_the_lines_of_documents_are_those_of_find_document(config, pipeline, capsys):
     head, lines = read_csv(run(capsys, config, "--document", 7, "--document", 30, "--format", "csv"))
     assert lines == lines_of(find_document(pipeline, [7, 30])) and "2 documents, seen" in head
     twice = run(capsys, config, "--document", 7, "--document", 7, "--format", "csv")
@@ -96,7 +96,7 @@ def test_documents_and_when_they_were_seen(config, pipeline, capsys):
     assert read_csv(run(capsys, config, "--document", 7, "--epochs", 1, "--format", "csv"))[1] == first
 
 
-def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
+def test_summaries_and_checkpoints_are_those_of_the_functions(config, pipeline, tmp_path, capsys):
     found = summarize(trace(pipeline, range(len(pipeline))))
     _, *lines = map(json.loads, run(capsys, config, "--steps", ":", "--summary", "--format", "jsonl").splitlines())
     assert [list(line.values()) for line in lines] == [list(line) for line in zip(*found.values(), strict=True)]
@@ -109,7 +109,7 @@ def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
     assert run(capsys, config, "--checkpoints").splitlines()[-1].split()[0] == f"step{len(pipeline)}"
 
 
-def test_documents_that_share_windows_are_in_segments_and_not_counted(tmp_path, capsys):
+def test_documents_in_windows_are_found_and_a_summary_does_not_count_them(tmp_path, capsys):
     (np.arange(640) % 16).astype("<u2").tofile(tmp_path / "a.npy")
     corpus = {"path": str(tmp_path / "a.npy"), "dtype": "uint16", "eos_token_id": 5}
     path = write_config(tmp_path / "windows.json", sections(None, 64, corpus=corpus, layout="windows", order="shuffle"))

@@ -1,4 +1,4 @@
-"""Token files: their content decides whether they are raw or .npy. A damaged file, or one without tokens, is refused."""
+"""Token files: their content decides whether they are raw or .npy. A damaged file, or one of another kind, is refused."""
 
 import os
 import struct

@@ -75,7 +75,7 @@ def check(printed: Any, expected: dict[int, Any], cases: Iterable[str]) -> None:
 
 
 def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
-    """Assert that all processes printed the digests of whole batches, their columns in the order of each job."""
+    """Assert that all processes printed the digests of whole batches, whose columns are in the order of the job."""
     from grain_sft import Host, load
 
     for job in jobs:
@@ -162,7 +162,7 @@ def run_job(job: dict[str, Any]) -> None:
             show(case=case, job=job.get("name"), step=step, reads=rows, columns=read, digests=found)
         show(case=case, job=job.get("name"), state=batches.get_state())
         batches.close()
-        unchecked = pipeline.first_steps.left  # batches that are still checked for targets that take loss
+        unchecked = pipeline.first_steps.left  # how many further batches are checked for targets that take loss
         show(case=case, job=job.get("name"), read_bytes=counts["local_bytes"] - before, unchecked=unchecked)
 
 

@@ -1,4 +1,4 @@
-"""The command of docs/text.md that trains in MaxText, on the corpus that the page makes. Takes minutes:
+"""MaxText trains with the command of docs/text.md, on the corpus that the page makes. Takes minutes:
 
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_page.py
 """

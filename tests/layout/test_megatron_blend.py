@@ -16,7 +16,7 @@ GOLDEN = golden_values("megatron_samples.json")["blends"]
 @pytest.mark.parametrize("steps", [blending.STEPS, 0])
 @pytest.mark.parametrize("name", BLENDS)
 def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
-    """Without steps that correct a chain's guess, the chain runs again from the right values."""
+    """`blend` computes blocks of samples at once, each from a guessed state. STEPS steps correct the guess; with 0, none do."""
     monkeypatch.setattr(blending, "STEPS", steps)
     found = blend(normalized(BLENDS[name]), BLEND_SIZE)
     indices = found.numbers_of(np.arange(BLEND_SIZE))

@@ -49,7 +49,8 @@ def documents_of(layout):
     return [[span.document for span in spans] for spans in spans_of(layout)]
 
 
-def test_rows_are_those_of_the_olmo_core_that_made_the_plan_whatever_sorts_here(made):
+def test_rows_are_those_of_the_olmo_core_that_made_the_plan_whatever_cpu_reads_it(made):
+    """How numpy sorts documents of equal length depends on the CPU. VARIANTS has the rows of each kind of CPU."""
     layout = read(made)
     rows = "".join(digest[:ROW_DIGITS] for digest in row_digests(PLAN_CASE, layout)[0])
     assert rows in {found[PLAN_CASE.name]["rows"] for found in VARIANTS.values()}
@@ -60,7 +61,7 @@ def test_rows_are_those_of_the_olmo_core_that_made_the_plan_whatever_sorts_here(
     assert spans == expected and set(spans) == set(range(layout.statistics["documents"]))
 
 
-def test_a_plan_goes_to_other_processes_with_its_digest_and_a_changed_one_is_another(made):
+def test_another_process_opens_the_same_plan_and_refuses_a_changed_one(made):
     layout = read(made)
     assert "plan='sha256:" in repr(layout)
     path = plan_file(made[1], "documents-by-instance")

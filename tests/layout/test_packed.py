@@ -73,7 +73,7 @@ def assert_counts(made, layout, segments, sizes):
     ties=st.sampled_from(["stable", "numpy"]),
     batch_rows=st.integers(1, 3),
 )
-def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
+def test_every_document_has_a_segment_of_its_own_or_is_counted_as_left_out(
     kind, lengths, part, outside, length, algorithm, long, group, most, ties, batch_rows
 ):
     with tempfile.TemporaryDirectory() as temp:

@@ -111,7 +111,7 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folde
     pipeline = make([url], remote={"cache": cache})
     counts = counting("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
     pipeline[0]
-    assert list(counts().values()) == [1, 1, size]  # a hit: the ends were checked before
+    assert list(counts().values()) == [1, 1, size]  # a miss for the check of the file's ends, then a hit
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
     lock = cache_blocks.claim(str(block))
@@ -140,7 +140,7 @@ def watched(expected) -> bool:
 
 def test_no_watchdog_runs_if_stalls_are_not_logged(folder, monkeypatch):
     for stall in ("0", "1"):
-        assert watched(False)  # that of earlier iterators ends with them
+        assert watched(False)  # the watchdog of earlier iterators ends with them
         monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", stall)
         with closing(make(folder).iter(threads=0)) as batches:
             next(batches)

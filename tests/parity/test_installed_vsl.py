@@ -28,7 +28,7 @@ def test_every_batch_of_every_rank_is_that_of_olmo_cores_loader(tmp_path, number
         loaders = [olmo_vsl_loader(run, paths, tmp_path / "work", rank) for rank in range(ranks)]
         expected = [[list(batches(loader, 1 + epoch)) for loader in loaders] for epoch in range(EPOCHS)]
     except (ValueError, AssertionError, IndexError):
-        if run.longest != 256:  # OLMo-core keeps this length as uint8, and fails alone
+        if run.longest != 256:  # OLMo-core alone fails at 256, which it keeps as uint8
             with pytest.raises(GrainSftError):
                 load(config_of(run, paths), host=Host(0, 1))
         return

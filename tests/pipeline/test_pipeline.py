@@ -101,7 +101,7 @@ def test_a_slot_that_the_batch_does_not_have_is_refused(source, slot):
 
 @pytest.mark.parametrize("host", [Host(0, 1), Host(2, 3), Host(7, 8)], ids=str)
 @pytest.mark.parametrize("order", ["shuffle", "olmo", "maxtext"])
-def test_resumed_is_uninterrupted(source, order, host):
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(source, order, host):
     mine = pipeline(source, host, order)
     assert_same_stream(itertools.islice(mine.iter(), 9), [mine[step] for step in range(9)])
     for start in (1, STEPS, 10_000_000):

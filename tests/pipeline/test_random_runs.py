@@ -26,6 +26,7 @@ def corpora(tmp_path_factory):
 
 
 def check_case(corpora, folder, seed):
+    """Compare a random amended run with the reference: its batches, hosts, resumption, audit log and first difference."""
     config, amendments, hosts = case_of(corpora, seed)
     plain, amended = load(as_run(config)), as_run(config, amendments=amendments)
     skips, withdrawn, reweights = (sections_of(amendments, kind) for kind in ("skip", "withdraw", "reweight"))
@@ -142,6 +143,7 @@ def hash_of(batch):
 
 @pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(4, 24))])
 def test_kills_around_every_boundary_and_amendments_made_between_them(corpora, tmp_path, seed):
+    """Amendments are added while the run goes on. Each batch that was logged is that of a run with all amendments."""
     config, amendments, _ = case_of(corpora, seed, most=1)
     config["stages"][0]["sampler"].pop("epochs", None)
     config = as_run(config, audit=str(tmp_path / "audit"))

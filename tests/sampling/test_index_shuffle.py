@@ -1,4 +1,7 @@
-"""Order "shuffle" equals Grain's `index_shuffle`. Where that repeats a row, order "shuffle" still reads each row once."""
+"""Order "shuffle" equals Grain's `index_shuffle`, and order "grain" equals its `MapDataset.shuffle`.
+
+For some numbers of rows, `index_shuffle` repeats a row. There, order "shuffle" still reads each row once.
+"""
 
 import grain
 import numpy as np

@@ -63,7 +63,8 @@ def text_of(draw: random.Random, letters: str) -> str:
 def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
     """Check that the text of each document is its conversation, and that all answers take loss.
 
-    In shape "messages in two", only the last answer takes loss: the others are part of the prompt.
+    In shape "messages in two", only the last answer takes loss: the others are part of the prompt. In shape "text", a document
+    has only the last text of its conversation.
     """
     tokenizer, seen = load_tokenizer(str(spm)), set()
     for document in open_corpus(out).iter_documents():

@@ -118,7 +118,7 @@ def splits_of(where: Path, format: str) -> dict[str, Corpus]:
 
 
 def documents_of(where: Path, format: str) -> dict[str, list[tuple[bytes, bytes, tuple[int, int]]]]:
-    """Tokens, loss and source of every document, in order."""
+    """Return the tokens, loss and source of every document, in order, by split."""
 
     def stated(each: Document) -> tuple[bytes, bytes, tuple[int, int]]:
         return each.tokens.astype("<u4").tobytes(), each.loss.astype("<f4").tobytes(), each.source
