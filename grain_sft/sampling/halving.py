@@ -19,7 +19,8 @@ _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 class _Split:
     """Division of the rows that reach a node of the tree between its two branches.
 
-    Of the first t rows, the left branch gets floor(share * t + offset), but at least 0 and at most t.
+    Of the first t rows, the left branch gets floor(share * t + offset), but at least 0 and at most t. With share 1/3 and offset
+    1/2, it gets 0, 0, 1, 1, 1 and 2 of the first 0 to 5 rows. So its rows are rows 1 and 4 of the node.
     """
 
     share: Fraction
@@ -67,7 +68,14 @@ class HalvingTree:
     """Tree whose leaves are the sources, for constant weights. Each row goes down the tree to its source.
 
     Each node divides the rows that reach it between two branches: of the first t rows, the left branch gets its share of t,
-    rounded. So a few divisions find the source of any row.
+    rounded. So a few divisions find the source of any row. Example: the sources A, B and C have the weights 3, 2 and 1. The
+    first node sends 5/6 of the rows to the left, to the second node, and the others to C. The second node sends 3/5 of its rows
+    to A, and the others to B:
+
+      row of the mixture       0     1     2     3     4     5
+      first node               left  left  left  C     left  left
+      row of the second node   0     1     2           3     4
+      second node              A     B     A           B     A
 
     The distance of a source is the number of rows by which it differs from its share. A branch inherits its share of the node's
     distance, and the rounding adds up to half a row: if a node is up to 0.5 rows off, a branch with half of its rows is up to

@@ -150,7 +150,8 @@ class Proportions:
             if limit is None:
                 continue
             after_last = 1 if on_exhausted == "renormalize" else 0
-            # which row of the source to find: 0 is its first row in this phase
+            # Which row of the source to find: 0 is its first row in this phase. Example: the source has 10 rows, and 4 of them
+            # come before the phase. Its last row is row 5 of the phase, and the first row that it lacks is row 6.
             number = limit - phase.counts[source] - after_last
             if number < 0:
                 continue

@@ -50,7 +50,11 @@ class Blend(NamedTuple):
     taken: Int64[np.ndarray, "blocks datasets"]
 
     def numbers_of(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Ints, Ints]:
-        """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each."""
+        """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each.
+
+        The number is the count of earlier samples of the data set: those before the row's block, from `taken`, and those in the
+        block before the row.
+        """
         dataset = self.chosen[rows].astype(np.int64)
         block, within = np.divmod(rows, BLOCK)
         number: Ints = self.taken[block, dataset]
