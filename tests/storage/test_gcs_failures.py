@@ -79,8 +79,10 @@ def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, 
 def test_if_all_requests_fail_opening_ends_within_the_stated_time(proxy, monkeypatch, where):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", "0.5")
     proxy.refused = 1.0
+    path = where.rstrip("/").replace("*", ".")
+    last = "(Try later|no answer in time)"  # on a busy machine, a refused request may end so
     begin = time.monotonic()
-    with pytest.raises(grain_sft.GrainSftError, match=rf"gs://bucket/{where.rstrip('/').replace('*', '.')}.*Try later"):
+    with pytest.raises(grain_sft.GrainSftError, match=f"gs://bucket/{path}.*{last}"):
         grain_sft.open_corpus(f"gs://bucket/{where}")
     assert time.monotonic() - begin < 30  # the default limit is minutes
 
