@@ -59,7 +59,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Config sections `corpus` by name. "olmo" has 150 documents with sources, and "episodes" has 120 in three shards."""
+    """Config sections `corpus`: "olmo" has 150 documents with sources, and "episodes" has 120 documents in three shards."""
     folder = tmp_path_factory.mktemp("corpora")
     olmo = write_olmo(folder / "olmo", documents(150, seed=3, longest=40), sources=True)
     episodes = write_episodes(folder / "episodes", documents(120, 5, longest=40), shards=3)

@@ -33,7 +33,7 @@ def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
     assert automatic_learning_rate(three, batch_tokens, ranks, model_type) == pytest.approx(rate, rel=1e-12)
 
 
-def test_the_ratio_is_that_of_the_documents(tmp_path, three):
+def test_the_supervised_ratio_is_the_share_of_tokens_that_are_targets_with_loss(tmp_path, three):
     assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5 tokens: a document's first token is no target
     docs, weighted = documents(60), documents(60, weights=True)
     for folder, made in (

@@ -139,7 +139,7 @@ def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead):
+def test_the_next_batches_begin_before_they_are_requested(pipeline, ahead):
     """After two batches, at least half of `ahead` further batches have begun, and never more than `ahead`."""
     prepared = queue.SimpleQueue()
     options = {"threads": 1, "prepare": lambda step, _, batch: prepared.put(step) or batch}
@@ -207,7 +207,7 @@ def test_a_process_whose_rows_are_a_block_of_the_array_has_a_host_and_one_withou
     assert process_rows(sharding(), (BATCH, LENGTH), process=1).host is None
 
 
-def test_what_does_not_fit_is_named(folder, pipeline, monkeypatch):
+def test_wrong_options_pipelines_and_batches_are_refused(folder, pipeline, monkeypatch):
     for options, message in (
         ({"num_rows": 4}, "global batch alone has 8 rows"),
         ({"ahead": -1}, "ahead"),
@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_named(folder, pipeline, monkeypatch):
             next(GlobalBatches(pipeline, sharding(), prepare=lambda *_, wrong=wrong: wrong))
 
 
-def test_every_batch_may_lack_the_same_columns(folder, pipeline):
+def test_a_transform_may_cut_the_last_column_of_every_batch(folder, pipeline):
     cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]})
     batch, whole = next(GlobalBatches(cut, sharding())), next(GlobalBatches(pipeline, sharding()))
     assert_same(batch, {key: array[:, :-1] for key, array in whole.items()})

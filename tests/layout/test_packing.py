@@ -72,7 +72,7 @@ def test_rows_of_first_fit_and_best_fit_are_those_of_the_naive_fit(many, lengths
 @pytest.mark.parametrize("many", MANY.values())
 @settings(max_examples=examples(60), deadline=None)
 @given(lengths=LENGTHS, spaces=st.lists(st.integers(0, CAPACITY), max_size=20))
-def test_best_fit_goes_on_with_open_rows(many, lengths, spaces):
+def test_best_fit_also_fills_rows_that_are_already_open(many, lengths, spaces):
     expected = plain_fit(lengths, None, best=True, spaces=spaces)
     with mock.patch.object(BEST_FIT, "_MANY", many):
         bins = BEST_FIT.assign(np.sort(lengths)[::-1], CAPACITY, spaces=np.array(spaces, np.int64))
@@ -84,7 +84,8 @@ def test_best_fit_goes_on_with_open_rows(many, lengths, spaces):
 @given(lengths=LENGTHS)
 @example(lengths=[CAPACITY] * 5)
 @example(lengths=[1])
-def test_balanced_rows_hold_each_document_once_and_are_no_fuller_of_padding_than_best_fit(lengths):
+def test_balanced_rows_hold_each_document_once_and_are_few(lengths):
+    """There are no more rows than best fit makes, or the padding is at most 0.5 %."""
     found = documents_of(pack("balanced", lengths))
     assert sorted(each for row in found for each in row) == list(range(len(lengths)))
     assert all(0 < sum(lengths[each] for each in row) <= CAPACITY for row in found)
@@ -110,7 +111,7 @@ def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, li
 
 
 @pytest.mark.parametrize("most", [None, 4])
-def test_first_fit_over_many_rows(most):
+def test_first_fit_over_more_than_1024_rows_is_the_naive_fit(most):
     lengths = np.random.default_rng(0).integers(CAPACITY // 3, CAPACITY + 1, 1500).tolist()
     found = documents_of(pack("first_fit_decreasing", lengths, max_segments=most))
     assert len(found) > 1024

@@ -63,7 +63,7 @@ def test_rows_of_documents_are_those_that_hold_a_token_of_them(tmp_path_factory,
     assert layout.rows_of_documents(numbers).tolist() == expected
 
 
-def test_numbers_beyond_32_bits_are_right():
+def test_rows_and_tokens_beyond_32_bits_are_found():
     counts = [5_000_000_000, 7, 9_000_000_123, 1 << 43]
     layout = WindowLayout(corpus_of(counts), 1)
     assert len(layout) == layout.corpus.num_tokens == sum(counts)

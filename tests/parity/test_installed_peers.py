@@ -28,7 +28,7 @@ def repetitive_rows(rng, rows, length):
 
 
 @pytest.mark.parametrize("length", [512, 521, 455, 96])
-def test_the_filter_is_olmo_cores(length):
+def test_the_ngram_filter_has_the_verdicts_of_olmo_core(length):
     utils = pytest.importorskip("olmo_core.data.utils")
     rows = repetitive_rows(np.random.default_rng(length), 1000, length)
     expected = [
@@ -62,7 +62,7 @@ def test_whole_batches_are_those_of_olmo_cores_loader(tmp_path, seed):
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
-def test_order_maxtext_is_maxtexts_sampler(hosts):
+def test_order_maxtext_gives_the_rows_of_maxtexts_sampler(hosts):
     maxtext = pytest.importorskip("maxtext.input_pipeline.olmo_data_grain")
     for index in range(hosts):
         theirs = maxtext.OlmoIndexSampler(total_instances=100, seed=5, shard_index=index, shard_count=hosts)

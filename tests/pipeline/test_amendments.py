@@ -31,7 +31,7 @@ def config_of(corpus, layout, amendments=(), **sampler):
 
 
 @pytest.mark.parametrize("layout", ["windows", "padded", "packed"])
-def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, layout):
+def test_withdrawn_documents_may_overlap_and_be_in_any_order(tmp_path, layout):
     write_episodes(tmp_path / "corpus", documents(150, seed=3, longest=40))
     [table] = (tmp_path / "corpus").rglob("episodes.idx")
     pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()
@@ -198,7 +198,7 @@ def test_a_difference_begins_at_the_step_that_brute_force_finds(corpus, seed):
         assert found.differing_rows == differing
 
 
-def test_diff_prints_where_two_configs_part(corpus, tmp_path, capsys):
+def test_diff_prints_where_two_configs_differ(corpus, tmp_path, capsys):
     path = str(write_config(tmp_path / "a.json", config_of(corpus, "packed")))
     skipping = config_of(corpus, "packed", [{"skip": {"from": 70, "steps": 3}}])
     assert main(["diff", path, str(write_config(tmp_path / "b.json", skipping))]) == 1

@@ -135,7 +135,7 @@ def raise_at_checks(iterator, taken, stride, draw):
 
     Return the number of the check that the last call, which returned the batch, did not reach."""
     point = 0
-    sys._getframe().f_trace_opcodes = True  # else Python 3.12 reports no opcodes to the first trace of a process
+    sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes to the first trace
     while True:
         trace, reached = raise_at(point)
         step = len(taken)

@@ -135,7 +135,7 @@ def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(config_of, 
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 
 
-def test_weights_of_zero_teach_nothing_and_other_batches_are_not_judged():
+def test_takes_loss_is_false_for_weights_of_zero_and_none_for_batches_with_other_keys():
     segments = np.ones((2, 4), np.int32)
     assert takes_loss({"targets_segmentation": segments}) is True
     assert takes_loss({"targets_segmentation": segments, "targets_weights": np.zeros((2, 4), np.float32)}) is False

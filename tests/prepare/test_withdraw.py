@@ -29,7 +29,7 @@ def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int
 
 
 @pytest.mark.parametrize("form", CHAT_FORMATS)
-def test_a_corpus_is_written_without_documents(folder, tmp_path, form, capsys):
+def test_a_corpus_is_written_without_the_named_documents(folder, tmp_path, form, capsys):
     files = {"openchat": "openchat.eval.parquet", "primer": "val_input_ids.bin"}
     splits = {"train": folder / form, "val": folder / form / files.get(form, "val")}
     before = {name: records_of(grain_sft.open_corpus(path)) for name, path in splits.items()}
@@ -108,7 +108,7 @@ def test_documents_are_named_by_numbers_and_by_a_file_of_names_that_is_read_once
     monkeypatch.setattr(traits, "read_whole", lambda file: reads.append(file) or read(file))
     (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
     numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
-    assert corpus_documents_named([corpus], "12").tolist() == [12]  # not the documents 1 and 2
+    assert corpus_documents_named([corpus], "12").tolist() == [12]  # text is one name, not the names 1 and 2
     assert len(reads) == 1 and numbers[:2] == [0, 1] and len(numbers) > 20
     (tmp_path / "names").write_text(str(tmp_path / "names"))
     padded = grain_sft.PaddedLayout(corpus, 64)

@@ -272,7 +272,7 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
         assert checked.accepted and len(checked.notes) == notes, (name, checked)
 
 
-def test_two_runs_that_write_one_log_are_named_and_the_log_is_right(make, tmp_path, caplog):
+def test_two_runs_that_write_one_log_are_warned_of_and_the_log_is_right(make, tmp_path, caplog):
     """Two pipelines of one process act like two processes. Each logs a load and a resumption after entries of the other."""
     for _ in zip(make().iter(threads=0), make().iter(threads=0), strict=True):
         pass

@@ -196,7 +196,7 @@ def test_with_renormalizing_every_row_is_given_once(weights, data):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 5), st.data())
-def test_sources_that_end_the_rows_and_sources_that_leave_their_share(weights, data):
+def test_an_exhausted_source_ends_the_rows_fails_or_leaves_its_share(weights, data):
     count = len(weights)
     limits = [data.draw(st.one_of(st.none(), st.integers(1, 20))) for _ in weights]
     modes = [data.draw(st.sampled_from(["stop", "renormalize", "fail"])) for _ in weights]
@@ -218,7 +218,7 @@ def test_sources_that_end_the_rows_and_sources_that_leave_their_share(weights, d
     assert mixed.find(by, np.array([limits[by]])).tolist() == [-1]
 
 
-def test_weights_are_numbers_from_0_on_as_written_and_one_is_above_0():
+def test_weights_are_exact_numbers_from_0_on_and_at_least_one_is_above_0():
     assert shares(0.1, 0.7, 0.2) == shares("1/10", 7 / 10, "0.2") == shares(1, 7, 2)
     for weight in (-1, "a", None, True, float("nan"), float("inf"), "1/0"):
         with pytest.raises(SamplerError, match="weight of 'b'"):

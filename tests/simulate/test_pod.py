@@ -68,13 +68,13 @@ def read_rows(pipeline, steps):
 
 
 def assert_divided(pipeline, steps, rows, count, hosts):
-    """Check that the sampler of each of some `hosts` of `count` reads every `count`-th of all rows."""
+    """Check that host h of `count` reads every `count`-th of all `rows`, from row h on, for each h in `hosts`."""
     for host in hosts:
         np.testing.assert_array_equal(read_rows(pipeline.replace(host=Host(host, count)), steps), rows[host::count])
 
 
 def assert_each_once(pipeline, rows):
-    """Check that each epoch reads each row once: in a mixture, each source reads all its rows before one a second time."""
+    """Check that no epoch reads a row twice. A source of a mixture reads all its rows before it reads a row again."""
     sampler, begin = pipeline.sampler, 0
     for name, layout in pipeline.source.layout.parts.items():
         read = rows[(rows >= begin) & (rows < begin + len(layout))] - begin

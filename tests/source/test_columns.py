@@ -100,7 +100,7 @@ def test_columns_are_those_of_whole_rows(corpora, corpus, layout, own, steps):
     assert_columns(pipeline, [step % pipeline.end_step for step in steps])
 
 
-def test_columns_of_rows_that_were_written_out(corpora, tmp_path):
+def test_columns_of_materialized_rows_are_those_of_whole_rows(corpora, tmp_path):
     for name in ("masks", "weights", "plain"):
         materialize(PackedLayout(opened(corpora[name]), LENGTH), tmp_path / name)
         assert_columns(pipeline_of(MaterializedLayout(open_corpus(tmp_path / name)), global_batch_size=ROWS), [0])

@@ -35,7 +35,7 @@ def source_of(corpus, **options):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
-def test_a_row_alone_is_the_row_in_a_batch(make, dtype):
+def test_a_row_read_alone_equals_the_row_read_in_a_batch(make, dtype):
     corpus, rows = make([100, 5, 64, 0, 77], dtype)
     source = source_of(corpus)
     assert len(source) == len(rows)
@@ -73,7 +73,7 @@ def test_rows_come_in_the_requested_order_and_a_row_requested_twice_comes_twice(
         assert_same(source.read(nothing), {key: array[:0] for key, array in source.read([0]).items()})
 
 
-def test_a_row_is_a_copy_that_may_be_written_to_and_what_batches_share_is_read_only(make, tmp_path):
+def test_a_row_is_a_copy_that_may_be_written_to_and_arrays_that_batches_share_are_read_only(make, tmp_path):
     corpus, rows = make([100, 64])
     source = source_of(corpus)
     before = [path.read_bytes() for path in sorted((tmp_path / "data").iterdir())]

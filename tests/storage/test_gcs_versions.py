@@ -220,7 +220,7 @@ def test_an_open_remote_file_is_of_one_version(proxy, put_version):
             file.read()
 
 
-def test_endless_answers_about_objects_end_too(proxy, monkeypatch):
+def test_endless_answers_about_objects_are_an_error(proxy, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
     proxy.endless, peak = True, peak_from_now()
     assert isinstance(outcome(lambda: files.size(f"{URL}mix.txt")), Exception)

@@ -16,7 +16,7 @@ from failing_proxy import before_emulator, media_bytes
 import grain_sft
 
 LENGTH = 1024
-TOKENS = 64 * LENGTH  # a shard: 256 KiB
+TOKENS = 64 * LENGTH  # of a shard, which has 256 KiB
 SHARDS = 6
 UNIT = 32 << 10  # bytes of a block
 URL, INDEX, MEMORY = "gs://bucket/cached/", "gs://bucket/cached/index.json", "memory://cached/"
@@ -134,7 +134,7 @@ def test_rows_are_those_of_the_bucket_and_are_fetched_once(proxy, tmp_path, unit
     assert not proxy.requests["media"]
 
 
-def test_the_environment_asks_for_a_cache(proxy, tmp_path, monkeypatch):
+def test_environment_variables_set_up_a_cache(proxy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE", str(tmp_path))
     layout = grain_sft.WindowLayout(grain_sft.open_corpus(URL), LENGTH)
     with pytest.raises(grain_sft.GrainSftError, match=r"\$GRAIN_SFT_SHARD_CACHE_BYTES"):
@@ -202,7 +202,7 @@ def test_another_version_of_an_object_is_never_mixed_with_the_first(client, prox
     first = source(path, tmp_path)
     assert_rows(first, [0])
     other = tokens(0)
-    other[2 * LENGTH : -2 * LENGTH] += 7  # the same size, and the same ends
+    other[2 * LENGTH : -2 * LENGTH] += 7  # the size and the ends stay the same
     store.pipe_file(path, other.tobytes())
     for mine in (first, grain_sft.NpyDataSource(grain_sft.WindowLayout(first.layout.corpus, LENGTH))):
         assert_rows(mine, [0])  # the cached blocks are of the version that was opened

@@ -50,7 +50,7 @@ def test_padding_of_packed_rows_does_not_count_by_default(sources):
 
 
 @pytest.mark.parametrize("place", ["left", "middle", "right"])
-def test_padding_anywhere_in_a_row_repeats_nothing(place):
+def test_padding_anywhere_in_a_row_does_not_count_as_a_repetition(place):
     tokens, segments = np.arange(1, 601, dtype=np.uint32), np.ones(600, np.int32)
     at = {"left": 0, "middle": 200, "right": 560}[place]
     tokens[at : at + 40], segments[at : at + 40] = 0, 0

@@ -196,7 +196,7 @@ def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
     assert_finds(tmp_path / "rows", [("rows", "rows_0000.bin", "row 40")])
 
 
-def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
+def test_exit_codes_and_json_state_the_result(tmp_path, config, capsys):
     root = write("primer", tmp_path)
     assert main(["verify", str(root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -99,7 +99,7 @@ def test_a_page_of_too_many_tokens_has_only_the_first_rows(pipeline, texts, tmp_
     assert {step["rows_of_batch"] for step in data_of(path)["steps"]} == {4}
 
 
-def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, browser):
+def test_a_page_shows_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, browser):
     pipeline, path = load(mixture), tmp_path / "mixture.html"
     assert main(["inspect", str(mixture), "--step", "1", "--html", str(path)]) == 0
     steps = data_of(path)["steps"]
@@ -119,7 +119,7 @@ def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, brow
     assert browser.console() == []
 
 
-def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path, browser):
+def test_a_page_shows_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path, browser):
     rng = np.random.default_rng(0)
     write_tokens("sft/token_ids_part_0000.npy", rng.integers(0, 2**31 - 1, 300), "uint32")
     weights = np.round(rng.random(300), 3).astype(np.float32) * (rng.random(300) < 0.7)
