@@ -62,7 +62,7 @@ class Registry(Generic[Entry]):
             raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
             entry = self._imported(entry)
-            if name in self._entries:  # not `package.module:Name`: the table lists built-in and registered names only
+            if name in self._entries:  # else `name` is `package.module:Name`, which the table does not list
                 self._entries[name] = entry
         return entry
 
@@ -87,7 +87,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Call `entry`, or the entry with this name, with the arguments and options, and return the result.
+        """Call an entry with the arguments and options, and return the result. `entry` is the entry or its name.
 
         An error in the code of the entry becomes the table's error, which names the entry.
         """

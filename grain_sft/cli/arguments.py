@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _DECLARED = ("dtype", "eos_token_id", "use_loss_mask", "split", "subset")
 """Arguments of `open_corpus` that become options of commands."""
 
-_TOKENIZER_NAME = """name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is
-refused"""
+_TOKENIZER_NAME = """name or path of a tokenizer; it fills {TOKENIZER} in a mix's paths, and a corpus that was made with another
+tokenizer is refused"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -188,7 +188,7 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
     if not last and 0 <= end < begin:  # A: or :, so `end` is the end of the run
         raise RowIndexError(f"--steps {text}: the run ends after step {end - 1}. Give A of at most {end}.")
     if begin < 0 or end < begin:
-        raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")
+        raise RowIndexError(f"--steps {text}: expected A:B (steps A to B - 1), such as 5:8, or one step, such as 5.")
     return range(begin, end)
 
 
@@ -235,7 +235,7 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
     Raises:
       StorageError: The output cannot be written, or would replace one of `inputs`.
     """
-    from grain_sft.storage import files  # takes longer to import than `--help` to print
+    from grain_sft.storage import files  # imported here, because the import takes longer than printing `--help`
 
     if path == "":
         raise StorageError("the output is an empty name; expected the name of a file or a folder. Give one.")

@@ -109,7 +109,7 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
     if not is_mixture:
         own = source.get("layout", {})
         if own.get("kind", layout["kind"]) != layout["kind"]:
-            layout = {"sequence_length": layout["sequence_length"]}  # the other options are of another kind
+            layout = {"sequence_length": layout["sequence_length"]}  # the config's other options are for another kind
         check_layout({**layout, **own}, f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)

@@ -79,7 +79,7 @@ def _parts(sharding: Sharding, shape: Shape) -> dict[Any, tuple[slice, slice]]:
         return parts
     except ValueError as error:
         found = f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}."
-        fix = "Make the global batch size and the sequence length multiples of the mesh's numbers of parts."
+        fix = "Make the global batch size and the sequence length multiples of the numbers of devices that divide them."
         raise PipelineError(f"{found} {fix}") from error
 
 

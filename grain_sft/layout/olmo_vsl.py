@@ -77,8 +77,9 @@ class OlmoVslLayout(Layout):
                 f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
         if has_sidecars:
-            # A document that crosses a shard border is two documents of `to_cut`, and one of `documents`. So numbers in
-            # `to_cut` are too high: after 3 crossed borders, by 3. The difference of `shard_ends` is that number of borders.
+            # `_document` has numbers in `to_cut`, and gets numbers in `documents`. A document across a shard border is two
+            # documents in `to_cut`, so numbers after 3 crossed borders are 3 too high. The difference of `shard_ends` is, for
+            # each shard, the number of crossed borders before it.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             shard = to_cut.shard_ends.searchsorted(self._document, side="right")
             self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]

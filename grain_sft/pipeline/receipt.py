@@ -34,8 +34,8 @@ class Receipt:
     Attributes:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         amendments. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
-      data_step: Function that returns the data step of a step of the run: the step's number if skipped steps count, too. The
-        parts of a later stage state the data step where it begins.
+      data_step: Function that returns the data step of a step of the run. Data steps count the steps that amendments skip:
+        after a skip of 10 steps, step 100 is data step 110. The part of a later stage states its first step as a data step.
     """
 
     parts: dict[str, str]

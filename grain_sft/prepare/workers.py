@@ -64,7 +64,7 @@ class Runner:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Render the groups of units with these numbers to their chunks."""
+        """Render the groups of units whose numbers are in `groups`, each to a chunk file."""
         max_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
         num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, max_useful))
         if num_workers > 1:

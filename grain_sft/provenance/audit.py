@@ -1,6 +1,6 @@
 """AuditLog: writes a log of the epochs that a run reads, and of its restarts, during the run.
 
-A line is JSON, or text in the form of the episode-indexed loader:
+A line is JSON, or text as in the logs of the episode-indexed loader, another input pipeline:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
 """
 

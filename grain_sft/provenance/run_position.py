@@ -35,7 +35,10 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position in `pipeline`, another version of the run. Call `continue_at` or `go_to` before `pass_event`."""
+        """Return this position in `pipeline`, the run as it was when the next lines of the log were written.
+
+        Call `continue_at` or `go_to` before `pass_event`.
+        """
         position = copy.copy(self)
         position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
         return position

@@ -33,7 +33,7 @@ class ReadRows(NamedTuple):
       targets: int32, the token after each token of `inputs`; 0 at the end of a row.
       positions, segment_ids: int32, as in `NpyDataSource.read`.
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
-      loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
+      loss: bool, whether each token takes loss; or float32, the weight of each token. None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
       pieces: Pieces of the rows. Tokens outside of the pieces are padding. None if the reader did not compute the pieces, or
         if documents in them were replaced by padding afterwards (`withdrawn.py`).
@@ -49,7 +49,7 @@ class ReadRows(NamedTuple):
 
 
 class Arrays:
-    """Thread-safe allocator of arrays. When nothing refers to an array any more, not even a view, it reuses the memory.
+    """Thread-safe allocator of arrays. It reuses the memory of an array to which nothing refers any more, not even a view.
 
     The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
     maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.
@@ -129,7 +129,7 @@ class Stack(_Buffer):
       arrays: int32 [count, rows, L], all arrays.
       numbers, array: `range(count)`, and the function that returns array i of `arrays`. `map(array, numbers)` yields all
         arrays. If `stack` iterated over `arrays` instead, a batch of windows would take 2 % longer.
-      first, rows: Bytes of the first array, and bytes of each row of the first array.
+      first, rows: memoryview of the first array, and list of the memoryviews of its rows.
       views: The caller's views of this memory.
     """
 

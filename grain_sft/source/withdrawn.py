@@ -59,7 +59,10 @@ class Withdrawals:
         return self._source.with_sources(padded)
 
     def spans(self, rows: Ints, step: int) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each span that is withdrawn at `step`, counted in the flattened `rows` (int64 [n])."""
+        """Yield the start and stop of each span of tokens of `rows` (int64 [n]) that is withdrawn at `step`.
+
+        Both are indices into the flattened batch: with rows of 100 tokens, 205 is token 5 of the third row.
+        """
         length = self._layout.width(rows)
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
@@ -127,7 +130,7 @@ class _PaddedSource(RowSource):
         return read._replace(**arrays, pieces=None)  # the pieces do not show this padding
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the array, or a copy of a read-only array, which several batches share."""
+        """Return a writable form of the array. A read-only array, which several batches share, is copied."""
         if array.flags.writeable:
             return array
         copied = self._arrays.empty(array.shape, array.dtype)
@@ -180,7 +183,7 @@ class _WithdrawnDocuments:
     def spans(
         self, indices: Sequence[int] | npt.NDArray[np.integer], step: int, length: int, pieces: Pieces | None = None
     ) -> list[tuple[int, int]]:
-        """Return the start and stop of each span that is withdrawn at `step`, counted in the flattened rows.
+        """Return the start and stop of each span of tokens that is withdrawn at `step`, as in `Withdrawals.spans`.
 
         Args:
           indices: Row numbers; some may be `FILL_ROW`.

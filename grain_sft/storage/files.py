@@ -277,7 +277,7 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if `path` is a folder, a device or a link to a pipe (/dev/stdout), which a file would replace."""
+    """Raise a StorageError if `path` is a folder, a device or a link to a pipe (/dev/stdout): no file may replace it."""
     mode = os.stat(path).st_mode if os.path.exists(path) else 0
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (stat.S_ISFIFO(mode) and os.path.islink(path))
     if stat.S_ISDIR(mode) or is_device:

@@ -78,7 +78,10 @@ def _element(name: str, svg: str) -> str:
 
 
 def _html_tag(name: str, tag: str) -> str:
-    """Return a tag of an SVG file for an HTML page: no other picture has its ids, and its colours become `var(--NAME)`."""
+    """Return a tag of an SVG file for an HTML page.
+
+    Its ids begin with the picture's `name`, so that ids of two pictures differ. Its colours become `var(--NAME)`.
+    """
     tag = re.sub(r'\bid="', f'id="{name}-', tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
     tag = re.sub(r' xmlns:?\w*="[^"]*"', "", tag).replace("xlink:href", "href")

@@ -111,7 +111,7 @@ def test_masks_whose_names_do_not_match_their_tokens_are_errors(parts):
         path.rename(path.with_name(path.name.replace("part_00", "part_")))
     for where in (parts, f"{parts}/token_ids_part_*.npy", parts / "token_ids_part_0001.npy"):
         message = sft.error_of(where, dtype="uint16")
-        assert "has no label mask of its name, but its folder holds labels_mask_part_00.npy" in message
+        assert "lacks its label mask, but its folder holds labels_mask_part_00.npy" in message
         assert "label_mask_paths" in message
         assert not open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss
     assert open_corpus(sft.tokens_of(parts), dtype="uint16", label_mask_paths=sft.masks_of(parts)).has_loss

@@ -91,7 +91,7 @@ class Olmo(Format):
         return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts without any label mask if a folder of parts holds masks, or its metadata state that parts have masks."""
+        """Refuse parts that all lack a label mask if one of their folders holds masks, or its metadata state that it does."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for part in parts:
@@ -101,7 +101,7 @@ class Olmo(Format):
             masks = sorted(name for name in listing.names(folder) if _ANY_MASK.fullmatch(name))
             has_masks, metadata = _stated_masks(folder, listing)
             if masks:
-                problem = f"has no label mask of its name, but its folder holds {masks[0]}"
+                problem = f"lacks its label mask, but its folder holds {masks[0]}"
             elif has_masks:
                 problem = f"has no label mask, but {metadata} is of a corpus with label masks"
             else:
@@ -149,7 +149,7 @@ def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
 
 
 def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
-    """Refuse a folder that lacks a part, or a sidecar file that other parts have."""
+    """Refuse a folder that lacks a part. Refuse it too if some parts have a sidecar file, and another part has none."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
     needs_masks = masks and options.masks is None and options.use_loss_mask is not False

@@ -29,7 +29,7 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts of a file, and an empty note. All parts but the last have at least `least` bytes.
+    """Return the parts of a file, and "" as its `Input.note`. All parts but the last have at least `least` bytes.
 
     A part has whole record batches. `rows` reads a part with the dictionaries that precede the file's first batch. If the
     file changes its dictionaries between batches, the whole file is one part.

@@ -105,7 +105,7 @@ class ChatTemplate:
         return token.end() if token and token.group(1) in self._ends else stop
 
     def end_with_eos(self, text: str, end: int) -> int:
-        """Return the end of a turn whose last token ends at `end`. If that token is not EOS and EOS follows, EOS is part of it.
+        """Return the end of a turn whose last token ends at `end`. If that token is not EOS, an EOS after it ends the turn.
 
         Cohere's turns end in "<|END_RESPONSE|>" and EOS. An EOS that is also BOS may begin the next turn, so it does not count.
         """
@@ -114,7 +114,10 @@ class ChatTemplate:
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the text ends with the content of the assistant's last turn, as in GLM's template."""
+        """Return whether the text ends with the content of the assistant's last turn, as in GLM's template.
+
+        The result is False for a template that marks the assistant's texts.
+        """
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
@@ -167,7 +170,7 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
     usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
-        raise RecordError("messages: have too many different characters to follow them through a chat template.")
+        raise RecordError("messages: contain too many different characters: none is left to mark places in the text.")
     return unused
 
 

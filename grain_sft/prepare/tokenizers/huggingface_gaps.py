@@ -17,8 +17,9 @@ _ABSENT = "\0absent\0"  # an unknown token that no vocabulary has
 def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
     """Change a tokenizer so that it refuses characters without a token. Return False if it needs no change.
 
-    A byte-level model needs no change if its vocabulary has all 256 bytes, because it can encode any text. If it puts a prefix
-    or suffix on subwords, it is changed, because it looks up some bytes with that prefix or suffix.
+    A byte-level model needs no change if its vocabulary has all 256 bytes, because it can encode any text. But a
+    model that puts a prefix or suffix on subwords is changed: it looks up some bytes as "##x" or "x</w>", which the vocabulary
+    may lack.
 
     Args:
       content: Parsed tokenizer.json, which is changed in place.

@@ -1,4 +1,4 @@
-"""`Format`, the functions that write a corpus in one format, and `Plan`, which states the documents to write, in order."""
+"""`Plan` states which documents a preparation writes, in order. `Format` has the functions that write them in one format."""
 
 import contextlib
 import dataclasses

@@ -41,7 +41,7 @@ def filesystem(path: str) -> Any:
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
             if emulator := _emulator():
-                # gcsfs would read the variable at each request: if it changed, reads of open files would go to another server
+                # gcsfs would read $STORAGE_EMULATOR_HOST at each request: a change would move open files to another server
                 options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
