@@ -157,7 +157,7 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
 
 
 def test_documents_that_olmo_core_would_not_find_are_noted_unless_the_template_makes_them_so(capsys):
-    """OLMo-core finds documents by EOS. If half of them or more lack it, the template ends documents with another token."""
+    """OLMo-core finds documents by EOS. If half of them lack a final EOS or have an inner one, the template is the reason."""
     counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
     manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}
     for number, noted in ((0, False), (1, True), (49, True), (50, False), (100, False), (None, False)):
@@ -165,4 +165,4 @@ def test_documents_that_olmo_core_would_not_find_are_noted_unless_the_template_m
             print_summary({**manifest, key: number}, "out")
             assert (f"note     {number} of 100 documents" in capsys.readouterr().out) is noted
     print_summary({**manifest, "text": {"bytes": 9, "tokens": 5}, "without_final_eos": 100}, "out")
-    assert "note     100 of 100 documents" in capsys.readouterr().out  # in plain documents, the template adds no token
+    assert "note     100 of 100 documents" in capsys.readouterr().out  # plain documents: a template is never the reason

@@ -22,7 +22,7 @@ CHUNKS = [  # tokens of each file, length, length of the longer rows, rows of a 
     ((333, 129, 64, 65), 4, 12, 5, 0),
     ((999, 1001), 10, 100, 3, 1),
 ]
-RUNS = [  # tokens of each file, length, rows, seed, shortest length, steps of its warm-up, rows from some steps on
+RUNS = [  # tokens of each file, length, rows, seed, shortest length, steps of its warm-up, {step: rows from there on}
     ((2000, 1037), 64, 4, 34521, 8, 7, {}),
     ((1500,), 32, 2, 7, 4, 9, {4: 4, 12: 8}),
     ((999, 3001, 64), 16, 8, 3, 16, 0, {6: 16, 11: 4}),
