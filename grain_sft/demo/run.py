@@ -99,7 +99,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     marker = root / _MARKER
     if not marker.exists():
-        # A demo that was killed while it wrote the marker leaves a temporary file, named like the marker after one more dot.
+        # A demo that was killed while it wrote the marker leaves a temporary file. Its name begins with `..grain_sft_demo`.
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
             fix = "Give an empty folder, or one that does not exist yet, with --dir"

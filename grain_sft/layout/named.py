@@ -66,7 +66,8 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # `within` drops numbers that a layout lacks, so a number that no layout keeps is missing. (For one layout, it keeps all.)
+    # `within` drops numbers that a layout lacks, so a number that no layout keeps is missing. For a run with one layout,
+    # `within` keeps all numbers, because checking them may read all tokens.
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -77,7 +78,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
 def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
     """Return the numbers of the named documents in several corpora, int64 [n], ascending.
 
-    The numbers count through all corpora: document 0 of the second corpus has the number of documents of the first.
+    The numbers count through all corpora: if the first corpus has 100 documents, document 0 of the second is number 100.
 
     Args:
       corpora: Corpora whose documents are named, such as the splits of a corpus.

@@ -15,7 +15,8 @@ from grain_sft.types import Ints
 class _NumberedPart:
     """Part of a layout (one source of a mixture) whose documents no earlier layout has.
 
-    `first` is the number that its first document has in the run.
+    `first` is the number that its first document has in the run. For the first layout of the run, `_first` ignores it, because
+    the documents of that layout keep their numbers.
     """
 
     layout: Layout
@@ -52,8 +53,8 @@ class RunDocuments:
         for name, part in parts_by_documents(layout):
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
-                # If a mixture has one corpus twice, two entries have the same documents. Prefer the entry of this name, then an
-                # entry that no other part of `layout` takes.
+                # If a mixture has one corpus twice, two entries have the same documents. Prefer the entry of this name. Else
+                # prefer an entry that no other part of `layout` takes: no other part has its name or has already taken it.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)
@@ -80,7 +81,11 @@ class RunDocuments:
         return numbers
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
-        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`."""
+        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`.
+
+        If `layout` is the first one, numbers beyond its last document may stay, because a count of its documents may read all
+        tokens.
+        """
         if len(self.layouts) == 1:
             return documents
         if layout is self.layouts[0]:
@@ -95,7 +100,7 @@ class RunDocuments:
         return np.unique(np.concatenate(numbers))
 
     def _first(self, entry: _NumberedPart) -> int:
-        """Return the number of the first document of a part in the run; the first layout keeps its own numbers."""
+        """Return the number that a part's first document has in the run. Documents of the first layout keep their numbers."""
         if entry.layout is self.layouts[0]:
             return entry.layout.first_document(entry.name)
         return entry.first

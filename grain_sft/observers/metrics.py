@@ -87,7 +87,7 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # `registry=None`, because `collect` of this object returns the values of all metrics
+        # `collect` of this object returns all metrics. `registry=None` keeps the registry from returning them a second time.
         histogram: Any = BulkHistogram
         # With $PROMETHEUS_MULTIPROC_DIR, MOST_UNCOUNTED is 0. Only prometheus_client's histogram can write to that folder.
         if not MOST_UNCOUNTED:
@@ -174,7 +174,7 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     if as_integer("port", port, 0, PipelineError) > 65535:
         raise PipelineError(f"port={port}: expected 0 to 65535.")
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
-    standing_observers()
+    standing_observers()  # makes the `Metrics` of this process, if no pipeline has made it yet
     registry = prometheus_client.REGISTRY
     if not MOST_UNCOUNTED:
         from prometheus_client import multiprocess

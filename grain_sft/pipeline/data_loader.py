@@ -100,7 +100,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """Iterator of a DataLoader. After a batch has failed, each `next` is an error. Grain's own iterator would skip it."""
+    """Iterator of a DataLoader. After a batch fails, each `next` is an error. Grain's own iterator would skip the batch."""
 
     _failure = ""
 

@@ -161,7 +161,8 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            if own_parts != amendment_parts(self.amendments):  # here, a document has another number or no number
+            # They differ if a withdrawn document has another number in this stage's layout than in the run, or is not in it.
+            if own_parts != amendment_parts(self.amendments):
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)
 

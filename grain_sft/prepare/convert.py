@@ -200,7 +200,8 @@ class _Splits(Documents):
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. All of `ids` are in one split.
 
-        If the corpus records no sources, the source of the split's fifth document is (0, 5).
+        If the corpus records no sources, the split counts as one input with a line for each document: the source of its fifth
+        document is (0, 5), for input 0 and line 5.
         """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])

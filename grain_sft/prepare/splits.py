@@ -49,7 +49,7 @@ def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request)
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """Split as Primer and OpenChat do: shuffle all documents by `random.Random(seed).shuffle`. The first share is "val".
 
-    The documents that are not kept are left out after that.
+    Documents that are not kept are shuffled and counted with the others, and then left out of their split.
     """
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)

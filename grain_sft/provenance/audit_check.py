@@ -37,7 +37,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # Each process writes a load first. All lines of a process come from one version of the run.
+    # The first entry of each process has the action LOAD. All lines of a process come from one version of the run.
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -78,8 +78,8 @@ def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts. Return it unchanged if its order is the same for any number of hosts.
 
     Also return it unchanged if `hosts` does not divide every batch size, because the pipeline can't be made for `hosts` hosts.
-    The log may still be right: the run may have used another number of hosts for another batch size. `LineChecker` reports a
-    number that divides no batch size.
+    The log may still be right: a run with batches of 8 and then 12 rows may have had 8 hosts first and 12 later. `LineChecker`
+    reports a number that divides no batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

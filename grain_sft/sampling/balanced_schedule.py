@@ -94,7 +94,7 @@ class ScheduleTable:
         If row 2 of the source is row 9 of the mixture, [2] returns [9]. The result is -1 where the source has fewer rows.
         """
         rows, per_period = self._rows[source], int(self._per_period[source])
-        # a source without rows in a period has all of its rows before the first one
+        # a source without rows in a period has all of its rows before the first period; `max` avoids a division by 0
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
         numbers_in_table = numbers - periods * per_period
         exists = numbers_in_table < len(rows)
@@ -107,7 +107,8 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows up to the end of the first period, and the row at which this period begins.
 
-    If `num_rows` is given and the period ends later, return the sources of `num_rows` rows, and 0. No source depends on it.
+    If `num_rows` is given and the period ends later, return the sources of `num_rows` rows, and 0. `num_rows` only ends the
+    table earlier: it changes no source.
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
@@ -127,8 +128,8 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
     """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if a deficit at the start would make rows late with that slack.
 
-    With slack 0, a row is late once its source lacks more than a whole row. Rows may be late even with slack 0. The rule then
-    takes first the row whose last row in time is the earliest.
+    With slack 0, a row is late once its source lacks more than a whole row. Rows may be late even with slack 0. Late rows are
+    taken like all others: first the row whose last row in time is the earliest.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):

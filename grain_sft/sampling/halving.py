@@ -1,4 +1,4 @@
-"""`HalvingTree`: computes the source of any row of a mixture, if the sources repeat only after too many rows for a table."""
+"""`HalvingTree`: computes which source gives row N of a mixture, for weights whose pattern is too long for a table of rows."""
 
 import dataclasses
 import math
@@ -86,7 +86,8 @@ class HalvingTree:
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
-      deficit: For each source, its share minus its rows at the start. The deficits sum to 0.
+      deficit: Deficit of each source before row 0 of the tree: its share of all earlier rows of the mixture, minus the rows
+        that it gave. The deficits sum to 0.
 
     Attributes:
       bound: Most rows by which a source may differ from its share, if all deficits are 0.
@@ -125,8 +126,8 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
-        # The left branch gets its share of the rows. The offset adds its deficit, minus its share of the deficit of all
-        # `sources`. Adding 1/2 rounds to the nearest integer.
+        # The left branch gets its share of the rows. The offset adds the deficit of the left branch, minus its share of the
+        # deficit of all `sources`. Adding 1/2 rounds to the nearest integer.
         split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
         left_share = float(share)
         left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)

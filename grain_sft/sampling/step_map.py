@@ -1,4 +1,4 @@
-"""StepMap and MappedSampler, for runs that skip steps or have stages: the sampler's step that each step of the trainer reads.
+"""StepMap and MappedSampler: which step of the sampler each step of the trainer reads, in runs that skip steps or have stages.
 
 A data step is a step of the sampler. With 3 steps skipped at step 10, the trainer's step 10 reads data step 13.
 """
@@ -32,7 +32,7 @@ class StepMap:
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0, if no data step is skipped before it.
+      origin: Step of the trainer that reads data step 0. If 3 data steps are skipped before `origin`, it reads data step 3.
 
     Attributes:
       steps: `origin` and the later steps of the trainer before which data steps are skipped, ascending.
@@ -90,7 +90,7 @@ class MappedSampler(Sampler):
     Args:
       sampler: Sampler of the data steps.
       skips: Pairs (step, num_steps), as in `StepMap`.
-      origin: Step of the trainer that reads step 0 of `sampler`, if no step of `sampler` is skipped before it.
+      origin: Step of the trainer that reads step 0 of `sampler`, or a later one if steps are skipped before `origin`.
       end: Step of the trainer after its last one; None for the end of `sampler`.
 
     Raises:

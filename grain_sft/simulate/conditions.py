@@ -56,7 +56,8 @@ class Waits:
 
     A host with two threads makes the batches of steps 0, 2, 4, … in one thread, and those of steps 1, 3, 5, … in the other. A
     thread begins a batch when it is free, and when the trainer has ended the step that is `max(prefetch, threads)` steps
-    earlier. The bucket answers the requests of one step after another: 4 steps take 2 s if the requests of a step take 0.5 s.
+    earlier. The bucket answers all requests of a step before those of the next step. If it needs 0.5 s for the
+    requests of a step, it needs 2 s for those of 4 steps.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

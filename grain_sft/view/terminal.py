@@ -58,7 +58,7 @@ def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: st
 
 
 def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:
-    """Yield the lines of a row: a heading, then the pieces and the wrapped tokens of each segment.
+    """Yield the lines of a row: a heading, then for each segment a heading, the origins of its tokens, and its tokens.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
     Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns. A `width`

@@ -68,6 +68,7 @@ class OpenChat(Format):
         dtype: Dtype = np.dtype(np.uint32)
         options.check_dtype(found, dtype)
         stem = files.name_of(found).removesuffix(_SUFFIX)
+        # The unpacked files are in the cache, which may be outside of the folder `root` of the `open_corpus` call.
         cache = os.path.realpath(files.cache_dir()) + "/"
         with inside_also(cache):
             unpacked, own_metadata = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))

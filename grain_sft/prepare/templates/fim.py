@@ -69,8 +69,9 @@ class FillInTheMiddle:
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
         """Return the pieces of a text as `draws` decide.
 
-        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
-        changed text loses its empty fragments, except the last fragment, and the split tokens after them: "a<S>b<S>" remains.
+        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". If the text is changed,
+        each empty fragment is left out with the split token after it, as in Megatron-LM. The last fragment stays even if it is
+        empty. The example becomes "a<S>b<S>".
 
         Args:
           text: Text of a document.

@@ -79,7 +79,8 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
 
     Args:
       where: Path of the file.
-      templates: Content of the directory's chat template, by file name. Empty without a template, or if the user gave the file.
+      templates: Content of the directory's chat template, by file name. Empty if the directory has no template, or if the user
+        gave the path of a file, not of a directory.
     """
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
