@@ -85,7 +85,7 @@ def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) ->
     if corpus.get("path") is not None:
         raise ConfigError(f"{where} is given as well as 'path'. Give one of the two.")
     if not mixture:
-        raise ConfigError(f"{where}: names no source.")
+        raise ConfigError(f"{where}: names no source. Add one or more.")
     for name, source in mixture.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigError(f"{where}: {name!r}: expected a name without '/'.")

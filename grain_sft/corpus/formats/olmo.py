@@ -161,7 +161,7 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
     boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]
     if missing and len(missing) < len(boundaries):
-        raise CorpusError(f"{folder}: lacks {missing[0]}, but other parts have such a file: the corpus is not whole.")
+        raise CorpusError(f"{folder}: lacks {missing[0]}, but other parts have such a file. Copy it.")
 
 
 def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> dict[int, str]:

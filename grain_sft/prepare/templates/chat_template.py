@@ -134,9 +134,9 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant.
 
-        These are EOS and the token after the chat's last turn. The token after an earlier turn of the assistant either ends
-        that turn, such as `<|im_end|>`, or begins the user's next turn, such as `[INST]`. The token counts as an end if it
-        also follows a turn of the user.
+        These are EOS, Llama 3's `<|eom_id|>`, and the token after the chat's last turn. The token after an earlier turn of the
+        assistant either ends that turn, such as `<|im_end|>`, or begins the user's next turn, such as `[INST]`. The token
+        counts as an end if it also follows a turn of the user.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
