@@ -215,14 +215,15 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     parsers: list[Any] = []
     printed = io.StringIO()
     try:
-        with _quiet(), contextlib.redirect_stderr(printed):
+        with _quiet(), contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
             options = pipeline_options.PipelineOptions(list(arguments))
             standard = options.view_as(pipeline_options.StandardOptions)
             standard.runner = standard.runner or "DirectRunner"
             options.get_all_options(add_extra_args_fn=parsers.append)
             unknown = parsers[0].parse_known_args(list(arguments))[1]
     except SystemExit as error:  # argparse prints the whole usage first, then the error
-        raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
+        reason = printed.getvalue().strip().rpartition("\n")[2] or "--help does nothing here. Leave it out."
+        raise PrepareError(f"Beam's options: {reason}") from error
     runner = standard.runner.lower()
     # a runner such as Flink declares options on its own server, so only local runners and Dataflow refuse unknown options
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
@@ -231,9 +232,8 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         try:
             importlib.import_module("google.cloud.dataflow")
         except ImportError as error:
-            raise MissingExtraError(
-                "the DataflowRunner needs a part of Beam that is not installed: pip install 'apache-beam[gcp]'"
-            ) from error
+            problem = "the DataflowRunner needs a part of Beam that is not installed"
+            raise MissingExtraError(f"{problem}: pip install 'apache-beam[gcp]'") from error
     if getattr(standard, "no_wait_until_finish", False):
         problem = "--no_wait_until_finish: this process needs the results of its pipelines"
         raise PrepareError(f"{problem}. Leave the option out.")

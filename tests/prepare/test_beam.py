@@ -106,6 +106,7 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
         (["stray"], "stray: neither"),
         (["--direct_num_workers=x"], "invalid int value: 'x'"),
         (["--streaming=x"], "ignored explicit argument 'x'"),
+        (["--help"], "--help does nothing here"),
         (["--runner=None"], "Unexpected pipeline runner: None"),
         (["--no_wait_until_finish"], "needs the results of its pipelines"),
     ],

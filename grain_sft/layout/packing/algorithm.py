@@ -74,14 +74,15 @@ class PackedRows(NamedTuple):
         document, offset, length, ends = self
         counts, stop, order = np.diff(ends, prepend=0), offset + length, np.lexsort((offset, document))
         before, after = order[:-1], order[1:]
+        row_lengths = np.add.reduceat(np.append(length, 0), ends - counts)  # the 0 is for an empty last row
         return {
             "pieces after the last row": np.array((ends[-1] if len(ends) else 0) != len(length)),
             "a document that does not exist": (document < 0) | (document >= len(lengths)),
             "a piece without tokens": length < 1,
-            "tokens past the end of a document": (offset < 0) | (stop > lengths[document]),
+            "tokens past the end of a document": (offset < 0) | (stop > lengths.take(document, mode="clip")),
             "a token twice": (document[before] == document[after]) & (stop[before] > offset[after]),
             "a row without pieces": counts < 1,
-            f"a row of more than {sequence_length} tokens": np.add.reduceat(length, ends - counts) > sequence_length,
+            f"a row of more than {sequence_length} tokens": row_lengths > sequence_length,
         }
 
 
