@@ -27,7 +27,7 @@ class Scale:
       startup_files: Number of token files of each corpus of benchmark startup.
       order_rows: Number of rows in benchmark orders.
       samples: Number of samples in benchmark megatron.
-      plan_documents: Number of documents, of some 9,000 tokens, in benchmarks plans and withdrawn.
+      plan_documents: Number of documents in benchmark plans, and in each corpus of benchmark withdrawn.
       conversations: Number of conversations, of some 200 tokens, in benchmark prepare.
       texts: Number of plain documents, of some 3,000 bytes, in benchmark prepare.
       documents: Number of documents, of some 10,000 tokens, in benchmark trace. OLMo-3's run has 2,268,468 documents.

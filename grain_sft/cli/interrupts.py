@@ -46,7 +46,7 @@ class Guard:
 
     def _install(self) -> None:
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return  # SIGINT is ignored, as in a background job of a shell
+            return  # SIGINT is ignored, as in a background job of a shell, or has another handler
         read, write = os.pipe()
         os.set_blocking(write, False)
         try:
@@ -114,7 +114,7 @@ class Guard:
 
 
 def _kill_children() -> None:
-    """Kill all descendants of this process. Spare multiprocessing's resource tracker, which frees what the others shared."""
+    """Kill all descendants of this process. Spare multiprocessing's resource tracker, which frees what they shared."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

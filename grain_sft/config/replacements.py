@@ -47,8 +47,8 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # Each stage has its part of the schedule. A config with stages can't have a schedule outside of the stages, so the final
-    # values of the schedule replace it.
+    # Each stage has its part of the schedule. A config with stages can't have a schedule outside of the stages. So the config's
+    # own corpus and sampler lose their schedules, and get the last values of these schedules.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -186,7 +186,7 @@ def _weights_to_restate(
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
-    """Return a section `corpus` with `keys` of a source `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
+    """Return a section `corpus` with only `keys` of the source `name`, such as "web" or, in mixture "web", "web/news"."""
     outer, _, inner = name.partition("/")
     return {"mixture": {outer: _corpus_of_source(inner, keys) if inner else dict(keys)}}
 

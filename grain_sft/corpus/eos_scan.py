@@ -47,7 +47,8 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
             block_hashes[shard].append(block_hash)
     stop = np.concatenate(stops)
     # A document begins at the end of its predecessor, or at the start of its shard. If shard 3 has no EOS, `first_documents`
-    # has the same document for shards 3 and 4. Numpy assigns both starts in order, so it begins at the start of shard 4.
+    # has the same document for shards 3 and 4. Numpy assigns both starts in order, and the second one stays: the document
+    # begins at the start of shard 4.
     start = np.append(0, stop)[:-1]
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)

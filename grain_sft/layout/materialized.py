@@ -12,8 +12,8 @@ class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages:
-    the rows take space on disk: their tokens, and usually 4 more bytes for each token. Another row length or packing algorithm
-    needs new rows.
+    the rows take space on disk: their tokens, and usually 4 more bytes for each token, for its position and segment numbers.
+    Another row length or packing algorithm needs new rows.
 
     Args:
       corpus: Corpus in the format `rows`.

@@ -103,7 +103,9 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
-    else:  # if a document continues in the next shard, OLMo-core packs its part in each shard as a separate document
+    else:
+        # If a document continues in the next shard, OLMo-core packs its part in each shard as a separate document. So this
+        # checks the pieces against these parts. The columns have the numbers of the whole documents.
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -167,7 +169,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
-    """Return the document of each piece. Raise a LayoutError if the pieces are not the parts of `documents` that rows hold."""
+    """Return the document of each piece. Raise a LayoutError if packing `documents` would cut them into other pieces."""
     row_length = options.sequence_length
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries."
     document = np.searchsorted(documents.start, start, side="right") - 1

@@ -68,7 +68,7 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # wait until the workers have started: during the start, the main script is hidden from other new processes
+            # wait until the workers have started: until then, another process that the caller starts would lack the main script
             with self._from_workers.started:
                 pass
 

@@ -126,6 +126,7 @@ class Pipelines(Runner):
             with messages, beam.Pipeline(options=self.options) as pipeline:
                 spread_items = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
                 results = beam.pvalue.AsIter(spread_items | name >> beam.FlatMap(step, self.shared))
+                # A second input, of one element, makes one worker save all results in one file.
                 _ = pipeline | "Once" >> beam.Create([path]) | "Save" >> beam.Map(save_results, results)
         except GrainSftError:
             raise

@@ -30,7 +30,8 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     shorter text may find them.
 
     Raises:
-      CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
+      CorpusError: The text is empty, the boundaries of documents are unknown or invalid, or a token is not in the
+        tokenizer's vocabulary.
       CorpusFileError: Files can't be read.
       RecordError: The tokenizer can't encode the text.
     """
@@ -61,7 +62,7 @@ def find_tokenizer(corpus: Corpus) -> str | None:
     """
     path = files.sidecar(corpus.shards[0].path, "tokenizer")
     if path is not None and corpus.tokenizer_sha256 is None:
-        logging.warning("%s: taken for the corpus's tokenizer, of unknown hash. If it is not, give --tokenizer.", path)
+        logging.warning("%s: taken for the corpus's tokenizer, unchecked. If it is another, give --tokenizer.", path)
     return path
 
 

@@ -39,9 +39,9 @@ class CurriculumSampler(EpochSampler):
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
-        goes from short rows to long rows. A cycle has a part for each length, with the largest share of the batches of that
-        length. With 4 lengths, the shares of the parts are 8/15, 4/15, 2/15 and 1/15 (`grow_p2`), or 4/10, 3/10, 2/10 and
-        1/10 (`grow_linear`).
+        goes from short rows to long rows. A cycle has a part for each length. This part gets the largest share of the batches
+        of the length. With 4 lengths, the parts get 8/15, 4/15, 2/15 and 1/15 of the batches of the shortest length in
+        `grow_p2`, and 4/10, 3/10, 2/10 and 1/10 of them in `grow_linear`.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length.
       balanced: Whether a growing curriculum takes the same number of batches of every length, which drops more rows.
       host: This host, and the number of hosts.

@@ -37,9 +37,9 @@ class IndexSampler(EpochSampler):
       num_instances: Number of rows.
       global_batch_size: Number of rows of a step, of all hosts together.
       seed: Seed of the order, 0 or more.
-      order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode`, `openchat` and `grain` are the orders of these
-        systems. `random` draws with replacement. In `balanced`, the rows of a step have similar costs of attention.
-        `package.module:Name` is an order of yours.
+      order: Order of the rows in an epoch. `olmo`, `maxtext`, `openchat` and `grain` are the orders of these systems.
+        `episode` is `RandomState(seed + epoch).permutation` of numpy. `random` draws with replacement. In `balanced`, the
+        rows of a step have similar costs of attention. `package.module:Name` is an order of yours.
       host: Index of this host, and the number of hosts.
       shuffle: Whether rows are shuffled. `false` reads them in ascending order, divided between hosts as in `order`.
       epochs: Number of epochs after which the run ends. Without it, the run never ends.

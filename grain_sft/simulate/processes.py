@@ -120,7 +120,8 @@ def measure_processes(
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    one_core = dataclasses.replace(conditions, cores=1.0)  # because `start_up_s` has no waits for a processor
+    # With fewer cores, the model would add waits for a processor, but the measured `start_up_s` does not count such waits.
+    one_core = dataclasses.replace(conditions, cores=1.0)
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
     for number, figures in enumerate(measured):

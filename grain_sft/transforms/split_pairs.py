@@ -58,7 +58,6 @@ class SplitPairs(grain.transforms.Map):
             position = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (position >= 0) & (position < length)
             ids = np.take_along_axis(tokens, np.where(inside, position + first, 0), axis=-1)
-            # In a narrower dtype, NumPy would wrap the padding token.
             ids = np.where(inside, ids, np.int32(self.pad_token_id))
             batch[f"{name}_ids"], batch[f"{name}_mask"] = ids, (ids != self.pad_token_id).astype(np.int32)
             first = first + length

@@ -41,7 +41,7 @@ class VocabularyCheck:
         offsets = np.flatnonzero(tokens >= self._size)
         shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            # `offsets[first]` is the first such token of this shard in the block. A token of an earlier block is kept instead.
+            # `offsets[first]` is the shard's first such token in the block. If an earlier block has one, that one stays.
             first_in_block = int(begin + offsets[first]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
@@ -207,7 +207,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     """Check that documents end with EOS.
 
     Documents that were cut lack EOS, so it is only a note if up to half of the documents lack it. If more documents lack EOS,
-    the first of these rules applies:
+    the first rule whose condition holds decides:
 
     1. More than half of the documents begin with EOS and lack it at the end. Their boundaries are shifted by a token: an error.
     2. Boundary files exist, and nearly all documents end with one token: a note about a template with its own end token.

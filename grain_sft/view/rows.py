@@ -117,7 +117,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
-    slots = np.unique(origins.row)  # `Trace.row` has slots of the global batch: slots[i] is that of row i of this host
+    slots = np.unique(origins.row)  # `Trace.row` has slots of the global batch: row i of this host is at slots[i]
     divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
     failing = _rows_of_failing_filter(batch, stage.transforms)
     views = []

@@ -161,7 +161,7 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     # `past_last[c] - chains * code`.
     past_last = np.arange(chains) + taken.size
     error = np.empty(taken.shape)
-    for number, code in enumerate(chosen):  # `code` is the row of `chosen` for this step. `np.max` fills it, in codes
+    for number, code in enumerate(chosen):  # `code` is a row of `chosen`: this step's choice of each chain, as a code
         np.multiply(weights, np.maximum(step + number, 1), out=error)
         error -= taken
         np.max((error == error.max(axis=0)) * codes, axis=0, out=code)
