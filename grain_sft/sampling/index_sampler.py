@@ -89,7 +89,7 @@ class IndexSampler(EpochSampler):
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source, start = source, source.start
         if traits.by_cost and (start[1] or self.chunk_size > 1):
-            problem = f"order {order!r} composes whole epochs of single rows"
+            problem = f"order {order!r} arranges the rows of whole epochs one by one"
             fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
         # Epochs are computed for one block. It has the rows of one host if each host reads its own block, else all rows.

@@ -86,7 +86,7 @@ def test_costs_decide_the_receipt_and_are_required():
     assert mine.receipt != other.receipt and mine.data_key == sampler(40, 8).data_key
     with pytest.raises(SamplerError, match="costs=layout"):
         IndexSampler(40, global_batch_size=8, seed=7, order="balanced")
-    with pytest.raises(SamplerError, match="chunk_size=2: order 'balanced' composes whole epochs of single rows"):
+    with pytest.raises(SamplerError, match="chunk_size=2: order 'balanced' arranges the rows of whole epochs"):
         sampler(40, 8, chunk_size=2)
     # Order "shuffle" ignores costs.
     IndexSampler(40, global_batch_size=8, seed=7, costs=lambda: np.ones(40), start=(0, 8))

@@ -44,8 +44,8 @@ class Order:
 
     Args:
       make: Function `make(num_rows, *, seed, cache_dir)` that returns the `RowsAt` of `num_rows` rows; with `by_cost`, it also
-        takes `costs: Costs`. It raises a `SamplerError` for a number or seed that it refuses. Every epoch has each row once,
-        except in order `random`.
+        takes `costs: Costs`. It raises a `SamplerError` for a `num_rows` or seed that it refuses. Every epoch has each row
+        once, except in order `random`.
       host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H. Otherwise
         it reads rows h, h + H, ... of each batch.
       runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
