@@ -155,9 +155,8 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     wrong = (start > limit) | (part_lengths > limit).any(axis=1) | (length > longest)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
-        raise CorpusError(
-            f"{path}: damaged: {noun} {i} is {length[i]} tokens from token {start[i]} on, but its shard has {num_tokens}."
-        )
+        problem = f"{path}: damaged: {noun} {i} is {length[i]} tokens from token {start[i]} on"
+        raise CorpusError(f"{problem}, but its shard has {num_tokens}.")
     return start.astype(np.int64), length.astype(np.int64)
 
 

@@ -175,9 +175,8 @@ def parse_amount(amount: str) -> float | int:
             raise ValueError
         value = float(amount) if "." in amount else int(amount)
     except (ValueError, TypeError) as error:
-        raise PrepareError(
-            f"amount {amount!r}: expected a factor, such as '0.5', '1.0' or '3.0', or a number of records, as text."
-        ) from error
+        problem = f"amount {amount!r}: expected a factor, such as '0.5', '1.0' or '3.0'"
+        raise PrepareError(f"{problem}, or a number of records, as text.") from error
     return value
 
 

@@ -48,9 +48,8 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if unit is not None and unit < SMALLEST_UNIT:
             raise CorpusError(f"cache {self.folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
         if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
-            raise CorpusError(
-                f"cache {self.folder}: max_bytes is {max_bytes}; expected at least {least}, the size of two units."
-            )
+            problem = f"cache {self.folder}: max_bytes is {max_bytes}"
+            raise CorpusError(f"{problem}; expected at least {least}, the size of two units.")
         msgspec.structs.force_setattr(self, "folder", files.normalize(self.folder))
         msgspec.structs.force_setattr(self, "max_bytes", max_bytes)
         msgspec.structs.force_setattr(self, "unit", unit)

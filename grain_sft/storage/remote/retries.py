@@ -55,9 +55,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and math.isfinite(self.seconds)) or self.requests < 1:
-            raise StorageError(
-                f"remote files: {self.seconds} seconds and {self.requests} requests at once; expected more than 0 of both."
-            )
+            problem = f"remote files: {self.seconds} seconds and {self.requests} requests at once"
+            raise StorageError(f"{problem}; expected more than 0 of both.")
 
     @classmethod
     def from_environment(cls) -> Self:
