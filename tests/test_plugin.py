@@ -99,6 +99,7 @@ WRONG_PIECES = [
     ({"segment": 0, "position": 0}, "skips a segment"),
     ({"row": 3}, "is of another row"),
     ({"start": 1.5}, "Expected int64 columns of one length"),
+    ({"start": np.zeros((2, 1), np.int64)}, "columns of shapes"),
     ({"start": np.zeros(1, np.int64)}, "Expected int64 columns of one length"),
     ({"document": 0}, "names a document, but `follows_documents` is not set"),
 ]

@@ -36,6 +36,8 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.html:
         require_matplotlib()
         check_output(options.html, inputs=[options.config])
+        if options.output and os.path.realpath(options.html) == os.path.realpath(options.output):
+            options.parser.error("argument --html: the file of --output. Give another name.")
     figures = write_figures(lambda: _figures(options), options, inputs=[options.config])
     if options.html:
         write_bytes(options.html, simulation_page(figures, os.path.basename(options.config)).encode())

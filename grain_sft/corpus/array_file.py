@@ -99,10 +99,9 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
     length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
     offset = start + length
     if offset > min(size, file_stamp.MOST_HEADER_BYTES):
-        raise CorpusError(
-            f"{path}: the .npy header claims {length} bytes, but the file has {size} bytes, and the header of a "
-            f"token array has at most {file_stamp.MOST_HEADER_BYTES}. The file is damaged."
-        )
+        problem = f"{path}: the .npy header claims {length} bytes, but the file has {size} bytes"
+        limit = f"the header of a token array has at most {file_stamp.MOST_HEADER_BYTES}"
+        raise CorpusError(f"{problem}, and {limit}. The file is damaged.")
     try:
         with _PARSER_LOCK.lock:
             header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))

@@ -69,8 +69,7 @@ def read_sources(file: FileStamp, num_documents: int) -> Ints:
     data = read_whole(file)
     expected = SOURCE_BYTES * num_documents
     if len(data) != expected:
-        raise CorpusError(
-            f"{file.path}: {len(data)} bytes; expected {expected}, {SOURCE_BYTES} for each of {num_documents} documents. It is "
-            "damaged, or of another corpus."
-        )
+        problem = f"{file.path}: {len(data)} bytes; expected {expected}"
+        expected_size = f"{SOURCE_BYTES} for each of {num_documents} documents"
+        raise CorpusError(f"{problem}, {expected_size}. It is damaged, or of another corpus.")
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)

@@ -21,8 +21,9 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
     try:
         int64s = [None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns]
         pieces = Pieces._make(int64s)
-        if len(lengths := {len(column) for column in int64s if column is not None}) > 1:
-            raise ValueError(f"columns of lengths {sorted(lengths)}")
+        shapes = {column.shape for column in int64s if column is not None}
+        if len(shapes) > 1 or pieces.row.ndim != 1:
+            raise ValueError(f"columns of shapes {sorted(shapes)}")
         faults = _faults(pieces, layout, rows)
     except (TypeError, ValueError, IndexError) as error:
         raise LayoutError(f"{method}: {error}. Expected int64 columns of one length.") from error

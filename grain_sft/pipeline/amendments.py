@@ -5,12 +5,10 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PipelineError, shortened
 from grain_sft.sampling import MappedSampler, Sampler, StepMap, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
@@ -44,13 +42,19 @@ class Amendment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", as_integer("amendment: step", self.step, 0, PipelineError))
         object.__setattr__(self, "skip", as_integer("amendment: skip", self.skip, 0, PipelineError))
-        object.__setattr__(self, "withdraw", self._sorted(np.asarray(self.withdraw)))
+        object.__setattr__(self, "withdraw", self._sorted())
+        check_type("amendment: reweight", self.reweight, Mapping, "weights by name")
+        check_type("amendment: replace", self.replace, str, "a text")
         if not (self.skip or len(self.withdraw) or self.reweight or self.replace):
             expected = "a number of steps to skip, documents to withdraw, or weights"
             raise PipelineError(f"amendment from step {self.step}: changes nothing. Expected {expected}.")
 
-    def _sorted(self, documents: npt.NDArray[Any]) -> Ints:
+    def _sorted(self) -> Ints:
         """Return the distinct numbers of documents, ascending."""
+        try:
+            documents = np.asarray(self.withdraw)
+        except ValueError:  # lists of several lengths, which are refused below
+            documents = np.empty(1, object)
         if documents.size and (documents.ndim != 1 or documents.dtype.kind not in "iu"):
             problem = f"withdraw={shortened(repr(self.withdraw))}"
             raise PipelineError(f"amendment from step {self.step}: {problem}. Expected a list of integers.")

@@ -107,8 +107,9 @@ class Renderer:
         """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # with "keep", an empty response is its BOS and EOS; with "drop", it would have no tokens
-        options = dataclasses.replace(self.request, empty="keep")
+        # with "keep", an empty response is its BOS and EOS, if the documents have them; with "drop", it would have no tokens
+        has_ends = self.request.bos or self.request.eos
+        options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
         conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
         rejected = render(self.template, conversations, self.tokenizer, options)

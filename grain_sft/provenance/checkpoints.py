@@ -9,7 +9,7 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.types import Ints
 
-_WORD_AND_NUMBER = r"(?:^|[^0-9A-Za-z])(?:{words})[-_]?(\d+)(?![0-9])"
+_WORD_AND_NUMBER = r"(?:^|[^0-9A-Za-z])(?:{words})[-_]?([0-9]+)(?![0-9])"
 _AFTER_STEP = re.compile(_WORD_AND_NUMBER.format(words="step"), re.IGNORECASE)
 _AFTER_OTHER_WORDS = re.compile(_WORD_AND_NUMBER.format(words="checkpoint|iter"), re.IGNORECASE)
 
@@ -25,10 +25,10 @@ def step_of_checkpoint(name: str) -> int:
       RowIndexError: The name has none of these forms, or several numbers, as in "step1-step2".
     """
     folder = name.rstrip("/").rpartition("/")[2]
-    if folder.isascii() and folder.isdigit():
-        return int(folder)
     numbers = _AFTER_STEP.findall(folder) or _AFTER_OTHER_WORDS.findall(folder)
-    if len(numbers) != 1:
+    if folder.isascii() and folder.isdigit():
+        numbers = [folder]
+    if len(numbers) != 1 or len(numbers[0]) > 18:  # `int` refuses thousands of digits
         expected = "a name such as step7000, checkpoint-7000 or iter_0007000, or a number of steps"
         raise RowIndexError(f"checkpoint {name!r}: expected {expected}. Write one of these.")
     return int(numbers[0])

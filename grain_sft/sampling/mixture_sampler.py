@@ -99,10 +99,9 @@ class MixtureSampler(StreamSampler):
             if inner is not None:
                 child = self._add(inner, f"{prefix}{name}/", first_row, path_to_source)
                 if inner.schedule and child.length is not None:
-                    raise SamplerError(
-                        f"source {prefix + name!r} is a mixture that ends and has a schedule: its number of rows would depend "
-                        "on this mixture, and vice versa. Remove its schedule, or the epochs of its sources."
-                    )
+                    problem = f"source {prefix + name!r} is a mixture that ends and has a schedule"
+                    reason = "its number of rows would depend on this mixture, and vice versa"
+                    raise SamplerError(f"{problem}: {reason}. Remove its schedule, or the epochs of its sources.")
                 children.append(child)
                 first_row += inner.num_instances
             elif source is not None:

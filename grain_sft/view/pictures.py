@@ -92,7 +92,7 @@ def _html_tag(name: str, tag: str) -> str:
 
 def require_matplotlib() -> None:
     """Raise MissingExtraError unless matplotlib is installed."""
-    import_extra("matplotlib.figure", "grain-sft report", "matplotlib", "report")
+    import_extra("matplotlib.figure", "drawing pictures", "matplotlib", "report")
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:

@@ -106,7 +106,8 @@ def _token_lines(
         tokens = view.tokens[first:stop].tolist()
         loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
         cells = map(Cell, shown_texts(tokens, texts), loss, map(texts.is_special, tokens), positions)
-        yield from _wrapped(cells, colour, _colour_of(segment), max(width - _GUTTER, 16))
+        gutter = max(_GUTTER, len(f"{max(positions, default=0):,}") + 3)  # wider from position 100,000 on
+        yield from _wrapped(cells, colour, _colour_of(segment), max(width - gutter, 16))
 
 
 def _colour_of(segment: int) -> int:

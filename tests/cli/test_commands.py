@@ -219,18 +219,18 @@ def test_a_command_that_needs_no_jax_keeps_a_jax_that_is_already_imported(monkey
     assert sys.modules["jax"] is imported
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "trace {config} --steps 0 -o {output}",
-        "inspect {config} --step 0 --html {output}",
-        "report {config} --seconds 0 -o {output}",
-        "bench {config} --seconds 0.1 -o {output}",
-        "simulate {config} --hosts 1 --steps 0:1 --processes 0 -o {output}",
-        "train-tokenizer {texts} --vocab-size 300 -o {text}",
-        "index {mix} --dtype uint16 --tokenizer-name tok -o {mix}",
-    ],
-)
+REPLACING_COMMANDS = [
+    "trace {config} --steps 0 -o {output}",
+    "inspect {config} --step 0 --html {output}",
+    "report {config} --seconds 0 -o {output}",
+    "bench {config} --seconds 0.1 -o {output}",
+    "simulate {config} --hosts 1 --steps 0:1 --processes 0 -o {output}",
+    "train-tokenizer {texts} --vocab-size 300 -o {text}",
+    "index {mix} --dtype uint16 --tokenizer-name tok -o {mix}",
+]
+
+
+@pytest.mark.parametrize("command", REPLACING_COMMANDS)
 def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, failure, command):
     pytest.importorskip("matplotlib")
     text = tmp_path / "texts" / "a.txt"

@@ -208,32 +208,32 @@ def test_receipts_contain_all_that_decides_a_mixture(folder):
     assert load(put(ending, "corpus.mixture.web.max_epochs", None)).receipt == load(ending).receipt
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        ("corpus.path", "a", "is given as well as 'path'. Give one of the two"),
-        ("corpus.mixture", {}, "corpus.mixture: names no source"),
-        ("corpus.mixture.chat.weight", -1, "weight of 'chat': -1; expected a number from 0 on"),
-        ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
-        ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
-        ("corpus.mixture.web.sampler", {"global_batch_size": 8}, "web.sampler: unknown key 'global_batch_size'"),
-        ("corpus.mixture.web.on_exhausted", "stop", "the source is never exhausted. Give it .*max_epochs"),
-        ("corpus.mixture.web.max_epochs", 2, "source 'web' ends .* but on_exhausted='repeat'"),
-        ("corpus.mixture.web", {"weight": 1, "path": "x", "max_epochs": 2, "sampler": {"epochs": 2}}, "is the same"),
-        ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but on_exhausted='repeat'"),
-        ("corpus.mixture.chat.layout.algorithm", "multipack", "multipack makes whole batches"),
-        ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit", "seed": 1}, "sequential"),
-        ("sampler.epochs", 2, "sampler.epochs: the sources of a mixture have epochs of their own"),
-        ("sampler.last_batch", "run_on", "the sources of a mixture always run on"),
-        ("sampler.on_exhausted", "stop", "no source is ever exhausted"),
-        ("sampler.schedule", [], "expected a list of entries with step, global_batch_size"),
-        ("sampler.schedule", [{"step": 5, "global_batch_size": 4}] * 2, r"schedule\[1\].step is 5, after step 5"),
-        ("sampler.schedule", [{"step": 1 << 62, "weights": {"chat": 0.1}}], r"counts its rows up to 2\^62; found \d+"),
-        ("sampler.schedule", [{"step": 5}], "give what changes at step 5"),
-        ("sampler.schedule", [{"step": 5, "weights": {"chta": 4}}], "nearest known: 'chat'"),
-        ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of layout.sequence_length=16"),
-    ],
-)
+MISTAKES = [
+    ("corpus.path", "a", "is given as well as 'path'. Give one of the two"),
+    ("corpus.mixture", {}, "corpus.mixture: names no source"),
+    ("corpus.mixture.chat.weight", -1, "weight of 'chat': -1; expected a number from 0 on"),
+    ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
+    ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
+    ("corpus.mixture.web.sampler", {"global_batch_size": 8}, "web.sampler: unknown key 'global_batch_size'"),
+    ("corpus.mixture.web.on_exhausted", "stop", "the source is never exhausted. Give it .*max_epochs"),
+    ("corpus.mixture.web.max_epochs", 2, "source 'web' ends .* but on_exhausted='repeat'"),
+    ("corpus.mixture.web", {"weight": 1, "path": "x", "max_epochs": 2, "sampler": {"epochs": 2}}, "is the same"),
+    ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but on_exhausted='repeat'"),
+    ("corpus.mixture.chat.layout.algorithm", "multipack", "multipack makes whole batches"),
+    ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit", "seed": 1}, "sequential"),
+    ("sampler.epochs", 2, "sampler.epochs: the sources of a mixture have epochs of their own"),
+    ("sampler.last_batch", "run_on", "the sources of a mixture always run on"),
+    ("sampler.on_exhausted", "stop", "no source is ever exhausted"),
+    ("sampler.schedule", [], "expected a list of entries with step, global_batch_size"),
+    ("sampler.schedule", [{"step": 5, "global_batch_size": 4}] * 2, r"schedule\[1\].step is 5, after step 5"),
+    ("sampler.schedule", [{"step": 1 << 62, "weights": {"chat": 0.1}}], r"counts its rows up to 2\^62; found \d+"),
+    ("sampler.schedule", [{"step": 5}], "give what changes at step 5"),
+    ("sampler.schedule", [{"step": 5, "weights": {"chta": 4}}], "nearest known: 'chat'"),
+    ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of layout.sequence_length=16"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), MISTAKES)
 def test_a_mistake_in_a_mixture_is_named(folder, place, value, message):
     with pytest.raises(GrainSftError, match=message):
         load(put(mixture_config(folder), place, value))

@@ -146,6 +146,9 @@ WRONG_AMENDMENTS = [
 def test_a_wrong_amendment_is_named(corpus, entry, message):
     with pytest.raises(grain_sft.GrainSftError, match=message):
         grain_sft.load(config_of(corpus, "packed", [entry]))
+    for wrong in ({"withdraw": [[1], [2, 3]]}, {"reweight": ["a"]}, {"replace": 5}):
+        with pytest.raises(grain_sft.GrainSftError, match=r"amendment.* [Ee]xpected"):
+            Amendment(3, **wrong)
 
 
 def test_an_amendment_that_changes_nothing_is_refused():

@@ -99,18 +99,18 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--max-lenght=3"], "--max-lenght=3: neither grain_sft nor Beam's DirectRunner has such options"),
-        (["stray"], "stray: neither"),
-        (["--direct_num_workers=x"], "invalid int value: 'x'"),
-        (["--streaming=x"], "ignored explicit argument 'x'"),
-        (["--help"], "--help does nothing here"),
-        (["--runner=None"], "Unexpected pipeline runner: None"),
-        (["--no_wait_until_finish"], "needs the results of its pipelines"),
-    ],
-)
+UNKNOWN_OPTIONS = [
+    (["--max-lenght=3"], "--max-lenght=3: neither grain_sft nor Beam's DirectRunner has such options"),
+    (["stray"], "stray: neither"),
+    (["--direct_num_workers=x"], "invalid int value: 'x'"),
+    (["--streaming=x"], "ignored explicit argument 'x'"),
+    (["--help"], "--help does nothing here"),
+    (["--runner=None"], "Unexpected pipeline runner: None"),
+    (["--no_wait_until_finish"], "needs the results of its pipelines"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "part"), UNKNOWN_OPTIONS)
 def test_options_that_beam_does_not_know_are_errors(chats, tmp_path, arguments, part, capsys):
     with pytest.raises(PrepareError, match=re.escape(part)):
         beam.prepare(request_of(chats), tmp_path / "out", pipeline_args=arguments)

@@ -133,21 +133,21 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
         convert(out, tmp_path / "other", "olmo")
 
 
-@pytest.mark.parametrize(
-    ("record", "options", "message"),
-    [
-        (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
-        ({"messages": turns("a", "b")}, {}, "the record is not a preference pair"),
-        ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
-        ({"chosen": turns("a", "b"), "rejected": turns("a", "b")}, {}, "the responses are equal"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
-        ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
-        ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "with a message of the user"),
-        ({"question": "a", "chosen": "b", "rejected": "c"}, {}, "has no prompt.* --schema preference:prompt=question"),
-        ({"Input": "a"} | dict.fromkeys(("chosen", "rejected"), turns("a", "b")[1:]), {}, "preference:prompt=Input"),
-        (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
-    ],
-)
+NOT_PAIRS = [
+    (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
+    ({"messages": turns("a", "b")}, {}, "the record is not a preference pair"),
+    ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
+    ({"chosen": turns("a", "b"), "rejected": turns("a", "b")}, {}, "the responses are equal"),
+    ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
+    ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
+    ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "with a message of the user"),
+    ({"question": "a", "chosen": "b", "rejected": "c"}, {}, "has no prompt.* --schema preference:prompt=question"),
+    ({"Input": "a"} | dict.fromkeys(("chosen", "rejected"), turns("a", "b")[1:]), {}, "preference:prompt=Input"),
+    (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
+]
+
+
+@pytest.mark.parametrize(("record", "options", "message"), NOT_PAIRS)
 def test_what_is_no_pair_is_refused_with_a_sentence(request_of, tmp_path, record, options, message):
     with pytest.raises(GrainSftError, match=message):
         prepare(request_of([record], **options), tmp_path / "out", workers=1)

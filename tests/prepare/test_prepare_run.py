@@ -188,18 +188,18 @@ def test_no_output_replaces_an_input(place: Place) -> None:
     assert stamps(place.folder) == before
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("in/0.jsonl", "in/0.jsonl: it is not a folder"),
-        ("/proc/grain_sft/out", "can't be written: /proc: "),
-        ("/", "is the root of the file system"),
-        ("/proc", "/proc: is the root of a file system. Give a folder in it."),
-        ("o" * 250, "can't be made (File name too long)"),
-        ("a\0b", "contains NUL"),
-        (os.fsdecode(b"a\xffb"), "not UTF-8"),
-    ],
-)
+IMPOSSIBLE_OUTPUTS = [
+    ("in/0.jsonl", "in/0.jsonl: it is not a folder"),
+    ("/proc/grain_sft/out", "can't be written: /proc: "),
+    ("/", "is the root of the file system"),
+    ("/proc", "/proc: is the root of a file system. Give a folder in it."),
+    ("o" * 250, "can't be made (File name too long)"),
+    ("a\0b", "contains NUL"),
+    (os.fsdecode(b"a\xffb"), "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("output", "expected"), IMPOSSIBLE_OUTPUTS)
 def test_an_output_that_cannot_be_made_is_a_sentence(output: str, expected: str, place: Place) -> None:
     assert expected in place.fails(place.command(place.request(), name=output))
     assert place.names() == ["in"]

@@ -148,6 +148,8 @@ def test_a_response_of_a_pair_may_be_empty(spm: Path, tmp_path: Path) -> None:
     [document] = corpus.iter_documents()
     eos = tokenizer.eos_token_id
     assert document.tokens.tolist() == [*tokenizer.encode(["the answer"])[0], eos, eos]
+    path.write_text(json.dumps({"chosen": "the answer", "rejected": "no"}) + "\n")
+    assert made(spm, path, format="pairs", eos=False)[0].num_documents == 1
     assert not manifest["dropped"] and "label_masks" not in json.loads(next(tmp_path.rglob("corpus.json")).read_text())
 
 

@@ -61,7 +61,7 @@ NAMES |= {"checkpoint-7000": 7000, "gs://b/run/iter_0007000/": 7000, "checkpoint
 
 def test_names_of_checkpoints_have_one_step():
     assert [step_of_checkpoint(name) for name in NAMES] == list(NAMES.values())
-    for name in ("latest", "", "step", "stepping7", "step1-step2", "7b"):
+    for name in ("latest", "", "step", "stepping7", "step1-step2", "7b", "step\u0663", "9" * 5000):
         with pytest.raises(RowIndexError, match="step7000"):
             step_of_checkpoint(name)
 

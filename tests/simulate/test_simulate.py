@@ -215,6 +215,9 @@ def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
     config = str(write_config(tmp_path / "run.json", config_of(chats, PACKED, 8)))
     command = ["simulate", config, "--hosts", "4", "--steps", "0:20", "--as-bucket"]
     page, model = tmp_path / "page.html", ["--processes", "0", "--step-ms", "2000", "--bucket-requests", "1234567"]
+    with pytest.raises(SystemExit):
+        main([*command, "-o", str(page), "--html", str(page)])
+    assert "the file of --output" in capsys.readouterr().err
     assert main([*command, *model, "-o", str(tmp_path / "figures.json"), "--html", str(page)]) == 0
     shown = capsys.readouterr().out
     figures = json.loads((tmp_path / "figures.json").read_text())

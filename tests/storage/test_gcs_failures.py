@@ -111,19 +111,19 @@ def test_a_long_range_is_read_in_parts_and_comes_whole(proxy, client):
     assert proxy.requests["media"] == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"seconds": 0}, "more than 0"),
-        ({"requests": 2.5}, "requests is 2.5"),
-        ({"second": 3}, "unknown key 'second'"),
-        ({"cache": "/tmp/x"}, "expected a section with folder, max_bytes"),
-        ({"cache": {"folder": "x", "max_bytes": "lots"}}, "'lots'"),
-        ({"cache": {"folder": "x", "max_bytes": "9" * 400}}, "9': expected bytes, such as"),
-        ({"cache": {"folder": "x", "max_bytes": 1000}}, "the size of two units"),
-        ({"cache": {"folder": "gs://x", "max_bytes": "1GB"}}, "local disk"),
-    ],
-)
+WRONG_OPTIONS = [
+    ({"seconds": 0}, "more than 0"),
+    ({"requests": 2.5}, "requests is 2.5"),
+    ({"second": 3}, "unknown key 'second'"),
+    ({"cache": "/tmp/x"}, "expected a section with folder, max_bytes"),
+    ({"cache": {"folder": "x", "max_bytes": "lots"}}, "'lots'"),
+    ({"cache": {"folder": "x", "max_bytes": "9" * 400}}, "9': expected bytes, such as"),
+    ({"cache": {"folder": "x", "max_bytes": 1000}}, "the size of two units"),
+    ({"cache": {"folder": "gs://x", "max_bytes": "1GB"}}, "local disk"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), WRONG_OPTIONS)
 def test_wrong_options_are_named(options, expected, tmp_path):
     with pytest.raises(grain_sft.GrainSftError, match=expected):
         grain_sft.open_corpus(tmp_path, remote=options)

@@ -1,6 +1,8 @@
 """Tests of `grain-sft inspect`: the text that it prints for a row is what the pipeline gives."""
 
 import contextlib
+import dataclasses
+import itertools
 import os
 import pty
 import re
@@ -144,8 +146,9 @@ def visible_text(tokens, texts):
 
 @pytest.mark.parametrize("width", [30, 80, 200])
 def test_lines_fit_the_terminal_and_hold_every_token(pipeline, texts, width):
-    for view in view_rows(pipeline, 1):
+    for view, first in itertools.product(view_rows(pipeline, 1), (0, 10**6)):
         expected = re.sub("[⟦⟧◌]", "", visible_text(view.tokens[view.segments != 0], texts))
+        view = dataclasses.replace(view, positions=view.positions + first)
         for colour in (False, True):
             lines = list(row_lines(view, texts, colour=colour, width=width))
             bare = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]

@@ -208,22 +208,22 @@ def test_the_chat_template_of_a_directory_belongs_to_its_tokenizer(tmp_path, sav
         load_tokenizer(tmp_path).chat_template  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        (b"", "an empty file"),
-        (b"garbage", "another kind"),
-        (b"\x0a\xff\xff\xff\x7f", "another kind"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
-        (b"\x1f\x8b\x08rest", "compressed"),
-        (b"PK\x03\x04rest", "unpack the archive"),
-        (b"<!doctype html><html>", "HTML"),
-        (b'{"a": 0, "b": 1}', "JSON without"),
-        (b"[]", "JSON without"),
-        (b'{"model": 5}', "JSON without"),
-        (b"#version: 0.2\na b\n", "merges"),
-    ],
-)
+NOT_TOKENIZERS = [
+    (b"", "an empty file"),
+    (b"garbage", "another kind"),
+    (b"\x0a\xff\xff\xff\x7f", "another kind"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+    (b"\x1f\x8b\x08rest", "compressed"),
+    (b"PK\x03\x04rest", "unpack the archive"),
+    (b"<!doctype html><html>", "HTML"),
+    (b'{"a": 0, "b": 1}', "JSON without"),
+    (b"[]", "JSON without"),
+    (b'{"model": 5}', "JSON without"),
+    (b"#version: 0.2\na b\n", "merges"),
+]
+
+
+@pytest.mark.parametrize(("content", "part"), NOT_TOKENIZERS)
 def test_what_is_not_a_tokenizer_is_named_by_what_it_seems_to_be(tmp_path, content, part):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
