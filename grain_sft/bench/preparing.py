@@ -17,7 +17,8 @@ VOCAB_SIZE = 8000
 MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
-# Programs for a process of their own: `_COMMON` followed by `_MEMORY`, or by `_SPEED`.
+# Programs for a process of their own: `_COMMON` followed by `_MEMORY`, or by `_SPEED`. `run_program` imports their modules, and
+# defines `memory`.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare

@@ -20,7 +20,7 @@ DERIVED = (
 )
 """Fields of `Request` that become options of the same name, type and default."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""Fields of `Request` that become options of other names, and these names."""
+"""More fields of `Request` that become options, with the names of these options."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."

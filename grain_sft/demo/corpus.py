@@ -100,17 +100,17 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
         question_by_text[text] = question
     else:  # all docstrings are within the limit
         if count < MIN_CHARACTERS:
-            expected = f"expected {MIN_CHARACTERS} or more, which the demo trains on"
+            expected = f"expected {MIN_CHARACTERS} or more, to train the demo's tokenizer"
             reason = "This Python comes without its source files: use a full installation"
             raise GrainSftError(f"{library}: found {count} characters of docstrings; {expected}. {reason}.")
     return [Entry(question, text) for text, question in question_by_text.items()]
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
-    """Yield the docstrings of the .py files below `library`, without tests, demos and installed packages.
+    """Yield an entry for each module, class and function in the .py files below `library`. Without a docstring, its text is "".
 
-    The files of a folder come before those of its subfolders, both sorted by name. Files are parsed, never imported. A file
-    that cannot be read or parsed is skipped.
+    Tests, demos and installed packages are left out. The files of a folder come before those of its subfolders, both sorted by
+    name. Files are parsed, never imported. A file that cannot be read or parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
@@ -126,7 +126,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
-    """Yield the docstrings of `node`, whose full name is `name`, and of all definitions in it."""
+    """Yield an entry for `node`, whose full name is `name`, and for each class and function in it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield Entry(_QUESTIONS[type(node)].format(name), (ast.get_docstring(node) or "").strip())
     for child in ast.iter_child_nodes(node):

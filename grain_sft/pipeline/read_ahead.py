@@ -42,7 +42,7 @@ class ReadAhead(Generic[T]):
     The methods take no lock. If several threads call them, the callers must hold a lock of their own around each call.
 
     Args:
-      make: Function of a step. A single thread calls it in the order of the steps.
+      make: Function that makes the result of a step. If `threads` is 1, it is called in the order of the steps.
       start, end: First step, and the step after the last.
       ahead: Number of steps that are made in advance, at least 1.
       threads: Number of threads, which start with the first `advance`.

@@ -51,7 +51,10 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return `run`, the first amendments of the run or all, with the numbers that documents have in this stage."""
+        """Return the amendments `run` with the numbers that documents have in this stage.
+
+        `run` has all amendments of the run, or only the first few of them.
+        """
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -71,7 +74,7 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`, but not the skips: they count skipped steps too.
+    The samplers apply the weights of `amendments`. They do not leave out the skipped steps: their pipelines do that.
     """
     progress: dict[Any, Progress] = {}
     samplers: list[MappedSampler] = []

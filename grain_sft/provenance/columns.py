@@ -125,8 +125,8 @@ class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
     A segment's first token has no input before it, so it is never trainable. The loss mask, from the corpus's loss files, says
-    which of the other tokens are trainable. A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. Only
-    with such a transform does the counter read tokens.
+    which of the other tokens are trainable. A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. The
+    counter reads the tokens of all rows if there is such a transform, else only of rows with withdrawn documents.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:

@@ -148,7 +148,10 @@ class Events:
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:
-    """Return the fields that decide the order of a sampler's rows. In a mixture, a value is a list with an item per source."""
+    """Return the fields that decide the order of a sampler's rows.
+
+    A sampler without `steps_per_epoch`, such as that of a mixture or of a stage, gives lists with an item for each stream.
+    """
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {
         "epoch_seed": [source.seed for source in sources],

@@ -88,7 +88,7 @@ class StageColumns:
         self._shard_numbers = run.shards.numbers([shard.path for shard in self._layout.corpus.shards])
 
     def of(self, slots: BatchSlots) -> dict[str, Ints | None]:
-        """Return the columns of a `Trace` by name, int64 [lines] each, with the lines of `slots` in their order.
+        """Return the columns of a `Trace` by name, int64 [lines] each. The lines are in the order of `slots`.
 
         A slot has one line for each piece (consecutive tokens of one shard) of its row. A slot without a row has one line too.
         """
@@ -104,6 +104,7 @@ class StageColumns:
                 filling = 0 if name in _ZERO_WITHOUT_ROW else -1
                 columns[name] = np.append(column, np.full(len(without_row), filling))[order]
         lines = slots.select(slot_of_line)
+        # in a trace, "row" is the slot in the batch, and "instance" is the row of the layout
         of_slots = {"step": lines.step, "epoch": self._epochs(lines), "row": lines.slot}
         of_slots |= {"host": lines.host, "instance": lines.row}
         return {**of_slots, "trainable": None, "withdrawn": None, **columns}

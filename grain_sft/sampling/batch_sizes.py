@@ -36,7 +36,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. In a `ComputedSizes`, the list has every size that a step may have instead.
+      sizes: Size from each of `steps` on. In a `ComputedSizes`, this is another list: every size that some step may have.
       schedule: The pairs (step, size) of the argument.
 
     Raises:
@@ -137,7 +137,7 @@ class JoinedSizes(ComputedSizes):
             self._parts.append(_Part(first_step, first_row, sizes, shift, row_shift))
         self._first_steps = [part.first_step for part in self._parts]
         self._first_rows = [part.first_row for part in self._parts]
-        changes: dict[int, int] = {}  # size by step of the run, at the first step and the changes of each part
+        changes: dict[int, int] = {}  # size by step: at the first step of each part, and where the part's size changes
         for part, end in zip(self._parts, [*self._first_steps[1:], sys.maxsize], strict=True):
             changes[part.first_step] = part.sizes.at(part.first_step + part.step_shift)
             for own_step, size in part.sizes.schedule:

@@ -91,7 +91,7 @@ class DemandModel:
     lacks the file's version, the host also requests the version.
 
     Args:
-      reads: Ranges of the rows.
+      reads: Ranges of bytes that each row is read from.
       sampler: Sampler of the run with its number of hosts.
       conditions: Speeds of hosts and network.
       hosts: Numbers of the hosts, ascending.
@@ -119,8 +119,8 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
-            # turns that the threads need for the run's first `prefetch` batches, as in `_checking_reads`: 2 threads make 4
-            # batches in 2 turns
+            # The threads make the run's first `prefetch` batches in turns, as `_checking_reads` describes. 2 threads make 4
+            # batches in 2 turns.
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
@@ -201,7 +201,7 @@ class DemandModel:
         return cell[checks], file[checks]
 
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
-        """Return requests and received bytes, int64 [2, steps, hosts], by index in `asks`, for the asks with a shard cache.
+        """Return the requests and received bytes of each ask with a shard cache: int64 [2, steps, hosts], by index in `asks`.
 
         Each host reads its batches in the order of the steps. For each batch, it reads one gather after the other.
         """

@@ -17,7 +17,7 @@ _TITLES = {
     "received": "Bytes of the bucket to all hosts, if no step waits",
     "batch": "Time that the slowest host takes to read its batch, if the bucket answers at once",
     "waited": "Waits of the trainer",
-    "errors": "Largest error of the model in real processes",
+    "errors": "Largest error of the model's predictions for real processes",
 }
 
 

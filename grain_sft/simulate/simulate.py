@@ -163,7 +163,10 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return means over the second half of the steps, and rates per second. The rates assume that no step waits."""
+    """Return means over the second half of the steps, and rates per second. The rates assume that no step waits.
+
+    The seconds a step, the peaks and the slowest batch are of all steps.
+    """
     seconds = totals.model.conditions.step_ms / 1e3
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):

@@ -13,9 +13,9 @@ from grain_sft.transforms.element import first_columns, require_keys
 class TrimToMultiple(grain.transforms.Map):
     """Transform that cuts off the last columns of a batch if they are padding in all rows.
 
-    A multiple of `multiple` columns is left: with 64, a batch whose longest row has 100 tokens keeps 128 columns. A batch that
-    has fewer columns than that keeps all, and a batch without a token keeps `multiple`. OpenChat pads its batches in this way.
-    The transform maps the source's dict or a batch of ShiftTargets. It comes after transforms of whole rows, such as
+    The number of columns that are left is a multiple of `multiple`: with 64, a batch whose longest row has 100 tokens keeps 128
+    columns. If the batch has only 120 columns, it keeps all 120. A batch without a token keeps 64. OpenChat pads its batches in
+    this way. The transform maps the source's dict or a batch of ShiftTargets. It comes after transforms of whole rows, such as
     NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: batches have several shapes, and a TPU

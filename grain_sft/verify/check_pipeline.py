@@ -27,7 +27,7 @@ _FIRST_STEPS = 8  # in one of these first steps, a target must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
 _PAIRS_CHECKED = 1000  # preference pairs that a fast check reads
 _BLOCK_TOKENS = 1 << 22  # tokens read at a time
-_MOST_ROWS = 1 << 28  # most rows of a layout whose first epoch is checked, because this takes a byte of memory per row
+_MOST_ROWS = 1 << 28  # most rows of a layout whose first epoch is checked: the check takes a byte of memory per row
 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -66,7 +66,10 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
 
 
 def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Check that the sampler's rows exist and, in a full check, that the first epoch reads no row twice."""
+    """Check that the sampler's rows exist and, in a full check, that the first epoch reads no row twice.
+
+    The check of the epoch needs the number of its steps, a single host, and steps without rows of another epoch.
+    """
     sampler, count = pipeline.sampler, len(pipeline.source)
     for step in _end_steps(pipeline):
         rows = sampler.rows(step)
@@ -98,7 +101,10 @@ def _end_steps(pipeline: Pipeline) -> list[int]:
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
-    """Check the arrays of the first and the last batch. They must have the same shapes, except where shapes may change."""
+    """Check the arrays of the first and the last batch.
+
+    Their shapes must be equal, unless the batch size or the row length depends on the step, or a transform cuts off columns.
+    """
     first_shapes: dict[str, Any] = {}
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     positions_apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
@@ -225,7 +231,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = crowded.argmax()
         sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_others(crowded)}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # Sorted by document and start, a piece that overlaps the piece before it repeats tokens.
+    # The pieces are sorted by document and start. So a piece that repeats tokens overlaps the piece before it.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]

@@ -36,7 +36,7 @@ class Episodes(Format):
     index = "episodes.idx"
     kind: BoundaryKind = "pairs"
 
-    expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or its train/ or val/ itself"
+    expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or a train/ or val/ in it"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
@@ -81,8 +81,9 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        EOS and padding ids are read from corpus.json. If it does not exist, they are read from dataset_metadata.json, or from
-        tokenizer_state.json if dataset_metadata.json lacks them.
+        EOS and padding ids are read from corpus.json. If it does not exist, the EOS id is read from dataset_metadata.json,
+        tokenizer_state.json or prepare.json: from the first of these that states it. The padding id is read from prepare.json,
+        dataset_metadata.json or tokenizer_state.json.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         described = listing.read_json(root, _METADATA)

@@ -56,7 +56,11 @@ class Files(Format):
         return corpus_of_files([(path, "") for paths in opened for path in paths], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file of a `NAME.csv.gz`, else `path`. Raise CorpusError for other files, such as `a.json`."""
+        """Return `NAME.npy` for its sidecar file `NAME.csv.gz`, and `path` itself for a token file.
+
+        Raises:
+          CorpusError: The file exists, and its name is neither of these, such as `a.json`.
+        """
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
@@ -122,7 +126,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
 
     parts: list[TokenFile] = []  # token files with their sidecar files
     splits: list[Split] = []  # the split of each of `parts`
-    split_at: dict[tuple[Format, str], Split] = {}  # by format, and by the path that identifies the split: its home
+    split_at: dict[tuple[Format, str], Split] = {}  # by format and by `home`, the path that identifies a split
     token_file_of: dict[str, str] = {}  # by the path of a sidecar file that the caller names
     for named_path, label in labelled:
         if by_name.is_metadata(named_path):
@@ -242,7 +246,11 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
     facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}
 
     def common(name: str) -> Any:
-        """Return the "dtype", or other `name`, of all splits; None if a split does not state it. Two values are an error."""
+        """Return the value of the fact `name`, such as "dtype", that all splits state; None if a split does not state it.
+
+        Raises:
+          CorpusError: Two splits state different values.
+        """
         stated = [(facts[name], path) for path, facts in facts_of.items() if facts[name] is not None]
         for value, path in stated:
             first, first_path = stated[0]

@@ -76,7 +76,7 @@ class Encoder(abc.ABC):
         if expected.placed:
             expected_spans = [(control.start, control.stop) for control in expected.controls]
             unexpected = [control for control in controls if (control.start, control.stop) not in expected_spans]
-        else:
+        else:  # if all ids are expected, but in another number or order, each control token may be the unexpected one
             unexpected = [control for control in controls if control.id not in expected.ids] or controls
         if unexpected and len(controls) >= len(expected.controls):
             number, start, stop = unexpected[0]

@@ -29,6 +29,7 @@ _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002
 """Like `_BEFORE_SPACE`, and also between a Han character and a Chinese comma or full stop."""
 _SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # finds added tokens that a cut would divide
 
+# letters except small ones, and letters except capitals; both with combining marks, as in the pattern of GPT-4o
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ALTERNATIVES = (
     *(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"'(?i:[sdmt]|ll|ve|re)", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
@@ -49,7 +50,8 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
     """Return a pattern whose matches end where a text may be cut. None if a cut could change the ids.
 
     Args:
-      content: Parsed tokenizer.json, as the library writes it: older files may lack keys.
+      content: Parsed JSON of a loaded tokenizer, as the library's `to_str` returns it. The user's own tokenizer.json may lack
+        keys, if an older version of the library wrote it.
     """
     steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
     normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]
@@ -89,7 +91,10 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 
 
 def _keeps_words(step: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer always splits a text between a letter and the space after it."""
+    """Return whether a pre-tokenizer splits a word in the same way in a piece and in the whole text.
+
+    "Digits" and "ByteLevel" always do. "Split" does if its pattern consists of `_ALTERNATIVES`.
+    """
     if step["type"] == "Split":
         is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None
         return step["behavior"] in ("Isolated", "Removed") and is_known

@@ -35,8 +35,8 @@ message_type {
   name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
 }
 """
-"""Schema of the fields of a model that this module reads. Protobuf keeps other fields unchanged. It is a part of
-sentencepiece_model.proto."""
+"""Schema of the fields of a model that this module reads: a part of sentencepiece_model.proto. Protobuf keeps the other fields
+of a model unchanged."""
 _model_class = functools.cache(lambda: message_class(_SCHEMA, "pieces.Model"))
 
 
