@@ -45,7 +45,10 @@ class _Finder:
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Warn, and replace `module` by the module at its new path. `mixture` moved to several, so it gets names of each."""
+        """Warn, and replace `module` by the module at its new path.
+
+        The names of `mixture` moved to several modules. So the module `mixture` stays, and gets each name from its new module.
+        """
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
         paths = names.values() or [MODULES[former.removeprefix("grain_sft.")]]

@@ -19,7 +19,7 @@ from grain_sft.storage import files
 
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
-"""Key of a trainer's GPTConfig. Its value is that of `corpus.path` in a config."""
+"""Key of a `GPTConfig`, the flat config of another trainer. It means the same as `corpus.path` in our configs."""
 
 _MOST_INHERITED = 100
 _FILES = ("path", "mixture")

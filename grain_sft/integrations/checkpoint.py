@@ -168,7 +168,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     now = data_state(pipeline, step)
     last = runs[-1] if runs else now
     resume_step({**last, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # The data may differ, and need a new record, although the check passed: an amendment from `step` or later may be new.
+    # The check ignores changes from `step` on, such as a new amendment. If there are any, the run needs a new record.
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:
@@ -186,7 +186,7 @@ def read_record(path: str) -> list[dict[str, Any]]:
     try:
         runs = json.loads(files.read_text(path))["runs"]
         if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
-            raise TypeError("steps and parts")
+            raise TypeError("a step is not an integer, or parts are not an object")
     except (ValueError, KeyError, TypeError) as error:
         expected = f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move the file away"
         raise PipelineError(f"{path}: not a record of a run's data ({error}); {expected}.") from error

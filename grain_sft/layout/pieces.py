@@ -1,4 +1,4 @@
-"""`Span` and `Pieces`: which tokens of which shard make a row, as an object, or as columns for many rows."""
+"""Which tokens of which shards make a row. A `Span` is a part of one row in one shard; `Pieces` has the spans of many rows."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Pieces(NamedTuple):
         """Index of the first piece of each segment of each row, int64 [segments]."""
         segment = self.segment_columns[0]
         begins = (self.row[1:] != self.row[:-1]) | (segment[1:] != segment[:-1])
-        return np.flatnonzero(np.append(True, begins)[: len(self.row)])
+        return np.flatnonzero(np.append(True, begins)[: len(self.row)])  # the slice is empty if there are no pieces
 
 
 def pieces_of(

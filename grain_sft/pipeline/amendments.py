@@ -103,9 +103,9 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
     """
     for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):
-            problem = f"the run continues at step {step}, and {noun} {number} differs before it"
+            problem = f"the run continues at step {step}, but {noun} {number} differs, and begins before that step"
             found = f"In the state: {in_state or 'nothing'}. In the config: {in_config or 'nothing'}"
-            fix = f"Change a run from its next step on, and keep each {noun} before it as it is"
+            fix = f"Keep every {noun} before step {step} as it is in the state, and begin new ones at step {step} or later"
             raise PipelineError(f"{problem}. {found}. {fix}.")
 
 

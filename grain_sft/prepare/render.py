@@ -107,7 +107,7 @@ class Renderer:
         """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # with "keep", an empty response is its BOS and EOS, if the documents have them; with "drop", it would have no tokens
+        # A pair is refused if a response has no tokens. With "keep", an empty response has the BOS and EOS of the documents.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)

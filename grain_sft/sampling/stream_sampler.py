@@ -1,6 +1,4 @@
-"""StreamSampler: base of the samplers that read streams of rows, epoch after epoch.
-
-A stream is a sequence of rows that is cut into steps, without a gap. An index is the number of a row in its stream."""
+"""StreamSampler: base of the samplers that read each source epoch after epoch, as an `EpochStream`."""
 
 from __future__ import annotations
 
@@ -28,7 +26,11 @@ _INDICES_AT_ONCE = 1 << 20  # indices of an order that `find_slots` searches at 
 
 
 class StreamSampler(Sampler):
-    """Base of the samplers with `streams`. A subclass maps indices of its streams to rows, and rows to slots."""
+    """Base of the samplers with `streams`. It computes the rows of many steps at once, and finds the slots of rows.
+
+    The run is one sequence of rows: the rows of step 0, then those of step 1, and so on. In an order with `host_blocks`, each
+    host has a sequence of its own. A subclass maps indices of the sequence to rows, and rows to slots.
+    """
 
     def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
         super().__init__(batch_sizes, host, host_blocks=host_blocks)
@@ -40,9 +42,10 @@ class StreamSampler(Sampler):
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the stream that this host reads, int64 [n].
+        """Return the rows at `indices` of the run's sequence of rows, int64 [n].
 
-        Indices count from the first row of `step` in the stream. An index past the end has the row `FILL_ROW`.
+        Index 0 is the first row of `step`: with 4 rows in a step, index 5 is in the step after it. An index past the end of the
+        run has the row `FILL_ROW`. In an order without `runs_on`, an index past the end of the epoch has it, too.
         """
 
     @abc.abstractmethod
@@ -51,9 +54,9 @@ class StreamSampler(Sampler):
 
     @abc.abstractmethod
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the step, slot and host that read each of `indices` of `epoch` of stream `number`: int64 [n] each.
+        """Return the step, slot and host that read some rows of one epoch of stream `number`: int64 [n] each.
 
-        The step is -1 where no step reads the index.
+        `indices` are the indices of these rows in the epoch's order. The step is -1 where no step reads the row.
         """
 
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
@@ -64,7 +67,8 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # A step counts as in sequence if it is 1 to 3 after the step of the last request: threads may request 4, 6, 5.
+            # `_last_step` is the last requested step that was not in `_computed`. Steps count as in sequence if `step` is 1 to
+            # 3 after it: threads may request 4, 6, 5.
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
@@ -80,7 +84,7 @@ class StreamSampler(Sampler):
         """
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // len(indices), self._steps_of_one_size(step, size))
-        stride = len(indices) if self.host_blocks else size  # rows of the stream in a step
+        stride = len(indices) if self.host_blocks else size  # rows of a step in the sequence
         indices_of_steps = indices + stride * np.arange(max(1, count))[:, np.newaxis]
         try:
             return self._rows(step, indices_of_steps.reshape(-1)).reshape(indices_of_steps.shape)
@@ -88,7 +92,7 @@ class StreamSampler(Sampler):
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return a number of steps from `step` on that have `size` rows each and read the stream without a gap."""
+        """Return how many steps from `step` on have `size` rows each, and read the sequence without leaving out a row."""
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 
@@ -136,6 +140,7 @@ class StreamSampler(Sampler):
             if not len(own_rows):
                 continue
             first_epoch = stream.source.start[0]
+            # in a run without end, only the first epoch
             for epoch in range(first_epoch, epochs or stream.source.epochs or first_epoch + 1):
                 for begin in range(0, num_rows, _INDICES_AT_ONCE):
                     indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, num_rows))
@@ -146,11 +151,11 @@ class StreamSampler(Sampler):
                     yield BatchSlots(*np.broadcast_arrays(step, slot, host, number, epoch, indices, layout_rows))
 
     def _indices_of(self, size: int) -> Ints:
-        """Return the indices of this host's rows in a step of `size` rows, counted from the step's first row in the stream."""
+        """Return the indices of this host's rows in a step of `size` rows, as `_rows` takes them."""
         host = self.host
         check_divided(size, host.count)
         numbers = np.arange(size // host.count)
-        if self.host_blocks:  # the stream has only this host's rows
+        if self.host_blocks:  # the sequence has only this host's rows
             return numbers
         if self.consecutive_slots:
             return numbers + host.index * len(numbers)

@@ -123,7 +123,7 @@ class NpyDataSource(RowSource):
         read, tokens, _ = self._read(rows, False)
         if tokens is None:
             tokens = read.inputs.view(self._dtype) if self._wide else read.inputs.astype(self._dtype)
-        segments, loss = read.segment_ids, read.loss
+        segments, loss = read.segment_ids, read.loss  # `loss` is None, a mask (bool) or weights (float32)
         mask = segments != 0 if loss is None else loss if loss.dtype == np.bool_ else loss != 0
         element = {"tokens": tokens, "loss_mask": mask, "segment_ids": segments, "positions": read.positions}
         return element if loss is None or loss is mask else {**element, "loss_weights": loss}
@@ -173,7 +173,7 @@ class NpyDataSource(RowSource):
             read, tokens, fit = self._read_pieces(rows, shifted)
         else:
             read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted)
-        # if `shifted` and `self._wide` hold, `fit` says that no token is negative
+        # with `shifted` and tokens of 4 bytes, `fit` is True only if no token is negative, so no other check is needed
         if self._signed and not (shifted and self._wide and fit):
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
@@ -218,7 +218,7 @@ class NpyDataSource(RowSource):
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
         firsts: Ints | None = None  # place of the first token of each piece in the flattened rows
-        # 2. segment ids and positions; the mask is True everywhere, and only a caller that does not shift needs it
+        # 2. segment ids and positions; `mask`, True everywhere, is the loss mask if the corpus has no loss files
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])

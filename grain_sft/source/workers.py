@@ -1,4 +1,4 @@
-"""Start and stop of Grain's worker processes, which works in any program: a script, a notebook, a test, or under absl.app."""
+"""Functions that start and stop Grain's worker processes, in any program: a script, a notebook, a test, or under absl.app."""
 
 import _thread
 import atexit

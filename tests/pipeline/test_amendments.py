@@ -97,7 +97,7 @@ def test_skipped_steps_are_never_read(corpus, seed):
 def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
     amendments = [{"skip": {"from": 5, "steps": 2}}, {"withdraw": {"from": 7, "documents": 3}}]
     plain, changed, more = (grain_sft.load(config_of(corpus, "packed", amendments[:count])) for count in range(3))
-    message = r"continues at step 6, and amendment 1 differs.*from step 5: skip 2 steps"
+    message = r"continues at step 6, but amendment 1 differs.*from step 5: skip 2 steps"
     for one, other in ((plain, changed), (changed, plain)):
         for step in (0, 5):
             other.iter().set_state(one.iter(start_step=step).get_state())

@@ -66,7 +66,7 @@ def test_a_run_takes_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(conf
         longer.set_state(run.get_state())
     next(later)
     changed = load({**config, "stages": [{"steps": 3}, mixed]})
-    with pytest.raises(PipelineError, match="the run continues at step 6, and later stage 1 differs before it"):
+    with pytest.raises(PipelineError, match="continues at step 6, but later stage 1 differs, and begins before"):
         changed.iter().set_state(later.get_state())
     before = load({**config, "stages": [stages[0], mixed]}).receipt
     assert alone.receipt.differences(before.parts, before=5) == []

@@ -172,7 +172,7 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
-    """Return the range [first, stop) of the sequences or documents of a subset, of which there are `count` in all.
+    """Return the range [first, stop) of the items that are in a subset, if `count` items (sequences or documents) are split.
 
     `split` has the weights of the training, validation and test subset. Of 1000 sequences, "969,30,1" gives "train" (0, 969)
     and "valid" (969, 999).

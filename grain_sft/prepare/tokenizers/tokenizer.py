@@ -29,7 +29,7 @@ class Tokenizer(abc.ABC):
       encodes_whole_chats: Whether the library gets whole chats and finds the control tokens in them, as transformers does.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids of these tokens; None for a token that the tokenizer does not have.
-      sha256: Hash of the files that decide ids: the model file, or the files of a directory.
+      sha256: Hash of all files of the tokenizer, as `hash_files` computes it. A chat template in a file is one of them.
       special_tokens: Ids of the special tokens, by spelling. Special tokens mark turns, the end of a document and the like.
       control_ids: Ids of special tokens that no text may become: all except the token for unknown characters.
       empty_ids: Ids that the tokenizer's own encoding adds even to an empty text, such as BOS. `encode` does not add them.
