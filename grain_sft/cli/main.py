@@ -77,13 +77,13 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, ends_process: bool) -> int:
-    """Run the command line of this process. Ctrl-C ends the process.
+    """Run the command line of this process, and return its exit status. Ctrl-C ends the process in the middle of the command.
 
     Args:
-      ends_process: Whether the caller exits right after the command.
+      ends_process: Whether the caller exits right after the command. If so, the slow shutdown of the interpreter is left out.
     """
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed, as by `2>&-`: /dev/null takes descriptor 2, before another file does
+        if getattr(sys, stream) is None:  # closed, as by `2>&-`; else the next open file would get descriptor 2
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the encoding of stdout lacks

@@ -209,7 +209,8 @@ def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
 def _check_source(layout: Section, order: Section, where: str) -> None:
     """Refuse a packing algorithm that a source of a mixture can't have.
 
-    It makes whole batches, or it packs each epoch anew and the order of the source is not sequential.
+    An algorithm that makes whole batches is always refused. An algorithm that packs each epoch anew orders the rows itself, so
+    it is refused unless the order of the source is sequential.
     """
     name = layout.get("algorithm")
     if name is None:
@@ -219,7 +220,7 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
         problem = "makes whole batches, but the batches of a mixture hold rows of all its sources"
         raise ConfigError(f"{where} {problem}. Choose another algorithm.")
     if ALGORITHMS[name].packs_per_epoch and not order_of(order).sequential:
-        hint = "Give the source sampler: {order: sequential}"
+        hint = "Give this source the key sampler: {order: sequential}"
         raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")
 
 
@@ -268,7 +269,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
 
 
 def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str, default: object = None) -> None:
-    """Raise a ConfigError unless `sampler` has the value `expected` of `key`. Without the key, its value is `default`."""
+    """Raise a ConfigError unless `sampler[key]` is `expected`. If `sampler` lacks the key, `default` counts as its value."""
     if sampler.get(key, default) != expected:
         why = f"layout.algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself"
         raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; expected {expected!r}, because {why}.")

@@ -179,7 +179,7 @@ class Layout(FromPieces):
         if "pieces" not in vars(cls):
             return
         for name, default in vars(FromPieces).items():
-            # such as `__doc__`; `__repr__` is an attribute of `FromPieces`, too, because it states the rows
+            # names of Python, such as `__doc__`, stay; `__repr__` is replaced, because it states the rows
             is_of_python = name.startswith("__") and name != "__repr__"
             if not is_of_python and name not in vars(cls):
                 setattr(cls, name, default)
@@ -210,7 +210,8 @@ class Layout(FromPieces):
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
         """Yield (name, indices, row numbers) for each of `parts` that has some of `rows`.
 
-        The indices are those of the part's rows in `rows`. The row numbers are those in the part. All arrays are int64 [n].
+        If part "b" begins at row 20, rows [3, 25, 21] give ("b", [1, 2], [5, 1]): the indices in `rows` of the part's rows, and
+        the numbers of these rows in the part. All arrays are int64 [n].
         """
         yield "", np.arange(len(rows)), rows
 

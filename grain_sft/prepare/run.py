@@ -79,7 +79,7 @@ def make_corpus(
     job = Job(request, scanned, target.output, inputs.grouped(scanned, placed))
 
     def make() -> dict[str, Any]:
-        """Render the groups that have no chunk yet, and write the corpus."""
+        """Render the groups of records that an interrupted run has not rendered to a chunk file, and write the corpus."""
         todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
         done = total - sum(map(job.size_of, todo))
         try:

@@ -36,7 +36,7 @@ class SourceOrder:
         read rows of the source.
 
     Raises:
-      SamplerError: An argument out of bounds, or an order that does not exist.
+      SamplerError: An argument is out of bounds. (An order that does not exist is found by the sampler.)
     """
 
     num_instances: int
@@ -138,8 +138,8 @@ class EpochSpan(NamedTuple):
     Attributes:
       first, last: First and last step that read rows of the epoch.
       rows: Number of rows of the epoch that the run reads.
-      start: Index of the first row read in the epoch's order. If `EpochStream.num_blocks` is above 1, each host reads a block
-        of the epoch, and `start` is an index in each block.
+      start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, each host
+        reads a block of the epoch, and `start` is an index in each block.
     """
 
     first: int

@@ -32,7 +32,8 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
         return np.zeros(tokens.shape, np.int32), firsts
     row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
     assert segment is not None and position is not None
-    if not len(firsts) or firsts[0]:  # the first row is only padding: insert an empty piece, which its padding follows
+    if not len(firsts) or firsts[0]:
+        # the first row is only padding: begin it with an empty piece, because padding is filled from the end of a piece on
         columns = (row, length, segment, position, firsts)
         row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
     ends = firsts + length

@@ -213,7 +213,7 @@ def test_a_trainer_of_texts_refuses_pairs_and_a_trainer_of_pairs_refuses_texts(c
     check(keys, pairs, "dpo")
     texts = load(str(config))
     assert pairs.source.layout.of_pairs and not texts.source.layout.of_pairs
-    with refused(r"rows are preference pairs, but this trainer takes texts.* first word: dpo"):
+    with refused(r"rows are preference pairs, but this trainer takes texts.* first word of the command: dpo"):
         check(keys, pairs, "sft")
     with refused(r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"):
         check(keys, texts, "dpo")

@@ -33,7 +33,10 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_trainer(config: Any) -> None:
-    """Raise a ConfigError for an option of MaxText under which a step would not train on the pipeline's next batch."""
+    """Raise a ConfigError if MaxText's config has a value that `_REFUSED` refuses.
+
+    With such a value, a step would not train on the pipeline's batch, or a resumed run would not continue with the next batch.
+    """
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # a version of MaxText may lack the key
         if refused(value):
@@ -61,7 +64,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
     if layout.of_pairs != trainer.of_pairs:
         ours, theirs = ("preference pairs", "texts") if layout.of_pairs else ("texts", "preference pairs")
         others = ", ".join(name for name, other in TRAINERS.items() if other.of_pairs == layout.of_pairs)
-        fix = f"Give a config of {theirs}, or a trainer of {ours} as the first word: {others}"
+        fix = f"Give a config of {theirs}, or a trainer of {ours} as the first word of the command: {others}"
         raise ConfigError(f"{where}: its rows are {ours}, but this trainer takes {theirs}. {fix}.")
     _check_widths(config, pipeline, where, trainer)
     if trainer.of_pairs and config.dpo.algo == "orpo":

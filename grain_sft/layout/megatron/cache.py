@@ -120,7 +120,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # a sound one is closer
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # a sound blend's counts are closer
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend

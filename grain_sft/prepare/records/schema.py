@@ -1,4 +1,4 @@
-"""Schemas, the common forms of records (OpenAI, ShareGPT, Alpaca, …): functions from such records to conversations."""
+"""Schemas: the common forms of records, such as ShareGPT's and Alpaca's, with functions that parse them to conversations."""
 
 import contextlib
 import dataclasses
@@ -67,6 +67,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         if not keys:
             raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
+    # a pair under "chosen" and "rejected" may have its prompt under a key of another name, such as "question"
     has_prompt = not conversation.rejected or conversation.messages[0].role not in (DOCUMENT, "assistant")
     if schema == "auto" and not has_prompt and (hint := command_for(record)):
         raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else add --schema preference.")
@@ -251,7 +252,7 @@ _SIGNS = {name: frozenset(schema.signs) for name, schema in SCHEMAS.items() if s
 _ALL_KEYS = (*(key for schema in SCHEMAS.values() for key in schema.signs), "text")
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
-    "(OpenChat), 'chosen' and 'rejected' or 'text'"
+    "(OpenChat), 'chosen' and 'rejected', or 'text'"
 )
 _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_completion:prompt=KEY,completion=KEY"
 

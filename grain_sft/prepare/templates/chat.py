@@ -46,9 +46,8 @@ class Chat(Template):
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
         encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
         self._encoder = encoder(tokenizer)
-        if (
-            tokenizer.encodes_whole_chats and self._chat.leaves_turns_open()
-        ):  # other tokenizers add an EOS that takes loss
+        # without `encodes_whole_chats`, the encoder adds an EOS that takes loss
+        if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
             logging.warning("%s, so a model does not learn to end it. Give a template that ends turns.", problem)
 
@@ -103,7 +102,8 @@ class Chat(Template):
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
         If the template writes nothing between two messages, and the second begins with "<|im_end|>", the control token after
-        `stop` is text of the second message. Then the turn ends at `stop`.
+        `stop` is text of the second message. Then the turn ends at `stop`. In the same way, an EOS after the turn's last token
+        belongs to the turn only if the template wrote it.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings

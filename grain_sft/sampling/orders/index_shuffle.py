@@ -99,7 +99,7 @@ def _round_keys(key: int, rounds: int) -> list[int]:
 
     The numbers are a ring of n = `rounds` words that are equal at first. `seed_seq` mixes `key` into them in 2n steps. Step k
     computes two values from three words: word i = k mod n, the word before it, and the word p places after it. It merges the
-    first value into the word p places after word i, and the second into the word q places after it. The second value also
+    first value into the word p places after word i, and the second into the word q places after word i. The second value also
     replaces word i. The first n steps add the values to the words, and the other n steps combine them by XOR. With n = 5, p is
     1 and q is 3, so step 2 changes words 3, 0 and 2.
 
