@@ -56,7 +56,7 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
-    """Return an iterable of objects of the class `kind` as a tuple; raise a `WrongTypeError` for anything else."""
+    """Return `values`, an iterable of objects of the class `kind`, as a tuple; raise a `WrongTypeError` for anything else."""
     check_type(name, values, Iterable, f"a list of objects of {kind.__name__}")
     objects = tuple(cast("Iterable[T]", values))
     for item in objects:

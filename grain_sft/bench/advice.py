@@ -38,12 +38,12 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting that keeps up with the shortest step of the trainer: the step does not wait for its batch.
+    """Return the setting that keeps up with the shortest step of the trainer.
 
-    If several settings keep up with this step, the setting with the fewest threads or processes is chosen. A setting without
-    threads and worker processes is never chosen, because the trainer would wait for each slow read. A setting with worker
-    processes is chosen only if no number of threads keeps up with any measured step. If no setting keeps up with any step, the
-    fastest setting is chosen.
+    A setting keeps up with a step if the trainer does not wait for the step's batch. If several settings keep up with the
+    shortest step, the setting with the fewest threads or processes is chosen. A setting with neither threads nor worker
+    processes is never chosen, because the trainer would wait for each slow read. A setting with worker processes is chosen only
+    if no number of threads keeps up with any measured step. If no setting keeps up with any step, the fastest one is chosen.
 
     Args:
       delivered: Figures of each measured setting. Settings with fewer threads or processes come first.
@@ -56,7 +56,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
                 # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass while a thread makes this batch. So 4 other
-                # batches must be ready. Besides, each thread holds one batch that is not ready.
+                # batches must be ready. Besides, each thread holds one batch that is not ready. With 2 worker processes, each
+                # worker makes every second batch and keeps `prefetch` batches ready, so 2 are enough.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -112,7 +113,7 @@ def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether no step of `step_ms` waits for its batch, in the measurement and later.
 
     A measurement may be too short to show a wait. If a batch takes 12 ms and a step 10 ms, the first steps take batches that
-    were made ahead, and later steps wait. So the time to make a batch is checked too.
+    were made ahead, and later steps wait. So the time to make a batch is checked too: it may be at most 90 % of the step.
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)

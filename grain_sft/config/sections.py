@@ -120,7 +120,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       weight: Share of the rows, relative to the other weights: a number, or text such as `1/3`.
       layout: Keys of `layout` that differ for this source.
       sampler: Keys of `sampler` that differ for this source. `order`, `seed`, `shuffle` and `epochs` may differ.
-      max_epochs: Number of epochs after which the source has no rows left. Without this key, the source never ends.
+      max_epochs: Number of epochs after which the source has no rows left; the same as `epochs` in the source's `sampler`.
+        Without either key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`; by default the value of
         `sampler.on_exhausted`. In a source that is a mixture itself: what happens when one of its own sources has no rows left.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
@@ -234,7 +235,10 @@ def config_schema() -> dict[str, Any]:
 
 
 def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Add the schema of an object with each of these `options` to `definitions`. Return references to the schemas, by name."""
+    """Add a schema to `definitions` for each name in `options`. Return references to the schemas, by name.
+
+    Example: for {"Sampler": SAMPLER}, the schema describes an object that has the keys `SAMPLER`.
+    """
     structs = [struct_of(name, keys) for name, keys in options.items()]
     references, added = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     for definition in added.values():  # Python before 3.13 keeps the indentation of docstrings

@@ -106,7 +106,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return by_width[width or max(by_width)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """Return the slots of the global batch of `step` of which this process reads all or some columns: int64 [n]."""
+        """Return the slots of the global batch of `step` that this process reads, whole or in part: int64 [n]."""
         return self._placement(step).reads
 
     def blocks(self, step: int) -> list[Block]:
@@ -183,7 +183,7 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         if cuts:
             reason = f"a transform changes their columns ({stage.transforms!r})"
             raise PipelineError(f"the rows have several lengths, and {reason}. Remove it.")
-        # every batch has the same number of tokens, so the batch with the most rows has the shortest
+        # every batch has the same number of tokens, so the batch with the most rows has the shortest rows
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
     widths = {layout.sequence_length}

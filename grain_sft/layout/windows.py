@@ -18,8 +18,8 @@ class WindowLayout(Layout):
 
     Args:
       max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is
-        a multiple of `sequence_length`. With 4096, rows of 1024 tokens are the quarters of windows of 4096 tokens, and an
-        order keeps the quarters together. So the run reads the same tokens in the same order at every length.
+        a multiple of `sequence_length`. With 4096, rows of 1024 tokens are the quarters of windows of 4096 tokens. The
+        sampler shuffles windows, not quarters. So the run reads the same tokens in the same order at every length.
 
     Raises:
       LayoutError: A length is not a positive integer, no shard fills a row, or `sequence_length` does not divide

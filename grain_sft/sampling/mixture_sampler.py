@@ -100,7 +100,7 @@ class MixtureSampler(StreamSampler):
                 child = self._add(inner, f"{prefix}{name}/", first_row, path_to_source)
                 if inner.schedule and child.length is not None:
                     problem = f"source {prefix + name!r} is a mixture that ends and has a schedule"
-                    reason = "its number of rows would depend on this mixture, and vice versa"
+                    reason = "its length would depend on the steps that draw its rows, and vice versa"
                     raise SamplerError(f"{problem}: {reason}. Remove its schedule, or the epochs of its sources.")
                 children.append(child)
                 first_row += inner.num_instances

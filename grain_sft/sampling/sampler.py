@@ -37,7 +37,8 @@ class Sampler(abc.ABC):
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
-      streams: Sequences of rows that have epochs of their own: one, or one for each source of a mixture.
+      streams: Sequences of rows, each with its own count of epochs. A run of one corpus has one stream, a mixture has one for
+        each source.
       runs_on: Whether a step may have rows of two epochs.
       epochs: Number of epochs after which the run ends. None if it never ends, or if its sources have epochs of their own.
 

@@ -124,7 +124,7 @@ class RowReader:
     def _blocks(self, stack: Stack) -> list[_Block]:
         """Return the blocks of the batch in `stack`.
 
-        All views and copies are prepared here, once for each memory of a batch. To read a batch, `_widen` only runs them.
+        This is called once for each stack, and batches reuse a stack. So a read only fills the buffers and calls `_widen`.
         """
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape

@@ -62,8 +62,8 @@ def inside_also(folder: str) -> contextlib.AbstractContextManager[None]:
 
 def outside(path: str, real: str, root: str) -> CorpusError:
     """Return the error for `path`, whose real path `real` lies outside of the folder `root`."""
-    target = "" if real == path else f" (it is {real})"
-    problem = f"{path}: lies outside of {root}{target}, which was given as the root of all files"
+    target = "" if real == path else f"; its real path is {real}"
+    problem = f"{path}: lies outside of {root}, which was given as the root of all files{target}"
     fix = "Fix the mix, the index or the link that leads there, or give a root that holds it"
     return CorpusError(f"{problem}. {fix}.")
 

@@ -211,7 +211,7 @@ WRONG_EPISODES = [
     ("train/episodes.idx", pairs([0, 5], [3, TOTAL]), True, f"episode 1 is {TOTAL} tokens from token 3 on, but"),
     ("train/episodes.idx", pairs([2**64 - 1, 2]), True, "episode 0 is 2 tokens from token 18446744073709551615 on"),
     ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
-    ("train/tokens.bin", b"\1" * TOTAL, False, "tokens are uint16 or uint32, and none"),
+    ("train/tokens.bin", b"\1" * TOTAL, False, "one value for each token of dtype uint16 or uint32"),
     ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected text"),
     ("dataset_metadata.json", b'{"token_dtype": "uint64"}', True, "uint16 or uint32"),
     ("dataset_metadata.json", b"[", True, "dataset_metadata.json: not JSON"),

@@ -240,7 +240,7 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 
     Args:
       folder: Folder of the split.
-      lacks: Names of the metadata files that would state them.
+      lacks: Names of the metadata files that would state the EOS id and the tokenizer.
       metadata: Metadata of the split.
       eos_token_id: EOS id that the caller gave, or None.
     """

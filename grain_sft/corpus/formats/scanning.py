@@ -191,8 +191,8 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
         fitting = [dtype for dtype in map(np.dtype, allowed) if loss.count * dtype.itemsize == size]
         if not fitting:
             raise CorpusError(
-                f"{part.tokens}: {size} bytes for {loss.count} values in {loss.path}; tokens are {' or '.join(allowed)}, and "
-                "none of these gives a value for each token. A file was cut short, or is of another corpus."
+                f"{part.tokens}: {size} bytes, and {loss.path} has {loss.count} values; expected one value for each token of "
+                f"dtype {' or '.join(allowed)}. A file was cut short, or is of another corpus."
             )
         check_plausible(part.tokens, head, fitting[0])
         return fitting[0]

@@ -131,7 +131,7 @@ def sample_index(ends: Ints, cut: Cut) -> Ints:
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)
     entry = ends.searchsorted(border, side="right" if cut.extra else "left")
-    entry[0] = 0
+    entry[0] = 0  # the first sample begins at the first entry, even if that entry is empty
     if border[-1] < count * cut.length:
         entry[-1] = len(ends) - 1  # a partial last sample ends in the last entry, even if that entry is empty
     return np.stack([entry, border - np.append(0, ends)[entry]], axis=1)

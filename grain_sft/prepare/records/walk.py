@@ -154,7 +154,7 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
     data = names.difference(_DATASET_INFO, _BESIDE_INFO)
     if "state.json" in names:  # written by save_to_disk; files that it does not list are caches
         if _names(folder, "state.json", "_indices_data_files", "filename"):
-            raise CorpusFileError(f"{folder}: an index chooses its rows. Load it and save it again with save_to_disk.")
+            raise CorpusFileError(f"{folder}: indices choose its rows. Load it and save it again with save_to_disk.")
         listed = set(_names(folder, "state.json", "_data_files", "filename"))
         if missing := sorted(listed - data):
             raise CorpusFileError(f"{files.join(folder, missing[0])}: missing, but state.json names it. Copy it again.")
@@ -176,4 +176,4 @@ def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str
         entries = json.loads(files.read_text(path)).get(key) or ()
         return [str(entry[name_key]) if isinstance(entry, dict) else str(entry) for entry in entries]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CorpusFileError(f"{path}: is not as datasets write it ({error}). Copy the dataset again.") from error
+        raise CorpusFileError(f"{path}: not a file of the library datasets ({error}). Copy it again.") from error

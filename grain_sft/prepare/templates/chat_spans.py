@@ -136,7 +136,8 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
         if up_to_turn is not None and text.startswith(up_to_turn):
             stop = template.trim_end(text, start, len(up_to_turn))
     if stop is not None and after and any(message.get(key) for key in CALLS):
-        # Gemma 4's template writes the result of a call into the turn that calls, where it would take loss
+        # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss, so a span
+        # that contains the result is refused.
         marked = [*before, message, {**after[0], "content": marks.mark(0)}, *after[1:]]
         result = marks.pattern.search(template.attempt(marked, tools) or "")
         stop = stop if result is None or result.start() >= stop else None
@@ -155,7 +156,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     """Return the messages that are tried in place of `message`: one, or two if it has thoughts.
 
     The first has the mark 0 as its content, and no thoughts. The second has the mark 0 as its content and the mark 1 as its
-    thoughts.
+    thoughts: a template may write an empty "<think></think>" for the first, which `message` does not have.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):

@@ -111,7 +111,7 @@ def _write(target: Path, key: Mapping[str, Any], generator: tuple[str, int]) -> 
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit status {result.returncode}"]
         size = num_rows * permute.row_dtype(num_rows).itemsize / 1e9
-        needed = f"It takes {size:.2f} GB of memory and of disk; ${files.CACHE_DIR_VARIABLE} names the folder."
+        needed = f"It takes {size:.2f} GB of memory and disk. Give another folder as cache_dir or ${files.CACHE_DIR_VARIABLE}."
         raise StorageError(f"{target}: the order of {num_rows} rows could not be made: {reason[0]}. {needed}")
 
 

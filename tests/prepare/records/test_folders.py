@@ -140,9 +140,9 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
     ("state", "expected"),
     [
         (None, "data-00001-of-00002.arrow: missing"),
-        ('{"_indices_data_files": ["i.arrow"]}', "an index chooses its rows"),
-        ('{"_data_files": [{}]}', "state.json: is not as datasets write it"),
-        ("{", "state.json: is not as datasets write it"),
+        ('{"_indices_data_files": ["i.arrow"]}', "indices choose its rows"),
+        ('{"_data_files": [{}]}', "state.json: not a file of the library datasets"),
+        ("{", "state.json: not a file of the library datasets"),
     ],
 )
 def test_a_saved_dataset_that_lacks_a_file_or_whose_state_is_wrong_is_an_error(tmp_path, state, expected):
