@@ -1,10 +1,10 @@
-"""Benchmark of Megatron's indices, compared with megatron-core and MaxText if these are installed.
+"""Benchmark of grain_sft, megatron-core and MaxText: how fast each of them makes Megatron's indices.
 
-Two kinds of index are measured. The index of samples states at which document and token each sample begins. The index of a
-blend states from which dataset each sample comes.
+megatron-core and MaxText are measured only if they are installed. Two kinds of index are measured. The index of samples states
+at which document and token each sample begins. The index of a blend states from which dataset each sample comes.
 
 Each measurement runs a program in a process of its own. The program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON` or
-`_MAXTEXT`, then `_END`.
+`_MAXTEXT`, then `_END`. `run_program` puts a few imports, such as `time`, and the function `memory` before the program.
 """
 
 import importlib.util

@@ -101,7 +101,8 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds and the memory of commands, most of them `trace`.
 
-    The first command begins with an empty cache. The later commands find the plan and the order of the first in the cache.
+    The first command begins with an empty cache. It makes the plan and the order of the rows, which the later commands find in
+    the cache.
     """
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"

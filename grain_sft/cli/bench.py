@@ -43,7 +43,7 @@ def bench(parser: Parser) -> None:
     parser.add_argument("--seconds", type=positive, help=seconds)
     parser.add_declared(Scale, ("repeats",))
     parser.add_figures()
-    add = parser.add_argument_group("of a config").add_argument
+    add = parser.add_argument_group("measurements of a config").add_argument
     add("--host", type=host_of, metavar="h/H", help="measure as host h of H (default: 0/1, all rows)")
     add_stage(add)
     speed = "speed of one accelerator (default: a table of several)"
@@ -51,7 +51,7 @@ def bench(parser: Parser) -> None:
     step = "time of a training step without its data; may be given several times (default: 10 and 50)"
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
     add("--max-workers", type=at_least(0), metavar="N", help="most workers to try (default: the cores, up to 8)")
-    made_up = parser.add_argument_group("of made-up corpora, without CONFIG")
+    made_up = parser.add_argument_group("measurements of made-up corpora, without CONFIG")
     add = made_up.add_argument
     only = "measure only this benchmark; may be given several times (default: all)"
     add("--only", choices=list(BENCHMARKS), action="append", help=only)

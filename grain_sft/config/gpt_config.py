@@ -41,9 +41,9 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       use_loss_mask: `corpus.use_loss_mask`.
       batch_sampling_mode: `sampler.order`: "epoch" means `episode`, and "random" means `random`.
       epoch_seed: `sampler.seed`.
-      epoch_shuffle: `sampler.shuffle`.
-      epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. The sources of a mixture always run
-        on.
+      epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random".
+      epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if
+        batch_sampling_mode is "random". In a mixture it has none either: each source always runs on into its next epoch.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -105,6 +105,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
     # In an order with `runs_on`, and in a mixture, a batch may have rows of two epochs even if `last_batch` is "drop".
+    # The mode "random" ignores `epoch_shuffle`, so its `shuffle` is true. False would make the order sequential.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

@@ -209,7 +209,7 @@ class PackedLayout(Layout):
         rows_of_epochs = []
         for plan in self.plans:
             squares = np.square(plan.length.astype(np.int64))
-            # `reduceat` takes the first piece of each row: the end of the row before, and 0 for the first row
+            # `reduceat` needs the index of each row's first segment: 0 for the first row, else the end of the row before
             rows_of_epochs.append(function.reduceat(squares, np.append(0, plan.ends[:-1])))
         return np.concatenate(rows_of_epochs)
 

@@ -99,7 +99,7 @@ class Observer:
     """Base class of observers. Every method does nothing; a subclass overrides the methods that it needs.
 
     Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in a method ends the
-    run. For worker processes, a pipeline is pickled together with its observers.
+    run. A pipeline is pickled for worker processes together with its observers, so they have to be picklable.
     """
 
     def iterator_opened(self, iterator: ObservedIterator) -> None:
@@ -125,7 +125,9 @@ class Observer:
         """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """Take the counts of many batches at once. Only the observers of the process (`standing_observers`) get this call.
+        """Take the counts of many batches at once.
+
+        Only metrics and the watchdog, which observe all pipelines of the process (`standing_observers`), get this call.
 
         Args:
           make_seconds: Seconds that each batch took to make, for the batches that this process made.

@@ -99,8 +99,8 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
     """Return the number of batches of a bucket in each subcycle of a growing curriculum.
 
     The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles. Each subcycle has a
-    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. The odds are these ranks. In "grow_p2", the odds are 2 ** (rank - 1):
-    4, 8, 2 and 1.
+    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. In "grow_linear", the odds are these ranks. In "grow_p2", the odds are
+    2 ** (rank - 1): 4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]

@@ -33,6 +33,7 @@ class StagedSampler(Sampler):
         if len(hosts) > 1:
             raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give each sampler the same.")
         self._first_steps = [stage.first_step for stage in self.stages]
+        # no shift of steps (0), because the sampler of a stage counts the steps of the whole run
         sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
         super().__init__(sizes, hosts[0], host_blocks=any(stage.host_blocks for stage in self.stages))
         self.first_step = self._first_steps[0]

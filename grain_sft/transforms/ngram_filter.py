@@ -42,9 +42,9 @@ class NgramFilter(grain.transforms.Map):
         a row that ends in `max_count` padding tokens takes no loss.
 
     Search: with p = 2 and `max_count` = 32, a row that fails has a run of 2 * 31 = 62 consecutive columns i with
-    `tokens[i] == tokens[i - 2]`. So the search compares only every 62nd column. Where the tokens are equal, the column may be
-    in a run, and half of the run's other columns lie on its right or on its left. So the search compares up to 8 columns on
-    each side. If they are all equal on one side, it measures the whole run.
+    `tokens[i] == tokens[i - 2]`. So the search tests only every 62nd column. A column that passes may be in such a run. Then
+    more than 30 of the run's other 61 columns are on one side of it. So the search tests the next 8 columns on the left and on
+    the right. If all 8 on one side pass, it measures the whole run.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -80,6 +80,7 @@ class NgramFilter(grain.transforms.Map):
 
     def filter_rows(self, read: ReadRows) -> ReadRows:
         """Return `read` with `target_segment_ids` all 0 in rows that fail. `map` before `ShiftTargets` has the same result."""
+        # layouts whose rows have padding state the segment of each piece
         padded = read.pieces is None or read.pieces.segment is not None
         failing = self._failing(read.inputs, read.segment_ids if padded else None)
         if not failing.any():
@@ -138,7 +139,7 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
     For each period p, the later columns are `p * (repeats - 1)` apart. A row that fails has a run of that length, so the run
-    contains one of these columns.
+    contains one of these columns. The first of them is the last column of the run that begins as early as possible, at p.
     """
     # a row that fails has at least three repeats, so the period is at most a third of its length
     periods = range(min_period, min(max_period, length // 3) + 1)
@@ -156,7 +157,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
       row, at, period: Row, later column and period of each equal pair.
       repeats: Number of repeats from which on a row fails.
     """
-    # the shortest run that fails a row has p * (repeats - 1) columns; half of its other columns lie on one side of the pair
+    # the shortest run that fails a row has p * (repeats - 1) columns; at least half of the others are on one side of the pair
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round compares only the next neighbour. This rules out most pairs, and saves 40% of the time for tokens that
     # follow Zipf's law.
@@ -180,6 +181,6 @@ def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) 
     if segments is not None:
         real = segments != 0
         equal = equal & real[period:] & real[:-period]
-    # from one token that differs to the next, which is 1 more than the length of the run between them
+    # the distance between an unequal token and the next unequal token is 1 more than the length of the run between them
     distances = np.diff(np.flatnonzero(~equal), prepend=-1, append=len(equal))
     return int(distances.max()) > length

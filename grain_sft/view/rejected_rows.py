@@ -11,7 +11,7 @@ from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.text import TokenTexts, visible
 
 _MOST_EXAMPLES = 5
-_EXAMPLE_TOKENS = 48  # most tokens that an example shows, but at least one whole period
+_EXAMPLE_TOKENS = 48  # most tokens that an example shows; a longer period is shown whole, once
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
@@ -22,9 +22,10 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
     Returns:
       filter: repr of the filter.
       used: Whether the pipeline has the filter.
-      rows, rejected: Numbers of rows.
+      rows, rejected: Number of all rows, and number of rejected rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: Up to 5 rows that would fail without their padding too: the figures of `_example`, `step` and `instance`.
+      examples: A dict for each of up to 5 rejected rows that would fail without their padding, too. It has the row's `step`,
+        its number `instance`, and the values of `_example`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
     ngram_filter = own_filters[0] if own_filters else NgramFilter()

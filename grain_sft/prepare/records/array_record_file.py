@@ -25,7 +25,7 @@ from grain_sft.prepare.records.strict_json import decoded, parse_json
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Unit, check_digest, damaged, read_exactly
 from grain_sft.storage import files
 
-SAMPLE = 100  # the encoding of a file is inferred from its first 100 records, or from fewer if it has fewer
+SAMPLE = 100  # the encoding of a file is inferred from its first 100 records, or from its first part if this has fewer
 
 _MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _FILE = """

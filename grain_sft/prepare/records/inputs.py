@@ -33,7 +33,7 @@ SCAN_THREADS = 8  # threads that open files
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether
 a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`.
-`rows(entry, unit)` yields the rows of a unit.
+`least` is the minimum size of a part in bytes; Parquet ignores it. `rows(entry, unit)` yields the rows of a unit.
 """
 
 

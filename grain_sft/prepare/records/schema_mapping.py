@@ -1,4 +1,4 @@
-"""Option `--schema NAME:KEY=KEY_IN_THE_FILE,...`: renaming of the keys of a record, and the value to suggest for a record."""
+"""Renames a record's keys by the option `--schema NAME:KEY=KEY_IN_THE_FILE,...`, and suggests this option for a record."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -45,7 +45,7 @@ def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
 def command_for(record: Record) -> str:
     """Return a sentence that suggests `--schema` for a record of unknown schema; "" if no schema fits its keys."""
     schema = _option_for_turns(record) or _option_for_texts(record)
-    return f" If these are what their names say, add --schema {schema}" if schema else ""
+    return f" If the keys mean what their names say, add --schema {schema}" if schema else ""
 
 
 def _option_for_turns(record: Record) -> str:

@@ -75,7 +75,8 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     disguise = Disguise(chat, special)
     expected = disguise.expected_controls(find)
     if expected is None:
-        raise RecordError("messages: the chat template refuses them with changed texts, so its own text is unknown.")
+        problem = "the chat template refuses the same chat with other characters, so its own tokens are unknown"
+        raise RecordError(f"messages: {problem}. Use a template that accepts any text.")
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
@@ -116,9 +117,9 @@ class Disguise:
       rendered disguised chat         <|im_start|>user ABC DEFGHIJKEL<|im_end|>
       the template's control tokens   <|im_start|> and the last <|im_end|>
 
-    Spaces and characters that JSON escapes stay. Roles stay, because the template compares them. So do the key `content` and
-    the other keys that the template reads. But such another key is replaced if it can overlap a control token, as "end"
-    overlaps "<|im_end|>".
+    Spaces and characters that JSON escapes stay. Roles stay, because the template compares them. The key `content` stays. Other
+    keys that the template reads stay if they are names that can't overlap a control token: `tool_calls` stays, but `end` is
+    replaced, because it overlaps "<|im_end|>".
 
     Args:
       chat: Rendered chat.

@@ -53,7 +53,7 @@ class Template(abc.ABC):
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
-      jinja: Text of the Jinja template if the entry of the table is such a text; otherwise None.
+      jinja: Text of the Jinja template if the entry of `TEMPLATES` is such a text; otherwise None.
 
     Args:
       tokenizer: Tokenizer of the texts.
@@ -131,9 +131,7 @@ class Template(abc.ABC):
 
     def refuse_calls(self, conversation: Conversation) -> None:
         """Raise a RecordError if a conversation has tools, tool calls or thoughts, which this template does not render."""
-        fix = {
-            key: ", or write each call as a message of the role 'assistant_toolcall' for episode_tool" for key in CALLS
-        }
+        fix = dict.fromkeys(CALLS, ", or write each call as a message of role 'assistant_toolcall' for episode_tool")
         if conversation.tools:
             raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}.")
         for index, message in enumerate(conversation.messages):

@@ -10,7 +10,10 @@ NO_RANGES = "its server can't send a range of bytes. Copy the files to a server 
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop - 1` of a remote file in `version` (see `requests.version_of`). None is the present version."""
+    """Bytes `start` to `stop - 1` of a remote file.
+
+    `version` is the version of the file to read, as `requests.version_of` returns it; None is the present version.
+    """
 
     path: str
     start: int
@@ -44,12 +47,13 @@ def checked_sizes(
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The server sent the whole file instead of a part, or the whole file without its size.
+      RefusedBodyError: The server sent the whole file. This is accepted only if the range begins at byte 0, and the stated size
+        is at most `stop`.
     """
     start, stop = wanted
     if content_range is None:
         if start == 0 and content_length is not None and content_length <= stop:
-            return content_length, content_length
+            return content_length, content_length  # the range covers the whole file
         raise RefusedBodyError(NO_RANGES)
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip(), re.IGNORECASE)
     if match is not None:
