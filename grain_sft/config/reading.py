@@ -221,7 +221,10 @@ class TokenizerPath(str):
 
 
 def _locate_tokenizer(name: object, folder: str) -> object:
-    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if `folder` has no such file or folder."""
+    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if `folder` has no such file or folder.
+
+    A `folder` in a bucket is not searched.
+    """
     if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
         return name
     if not os.path.exists(_joined(folder, name)):

@@ -123,6 +123,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
 
     Raises:
       PipelineError: The checkpoint does not exist, lacks the item, or belongs to other data.
+      RowIndexError: The run of `batches` ends before the saved step.
       MissingExtraError: Orbax is not installed.
     """
     args = _orbax_args()

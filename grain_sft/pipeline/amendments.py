@@ -113,7 +113,7 @@ def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
     """Return a sampler that reads as `sampler` does, but skips the steps and uses the weights of `amendments`.
 
     Raises:
-      SamplerError: An amendment has weights, but `sampler` reads no mixture, or not the source that a weight names.
+      SamplerError: An amendment has weights, but `sampler` does not read a mixture, or the mixture lacks one of the sources.
     """
     skips = skips_of(amendments)
     reweights = reweights_of(amendments)

@@ -118,7 +118,7 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of Parquet: int64, double and dictionary columns, and the receipt in the metadata key `grain_sft`."""
+    """Yield a writer of Parquet. `Labels` become dictionary columns. The metadata key `grain_sft` has the receipt."""
     pyarrow = import_extra("pyarrow", "format parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 

@@ -126,5 +126,5 @@ def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Map
         answer = f"{need:,.0f} of {limit:,g} {unit} ({need / limit:.1%})."
     if need > limit:
         option = f"--{limit_name.replace('_', '-')}"
-        answer += f" Give a cache, larger reads, a longer step, or the true limit by {option}."
+        answer += f" Give a cache, larger reads, a longer step, or the real limit with {option}."
     return {"asked": asked, "enough": need <= limit, "answer": answer}

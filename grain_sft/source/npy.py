@@ -74,8 +74,8 @@ class NpyDataSource(RowSource):
       max_open_files: Maximum number of files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: `layout` is of a mixture, which only MixtureSource reads, or it does not follow the corpus's preference pairs
-        or weights.
+      LayoutError: `layout` is of a mixture, which only MixtureSource reads, or the corpus has preference pairs or weights that
+        `layout` does not follow.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -111,7 +111,7 @@ class NpyDataSource(RowSource):
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         """Return the rows `indices` as arrays [rows, L]. A row `FILL_ROW` (-1) is padding, without loss.
 
-        Raises: as `RowSource.read`.
+        Raises: as `RowSource.read`; and CorpusError for a negative token.
         """
         rows, filled = checked_rows(indices, self.layout)
         if filled:
@@ -165,7 +165,7 @@ class NpyDataSource(RowSource):
 
         If `shifted` is False, the third value is meaningless, and targets and their segment ids may be uninitialised.
 
-        Raises: as `read`; and CorpusError for a negative token.
+        Raises: as `read`.
         """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
