@@ -89,7 +89,7 @@ class Registry(Generic[Entry]):
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
         """Call an entry with the arguments and options, and return the result. `entry` is the entry or its name.
 
-        An error in the code of the entry becomes the table's error, which names the entry.
+        An error in the code of the entry becomes the table's error, which names the entry, as in `entry_errors`.
         """
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else f"{constructor.__module__}:{constructor.__qualname__}"
@@ -117,7 +117,10 @@ class Registry(Generic[Entry]):
 
 @contextlib.contextmanager
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
-    """Turn an exception that the code of an entry raises in the context into `error`, with the message "`what`: ... `fix`"."""
+    """Turn an exception that the code of an entry raises in the context into `error`, with the message "`what`: ... `fix`".
+
+    GrainSftErrors, OSErrors and MemoryErrors stay as they are.
+    """
     try:
         yield
     except (GrainSftError, OSError, MemoryError):

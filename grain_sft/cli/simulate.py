@@ -37,7 +37,7 @@ def _simulate(options: argparse.Namespace) -> int:
         require_matplotlib()
         check_output(options.html, inputs=[options.config])
         if options.output and os.path.realpath(options.html) == os.path.realpath(options.output):
-            options.parser.error("argument --html: the file of --output. Give another name.")
+            options.parser.error("argument --html: this is also the file of --output. Give another name.")
     figures = write_figures(lambda: _figures(options), options, inputs=[options.config])
     if options.html:
         write_bytes(options.html, simulation_page(figures, os.path.basename(options.config)).encode())

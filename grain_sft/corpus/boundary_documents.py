@@ -125,11 +125,10 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     for continued in (by_eos, touching, []):
         if continued is not None and num_pieces - len(continued) == num_documents:
             return continued
-    problem = (
-        f"{corpus.sources_file.path}: lists {num_documents} documents, but boundary files hold {num_pieces} pieces"
-    )
+    listed = f"{corpus.sources_file.path}: lists {num_documents} documents"
+    found = f"boundary files hold {num_pieces} pieces, of which {len(touching)} may continue a document"
     reason = f"The files don't match, or eos_token_id ({corpus.eos_token_id}) is wrong"
-    raise CorpusError(f"{problem}, of which {len(touching)} may continue a document. {reason}.")
+    raise CorpusError(f"{listed}, but {found}. {reason}.")
 
 
 def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:

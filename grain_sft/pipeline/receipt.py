@@ -28,7 +28,7 @@ class Receipt:
     batches, they have the same receipt.
 
     A receipt includes which tokens each row has, and the sizes and the first and last bytes of the token files, as in
-    `Corpus.ends_fingerprint`. If EOS tokens end the documents, it also includes the hash of every token. It leaves out how
+    `Corpus.ends_fingerprint`. If EOS tokens end the documents, it also includes a hash of all tokens. It leaves out how
     rows were packed, hosts (unless the order depends on them), paths, threads, caches, and a seed that is not used.
 
     Attributes:

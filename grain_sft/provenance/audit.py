@@ -44,7 +44,12 @@ FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl"
 
 
 def read_line(line: bytes) -> dict[str, str]:
-    """Return the fields of a line, with values in the form of `as_text`. Raise ValueError for a line that is not an entry."""
+    """Return the fields of a line, with values in the form of `as_text`.
+
+    Raises:
+      ValueError: The line is not an entry.
+      RecursionError: The line is JSON with too many lists in lists.
+    """
     text = line.decode()
     if text.startswith("{"):
         parsed = json.loads(text, object_pairs_hook=_distinct)

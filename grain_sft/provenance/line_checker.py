@@ -81,7 +81,7 @@ class LineChecker:
         self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker that compares the next lines with `pipeline`: the run when they were written."""
+        """Return a copy of this checker that compares the next lines with `pipeline`, the run when these were written."""
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline

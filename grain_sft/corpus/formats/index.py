@@ -41,7 +41,7 @@ class Index(Format):
         """Open this project's index or MaxText's. The index must not contradict the dtype and EOS id that the caller gives."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
-            raise CorpusError(f"{found}: split={options.split!r}: an index lists its ranges. Build it with that split.")
+            raise CorpusError(f"{found}: split={options.split!r}: an index takes no split. Build it with this split.")
         if data.get("format") == INDEX_FORMAT:
             corpus = _read_own(data, options)
         elif {"format_version", "files"} <= data.data.keys():
@@ -109,7 +109,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
-        # A range of a file's sequences ends before the file does.
+        # The index of a split has a range of a file's sequences, so the file may have bytes after the range.
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
         if bytes_after < 0 or (bytes_after and not is_range):
             raise CorpusError(f"{shard_has} after {shard.data_offset} bytes, but its size is {shard.size}. {_DAMAGED}")
@@ -155,8 +155,8 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
 
     Args:
       path: Path of the index.
-      indexed: `use_loss_mask` in the index. None if the files had no masks when the index was written, or if grain_sft 0.1.0
-        wrote it, which left out the masks of listed files.
+      indexed: `use_loss_mask` in the index. None if no masks existed when the index was written, or if version 0.1.0 of
+        grain_sft wrote the index. That version found no masks of files that were given as a list.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
     """

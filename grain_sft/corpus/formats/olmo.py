@@ -91,7 +91,7 @@ class Olmo(Format):
         return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts that all lack a label mask if one of their folders holds masks, or its metadata state that it does."""
+        """Refuse parts if none of them has a label mask, but the folder of a part holds masks, or its metadata state masks."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for part in parts:

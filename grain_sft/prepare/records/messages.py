@@ -15,10 +15,10 @@ _STRING_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _LIST_KEYS = ("tool_calls", "function_calls", "functions")
 _LIST_OR_STRING_KEYS = ("function_calls", "functions")  # a string in OLMo's data
 _FLAGS = frozenset(("train", "training", "trainable", "loss", "mask", "masked"))
-"""Keys of masks in data for other trainers, such as Axolotl and torchtune, if their value is true, false, 1 or 0."""
+"""Keys under which data for other trainers, such as Axolotl and torchtune, have a mask: the value true, false, 1 or 0."""
 
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
-"""Keys of masks in data for other trainers, whatever their value."""
+"""Keys under which data for other trainers have a mask of any value except null."""
 
 # Keys of masks that can't become weights: a `masked` message takes no loss, and `train_detail` is about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
@@ -77,7 +77,8 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
             raise RecordError(f"{where}.{key}: {kind(value)}; expected a string.")
         is_list = isinstance(value, list) and (key != "tool_calls" or all(isinstance(call, dict) for call in value))
         if key in _LIST_KEYS and not (is_list or (key in _LIST_OR_STRING_KEYS and isinstance(value, str))):
-            raise RecordError(f"{where}.{key}: {kind(value)}; expected a list; in tool_calls, a list of objects.")
+            expected = "a list of objects" if key == "tool_calls" else "a list"
+            raise RecordError(f"{where}.{key}: {kind(value)}; expected {expected}.")
     text = _content(entry, role, where, extra)
     return Message(role, text, _weight_of(entry, where), extra or None)
 
@@ -164,9 +165,9 @@ def _weight_of(entry: Record, where: str) -> float | None:
     for key in sorted(entry.keys() & (_FLAGS | _MASKS)):
         value = entry[key]
         if value in (0, 1) or (key in _MASKS and value is not None):
-            fix = "Give messages that take no loss the weight 0, and remove it"
+            fix = "Give messages that take no loss the weight 0, and remove this key"
             if key not in _NO_WEIGHTS and not isinstance(value, list):
-                fix = f"Map it to the weight, as in --schema chat:weight={key}, or remove it"
+                fix = f"Map it to the weight, as in --schema chat:weight={key}, or remove the key"
             raise RecordError(f"{where}.{key}: {kind(value)}; a mask of this name is not read. {fix}.")
     weight = entry.get("weight")
     if weight is None:

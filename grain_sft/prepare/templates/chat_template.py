@@ -125,7 +125,7 @@ class ChatTemplate:
     def trim_end(self, text: str, start: int, stop: int) -> int:
         """Return where the content of the turn text[start:stop] ends: before the token that ends the turn, if there is one.
 
-        Whitespace at the end of the turn is not content: "Hi<|im_end|>" and a newline end after "Hi".
+        Whitespace at the end of the turn is not content: of "Hi<|im_end|>" and a newline, the content is "Hi".
         """
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)

@@ -1,8 +1,8 @@
 """Errors for characters that have no token in a `tokenizer.json`.
 
-A BPE model may declare no `unk_token`. Then the library tokenizers leaves characters without a token out, and a run would train
-on text with gaps. If the `unk_token` is not in the vocabulary, the library raises an error instead. So `refuse` declares an
-`unk_token` that no vocabulary has.
+A BPE model may declare no `unk_token`. Then the library `tokenizers` leaves out each character that has no token, and a run
+would train on text with gaps. If a model declares an `unk_token` that is not in its vocabulary, the library raises an error
+instead. So `refuse` declares an `unk_token` that no vocabulary has.
 """
 
 import json

@@ -102,7 +102,7 @@ def _session_options(key: str, *protocols: str) -> dict[str, Any]:
 
 
 def _may_find_credentials() -> bool:
-    """Return whether a file of credentials exists, or a metadata server answers."""
+    """Return whether $GOOGLE_APPLICATION_CREDENTIALS is set, a file of credentials exists, or a metadata server answers."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
     of_gcloud, of_gcsfs = f"{folder}/application_default_credentials.json", os.path.expanduser("~/.gcs_tokens")
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.path.exists(of_gcloud) or os.path.exists(of_gcsfs):
