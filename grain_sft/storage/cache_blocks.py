@@ -161,7 +161,7 @@ class Space:
     def reserve(self, fd: int, size: int) -> bool:
         """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut the file to 0 and return False."""
         with self._locked() as lock:
-            # the file has bytes if a process was killed while it fetched the block, and `_used` counts these bytes
+            # If a process was killed while it fetched the block, the file has bytes, and `_used` counts them. They are removed.
             used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:

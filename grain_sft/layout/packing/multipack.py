@@ -13,7 +13,8 @@ from grain_sft.types import Ints
 _FEW = 32
 """Most rows of a batch for which `_place` uses a loop.
 
-The loop places 200,000 documents in 0.8 s; the tree of `assign` takes 1.5 s.
+For 200,000 documents in batches of 8 rows, the loop takes 1.0 s and the tree of `assign` takes 2.0 s. In batches of 64 rows,
+the loop takes 2.5 s and the tree takes 1.6 s.
 """
 
 

@@ -106,8 +106,8 @@ class WholeChats(Encoder):
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode a chat whose texts spell control tokens, such as a content with `<|im_end|>`.
 
-        The tokenizer `plain` encodes `<|im_end|>` as ordinary text, because it has a longer name for this control token. The
-        template's own `controls` are replaced by their longer names, so the text after each of them moves.
+        `HuggingFaceTokenizer.plain` encodes `<|im_end|>` as ordinary text, because it has a longer name for this control token.
+        The template's own `controls` are replaced by their longer names, so the text after each of them moves.
         """
         changed = ""
         stops = [0]  # start of the text, then the end of each control token
