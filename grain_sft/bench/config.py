@@ -39,10 +39,10 @@ _LAST = 0.15  # the recommended setting alone
 
 
 class _Round(NamedTuple):
-    """One measurement of a setting: the seconds of a batch, and by length of a step in ms, the seconds that steps waited."""
+    """One measurement of a setting."""
 
-    seconds: float
-    waits: dict[float, list[float]]
+    seconds: float  # of a batch, if no training steps are between the batches
+    waits: dict[float, list[float]]  # seconds that each training step waited, by the length of the steps in ms
 
 
 class Plan(NamedTuple):
@@ -103,6 +103,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "stages": [{"name": name, **speed(taken), "of_step": taken / whole} for name, taken in medians.items()],
         "delivered": rows,
         "left_out": left_out,
+        # 2.0 if the measurements read twice as many rows as the layout has
         "rows_read": run.next_step * int(run.pipeline.sampler.rows(0).size) * host.count / len(layout),
         "recommended": recommended,
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
@@ -238,6 +239,7 @@ class _FirstSteps:
 
     def __init__(self, pipeline: Pipeline, count: int) -> None:
         sampler = pipeline.sampler
+        # checks all steps, because the method `check_from` of this class checks none
         sampler.check_from(sampler.first_step)
         self._pipeline, self._count, self.host = pipeline, count, sampler.host
         self.data_key = f"first {count} steps of {sampler.data_key}"

@@ -15,8 +15,8 @@ from grain_sft.types import Ints
 class _NumberedPart:
     """Part of a layout (one source of a mixture) whose documents no earlier layout has.
 
-    `first` is the number that its first document has in the run. For the first layout of the run, `_first` ignores it, because
-    the documents of that layout keep their numbers.
+    `first` is the number that its first document has in the run. It is not used for the first layout of the run, whose
+    documents keep their numbers (see `RunDocuments._first`).
     """
 
     layout: Layout
@@ -53,8 +53,9 @@ class RunDocuments:
         for name, part in parts_by_documents(layout):
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
-                # If a mixture has one corpus twice, two entries have the same documents. Prefer the entry of this name. Else
-                # prefer an entry that no other part of `layout` takes: no other part has its name or has already taken it.
+                # If a mixture has one corpus twice, two entries have the same documents. A part takes the entry of its own
+                # name, if there is one. Else it takes an entry that no part of `layout` has the name of, and that no earlier
+                # part has taken.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)

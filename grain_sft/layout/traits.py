@@ -46,7 +46,7 @@ class Traits:
     """Whether `pieces` states the document of each piece. Windows don't: they are cut without a search for documents."""
 
     finder: DocumentFinder | None = None
-    """Finder of the documents that make the rows. None if `corpus.documents` make them, or if no documents are stated."""
+    """Finder of the documents that make the rows. None if these are `corpus.documents`, or if `follows_documents` is False."""
 
     one_segment: bool = False
     """Whether each row is one segment, so that attention and positions run through the whole row."""
@@ -125,17 +125,18 @@ class Traits:
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
             return sources
-        own = self.corpus.documents.by_start()
-        holder = self.corpus.documents.start[own].searchsorted(self.finder.documents.start, side="right") - 1
+        by_start = self.corpus.documents.by_start()
+        holder = self.corpus.documents.start[by_start].searchsorted(self.finder.documents.start, side="right") - 1
         assert self.corpus.sources is not None
-        return self.corpus.sources[own[np.maximum(holder, 0)]]
+        return self.corpus.sources[by_start[np.maximum(holder, 0)]]
 
     def epoch_of(
         self, rows: Int64[np.ndarray, " rows"]
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
 
-        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2.
+        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2. If the
+        layout has one epoch, all rows are in epoch 0.
         """
         return np.zeros(len(rows), np.int64), rows
 

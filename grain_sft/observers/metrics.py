@@ -176,7 +176,7 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()  # makes the `Metrics` of this process, if no pipeline has made it yet
     registry = prometheus_client.REGISTRY
-    if not MOST_UNCOUNTED:
+    if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set
         from prometheus_client import multiprocess
 
         registry = prometheus_client.CollectorRegistry()

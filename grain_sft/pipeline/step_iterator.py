@@ -58,7 +58,7 @@ class StepIterator(grain.DatasetIterator[T]):
         """Return the object that makes batches ahead, from `step` on. Called only if `_makes_ahead`."""
 
     def _writer(self, step: int) -> bool:
-        """Return whether this process has the first row of the global batch of `step`."""
+        """Return `Delivery.writer`: whether this process has the first row of the global batch of `step`."""
         return self.pipeline.sampler.host.index == 0
 
     def worker_pids(self) -> list[int] | None:
@@ -80,7 +80,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 except StopIteration as error:
                     if (step := self.next_step) == self._end:
                         raise
-                    # As a StopIteration, it would end the run silently.
+                    # A StopIteration would end the run silently.
                     problem = f"step {step}: an observer or order raised StopIteration"
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 following, waiting = self._position

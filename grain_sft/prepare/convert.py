@@ -43,7 +43,7 @@ def convert(
 
     Args:
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
-      output: Folder that does not exist yet or is empty.
+      output: Folder of the output: missing, empty, or with an earlier output (see `overwrite`).
       format: Format of the output.
       tokenizer: Path of the corpus's tokenizer. None means the tokenizer in the corpus's folder, if there is one.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
@@ -52,7 +52,7 @@ def convert(
       shard_tokens: Tokens in one shard, for format episodes.
       without: Documents that are left out. An entry is the number of a document, `INPUT:LINE`, a whole input, or a file that
         has one entry on each line. Numbers count the documents of split train first, then those of split val.
-      overwrite: Whether to replace an output of other documents or options.
+      overwrite: Whether to replace an earlier output of other documents or options. An equal output is kept.
       progress: Function that is called as the work proceeds.
 
     Returns:

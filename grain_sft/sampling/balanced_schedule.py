@@ -62,6 +62,7 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
+        # Without a deficit, the table ends after sum(weights) rows. It needs no other end, so all runs share one cached table.
         self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
         self._period = len(self._sources) - self._begin
         # number of rows of each source before the first period, and in one period

@@ -127,7 +127,8 @@ class HalvingTree:
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
         # The left branch gets its share of the rows. The offset adds the deficit of the left branch, minus its share of the
-        # deficit of all `sources`. Adding 1/2 rounds to the nearest integer.
+        # deficit of all `sources`: the rows of this node include those that make up this deficit, and `share` divides them
+        # too. Adding 1/2 rounds to the nearest integer.
         split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
         left_share = float(share)
         left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)

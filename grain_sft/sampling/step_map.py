@@ -138,7 +138,7 @@ class MappedSampler(Sampler):
 
         def rows_before(data_step: int) -> int:
             """Return the number of rows of `span` that data steps before `data_step` read."""
-            # `rows` counts the rows of all blocks, but `span.start` is an index in one block
+            # if each host reads a block of the epoch, `rows` counts the rows of all blocks, but `span.start` those of one
             epoch_at_step, rows = stream.begin(data_step)
             if epoch_at_step == epoch:
                 return rows - span.start * stream.num_blocks
@@ -146,7 +146,8 @@ class MappedSampler(Sampler):
 
         def step_that_reads(row: int, data_steps: range) -> int:
             """Return the trainer's step that reads row number `row` of `span`, from 0. It reads one of `data_steps`."""
-            # a mixture may have data steps without rows of this source: the first one that ends after `row` has the row
+            # In a mixture, data steps have different numbers of rows of this source, or none. The first data step with more
+            # than `row` rows before its end reads `row`.
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
             return self._map.step_of(data_steps[number])
 

@@ -50,8 +50,8 @@ def check_maps(transforms: Sequence[object]) -> None:
             raise PipelineError(f"transform {name} is a class; expected an object. Write {name}().")
         if not isinstance(transform, grain.transforms.Map):
             raise PipelineError(
-                f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
-                "no Batch; every row of every step is kept, so it takes no Filter; and a step has one batch, so no RandomMap."
+                f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes no "
+                "Batch; it keeps every row of every step, so no Filter; and the step alone decides a batch, so no RandomMap."
             )
 
 
@@ -84,7 +84,7 @@ def trait(transform: object, name: str) -> bool:
       name: One of
         "shifts_targets": the transform turns the source's dict into a trainer's batch;
         "splits_rows": it returns rows of another length than the sequence length, the same length in every batch;
-        "trims_columns": it changes only the length of rows;
+        "trims_columns": it only cuts off the last columns of a batch if they are padding in all rows, so lengths differ;
         "cuts_columns": it cuts the same columns off every batch;
         "divides_segments": it divides segments of the batch into shorter ones;
         "positions_apart": it returns positions that do not begin at 0 in each segment;

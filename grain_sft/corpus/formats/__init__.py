@@ -65,7 +65,7 @@ class Format:
             raise CorpusError(f"{found}: {name}.split returned no files. Return token files, or define {name}.read.")
         parts = [self.part(path, listing) for path in split.files]
         self.check_parts(parts, options, listing)
-        if split.continued is not None:
+        if split.continued is not None:  # the split states which files begin inside a document
             parts = [part._replace(continues=part.tokens in split.continued) for part in parts]
         return scan_corpus(split, parts, options)
 
@@ -86,7 +86,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a token file, or the token file whose sidecar it is; None if it has another format."""
+        """Return the token file that `path` belongs to: `path`, or the token file of a sidecar. None for other formats."""
         return None
 
     def home(self, path: str) -> str:
@@ -97,7 +97,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return `paths` without the files of a validation split of this format. All are .npy files below one folder."""
+        """Return `paths`, the .npy files below one folder, without those of a validation split of this format."""
         return list(paths)
 
 

@@ -89,7 +89,7 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
         if prefixes:
             prefix = max(prefixes, key=len)
             replacement, suffix = remap[prefix], candidate[len(prefix) :]
-            if replacement and (prefix.endswith("/") or not prefix):  # "/data/" may be replaced by "/mnt", without "/"
+            if replacement and (prefix.endswith("/") or not prefix):  # "/data/" or "" may be replaced by "/mnt"
                 return fill(f"{replacement.rstrip('/')}/{suffix.lstrip('/')}")
             return fill(replacement + suffix)
     return fill(path)

@@ -55,7 +55,7 @@ class OpenChat(Format):
         """
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
-            return path if listing.sidecars(path, name) else None
+            return path if listing.sidecars(path, name) else None  # None if the file does not exist
         if name.endswith((".npy", ".bin")):
             return None
         file = _of_split(path, "train", listing)
@@ -285,6 +285,6 @@ def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
         if not (types.is_integer(inner.type) or (name in _FLOATS and types.is_floating(inner.type))):
             raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers, as in OpenChat's files.")
         if column.null_count or inner.null_count:
-            raise CorpusError(f"{path}: column {name} lacks a value in some rows from {first} on. Write it again.")
+            raise CorpusError(f"{path}: column {name} lacks a value in some rows from {first} on. Fix the file.")
         rows.values[name] = inner.to_numpy(zero_copy_only=False)
     return rows

@@ -36,6 +36,7 @@ class MaxTextBatches(GlobalBatches):
         self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
 
     def _offer(self) -> int:
+        """See `StepIterator._offer`. Record an error in `failure`, unless it is the end of the data."""
         try:
             return super()._offer()
         except Exception as error:
@@ -119,14 +120,14 @@ def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. It ends after one epoch (`epochs: 1`), with a filled last batch
     (`last_batch: fill`).
 
-    A value of `epochs` or `last_batch` in the config stays. Nothing is added to a config that has a mixture or an order with
-    `runs_on`, or that states its corpus or sampler only in its stages.
+    A value of `epochs` or `last_batch` in the config stays. Nothing is added to a config that has a mixture, or an order whose
+    batches may have rows of two epochs (`Order.runs_on`), or that states its corpus or sampler only in its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})
-    is_left = not sampler or not corpus or "mixture" in corpus or ORDERS[sampler.get("order", "shuffle")].runs_on
+    unchanged = not sampler or not corpus or "mixture" in corpus or ORDERS[sampler.get("order", "shuffle")].runs_on
     added = {key: value for key, value in {"epochs": 1, "last_batch": "fill"}.items() if key not in sampler}
-    if is_left or not added:
+    if unchanged or not added:
         return load(where, host=Host(0, 1))
     with naming(f"{where} (with {added} for evaluation)"):
         return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))

@@ -53,7 +53,8 @@ the rows from that index on."""
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    key, first = (entry.path, entry.note), unit.first - 1  # `unit.first` counts from 1
+    # `note` is the version that `describe` returned; `unit.first` counts from 1
+    key, first = (entry.path, entry.note), unit.first - 1
     stop = first + unit.records
     _check_version(entry)
     open_file, next_row, rows_left = getattr(_reading, "rows", None) or ((), 0, iter(()))

@@ -16,8 +16,9 @@ from grain_sft.storage import files
 __all__ = ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer", "Tokenizer", "load_tokenizer"]
 
 _SIDECARS = ("tokenizer_config.json", CHAT_TEMPLATE)
+# a folder with one of these files holds a Hugging Face tokenizer
 _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"}
-_HUGGINGFACE_NAMES = (
+_HUGGINGFACE_NAMES = (  # files that are read from such a folder
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
     *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
 )
