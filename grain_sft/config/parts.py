@@ -271,8 +271,9 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
 def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str, default: object = None) -> None:
     """Raise a ConfigError unless `sampler[key]` is `expected`. If `sampler` lacks the key, `default` counts as its value."""
     if sampler.get(key, default) != expected:
+        found = repr(sampler[key]) if key in sampler else "missing"
         why = f"layout.algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself"
-        raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; expected {expected!r}, because {why}.")
+        raise ConfigError(f"{where}: sampler.{key} is {found}; expected {expected!r}, because {why}.")
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> Sizes:

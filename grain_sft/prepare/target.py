@@ -232,7 +232,7 @@ def read_object(path: str) -> dict[str, Any]:
             raise TypeError("not an object")
         return value
     except (ValueError, TypeError) as error:
-        raise PrepareError(f"{path}: damaged ({error}). Remove it, and prepare again.") from error
+        raise PrepareError(f"{path}: damaged ({error}). Remove its folder, and prepare again.") from error
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
