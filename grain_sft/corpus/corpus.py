@@ -217,7 +217,5 @@ class Corpus(CorpusData):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __repr__(self) -> str:
-        return (
-            f"Corpus(shards={len(self.shards)}, num_tokens={self.num_tokens}, dtype={self.dtype.name}, "
-            f"eos_token_id={self.eos_token_id}, ends_fingerprint={self.ends_fingerprint!r})"
-        )
+        sizes = f"shards={len(self.shards)}, num_tokens={self.num_tokens}, dtype={self.dtype.name}"
+        return f"Corpus({sizes}, eos_token_id={self.eos_token_id}, ends_fingerprint={self.ends_fingerprint!r})"

@@ -117,10 +117,8 @@ class OlmoVslLayout(Layout):
         return [(shortest, None, self._dropped), ("in no document", None, outside)]
 
     def __repr__(self) -> str:
-        return (
-            f"OlmoVslLayout(sequence_length={self.sequence_length}, min_sequence_length={self.min_sequence_length}, "
-            f"boundaries={self.boundaries!r}, rows={len(self)})"
-        )
+        lengths = f"sequence_length={self.sequence_length}, min_sequence_length={self.min_sequence_length}"
+        return f"OlmoVslLayout({lengths}, boundaries={self.boundaries!r}, rows={len(self)})"
 
 
 def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
 from grain_sft.layout import run_documents_named
@@ -192,7 +193,8 @@ def find_document(
       SamplerError: The number of hosts does not divide the batch, or the run has fewer than `epochs` epochs.
     """
     names = RunNames(pipeline)
-    wanted = run_documents_named(names.documents, np.atleast_1d(np.asarray(documents, np.int64)).tolist())
+    numbers = [as_integer("document", number, 0, RowIndexError) for number in np.atleast_1d(documents).tolist()]
+    wanted = run_documents_named(names.documents, numbers)
     parts = []
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
         sampler, hosts = _hosts(stage.sampler, host)

@@ -155,10 +155,9 @@ class CurriculumSampler(EpochSampler):
         return f"curriculum={self.curriculum!r}, num_cycles={self.num_cycles}, balanced={self.balanced}"
 
     def _key(self, seed: int) -> str:
-        return (
-            f"CurriculumSampler(buckets={list(self.buckets)}, global_batch_size={self.global_batch_size}, seed={seed}, "
-            f"{self._curriculum_text}, shuffle={self.shuffle}, epochs={self.epochs})"
-        )
+        rows = f"buckets={list(self.buckets)}, global_batch_size={self.global_batch_size}"
+        order = f"seed={seed}, {self._curriculum_text}, shuffle={self.shuffle}"
+        return f"CurriculumSampler({rows}, {order}, epochs={self.epochs})"
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:

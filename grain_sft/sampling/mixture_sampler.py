@@ -139,10 +139,12 @@ class MixtureSampler(StreamSampler):
         return [*super().changes, *self.mixture.changes]
 
     def steps_of_epochs(self, epochs: int | None) -> int:
+        epochs = self._checked_epochs(epochs)
         if self.num_steps is not None and epochs is None:
             return self.num_steps
         spans = [stream.span(epochs - 1 if epochs else stream.source.start[0]) for stream in self.streams]
-        return max((span.last + 1 for span in spans if span is not None and span.last < sys.maxsize), default=1)
+        ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
+        return max(ends, default=self.num_steps or 1)
 
     def _checked_step(self, step: int) -> int:
         step = super()._checked_step(step)
@@ -243,7 +245,5 @@ class MixtureSampler(StreamSampler):
 
     @property
     def data_key(self) -> str:
-        return (
-            f"MixtureSampler({self.mixture.data_key}, global_batch_size={self.global_batch_size}, "
-            f"last_batch={self.last_batch!r}{self._schedule_text})"
-        )
+        sizes = f"global_batch_size={self.global_batch_size}, last_batch={self.last_batch!r}"
+        return f"MixtureSampler({self.mixture.data_key}, {sizes}{self._schedule_text})"

@@ -130,7 +130,7 @@ def simulate(
         "waits": _waits(totals.per_step["waited"], totals.waits.now),
         "cache": _cache(model),
         # after "cache", because the restart changes the caches of the model
-        "restart": _restart(pipeline, model, restart_hosts or hosts, steps.stop, real),
+        "restart": _restart(pipeline, model, hosts if restart_hosts is None else restart_hosts, steps.stop, real),
         "curves": _curves(totals.per_step, steps),
         **_of_real_processes(totals, real, hosts),
     }

@@ -141,12 +141,13 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch whose loss the pipeline's `NgramFilter` took. Without this transform, return no rows."""
+    """Return the rows of a batch whose loss the pipeline's `NgramFilter`s took. Without this transform, return no rows."""
+    rows = set[int]()
     tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
     for transform in transforms:
         if trait(transform, "filters_repetition") and tokens in batch:
-            return set(np.flatnonzero(transform.fails(batch[tokens], batch.get(segments))).tolist())
-    return set()
+            rows.update(np.flatnonzero(transform.fails(batch[tokens], batch.get(segments))).tolist())
+    return rows
 
 
 def segment_runs(view: RowView) -> list[tuple[int, int, int]]:

@@ -131,14 +131,14 @@ def test_what_cannot_be_answered_is_an_error(config, arguments, words, failure):
     assert status == 1 and words in error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "unused"),
-    [
-        ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
-        ("--steps 1:2 --epochs 1", "--epochs"),
-        ("--document 3 --tokenizer x", "--tokenizer"),
-    ],
-)
+UNUSED_OPTIONS = [
+    ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
+    ("--steps 1:2 --epochs 1", "--epochs"),
+    ("--document 3 --tokenizer x", "--tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "unused"), UNUSED_OPTIONS)
 def test_options_that_do_not_apply_to_a_question_are_refused(config, arguments, unused, failure):
     question = arguments.split()[0]
     status, error = failure("trace", config, *arguments.split())

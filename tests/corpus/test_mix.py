@@ -100,16 +100,16 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path, write_tokens, line):
     assert f"mix.txt:4: expected 'label,path', found '{line.strip()[:50]}" in message and len(message) < 400
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((text, "lists no file; expected lines 'label,path'") for text in ("", "\n\n", "# only a comment\n")),
-        ("web,a.npy\nweb,b.npy\n", "b.npy: no such file. Check the path"),
-        ("web,a.npy\nweb,\udcff.npy\n", "byte 14 is not UTF-8"),
-        ("web,a\0b.npy", "a\0b.npy"),
-        (f"web,{'x' * 5000}.npy", "x" * 50),
-    ],
-)
+WRONG_MIXES = [
+    *((text, "lists no file; expected lines 'label,path'") for text in ("", "\n\n", "# only a comment\n")),
+    ("web,a.npy\nweb,b.npy\n", "b.npy: no such file. Check the path"),
+    ("web,a.npy\nweb,\udcff.npy\n", "byte 14 is not UTF-8"),
+    ("web,a\0b.npy", "a\0b.npy"),
+    (f"web,{'x' * 5000}.npy", "x" * 50),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG_MIXES)
 def test_a_mix_that_is_empty_or_not_text_or_lists_a_missing_file_is_an_error(tmp_path, write_tokens, text, expected):
     write_tokens("a.npy", [1])
     mix = tmp_path / "mix.txt"

@@ -48,20 +48,20 @@ def test_keys_of_grain_sft_are_split_from_those_of_maxtext(monkeypatch):
         split(["base.yml", "grain_sft_trainer=stf"])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "grain_sft_config is not given"),
-        (["grain_sft_confg=a.json", "grain_sft_cls=1"], "'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
-        (["grain_sft_allow_other_data=yes"], "expected true or false"),
-        (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
-        (["grain_sft_config={config}", "steps"], "'steps': expected key=value."),
-        (["--grain_sft_config={config}"], "options have no dashes here. Write grain_sft_config="),
-        (["grain_sft_trainer=dpo"], "grain_sft_trainer is given as 'sft' and as 'dpo'. Give one"),
-        (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
-        (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data come from"),
-    ],
-)
+WRONG_ARGUMENTS = [
+    ([], "grain_sft_config is not given"),
+    (["grain_sft_confg=a.json", "grain_sft_cls=1"], "'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
+    (["grain_sft_allow_other_data=yes"], "expected true or false"),
+    (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
+    (["grain_sft_config={config}", "steps"], "'steps': expected key=value."),
+    (["--grain_sft_config={config}"], "options have no dashes here. Write grain_sft_config="),
+    (["grain_sft_trainer=dpo"], "grain_sft_trainer is given as 'sft' and as 'dpo'. Give one"),
+    (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
+    (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data come from"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_ARGUMENTS)
 def test_a_wrong_argument_is_named_in_one_line_on_stderr(config, capsys, words, message):
     assert main(["sft", "base.yml", *(word.format(config=config) for word in words)]) == 1
     error = capsys.readouterr().err

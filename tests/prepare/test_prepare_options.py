@@ -106,19 +106,19 @@ def test_an_amount_that_does_not_follow_an_input_is_an_error(words: list[str], p
     assert "one amount may follow each input" in place.fails([*command, "-o", str(place.out)])
 
 
-@pytest.mark.parametrize(
-    ("template", "options", "expected"),
-    [
-        ("primer", ["--seq-level-weight"], "seq_level_weight is an option of template openchat, not of primer"),
-        ("primer", ["--system-prompt", "Be kind."], "system_prompt is an option of template openchat, episode"),
-        ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected at most 4294967295"),
-        ("primer", ["--format", "megatron"], "all tokens of its files take loss, but template primer leaves"),
-        ("primer", ["--tokenizer", "none.model"], "none.model: no such file"),
-        ("primer", ["--tokenizer", os.fsdecode(b"\xff.model")], "not UTF-8"),
-        ("openchat", ["--condition", os.fsdecode(b"\xff")], "not UTF-8"),
-        ("hf", ["--chat-template", "none.jinja"], "none.jinja: no such file"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("primer", ["--seq-level-weight"], "seq_level_weight is an option of template openchat, not of primer"),
+    ("primer", ["--system-prompt", "Be kind."], "system_prompt is an option of template openchat, episode"),
+    ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected at most 4294967295"),
+    ("primer", ["--format", "megatron"], "all tokens of its files take loss, but template primer leaves"),
+    ("primer", ["--tokenizer", "none.model"], "none.model: no such file"),
+    ("primer", ["--tokenizer", os.fsdecode(b"\xff.model")], "not UTF-8"),
+    ("openchat", ["--condition", os.fsdecode(b"\xff")], "not UTF-8"),
+    ("hf", ["--chat-template", "none.jinja"], "none.jinja: no such file"),
+]
+
+
+@pytest.mark.parametrize(("template", "options", "expected"), WRONG_OPTIONS)
 def test_options_that_do_not_fit_are_errors(template: str, options: list[str], expected: str, place: Place) -> None:
     for more in ([], ["--dry-run"]):
         assert expected in place.fails(place.command(place.request(template), *options, *more))

@@ -180,6 +180,7 @@ def test_steps_documents_epochs_and_hosts_that_do_not_exist_are_refused(layouts)
         (RowIndexError, "consecutive steps", trace, range(0, 4, 2), {}),
         (RowIndexError, "consecutive steps", trace, [3, 9], {}),
         (RowIndexError, "document 70", find_document, 70, {}),
+        (RowIndexError, "document=1.7: expected an integer", find_document, 1.7, {}),
         (SamplerError, "epochs=3", find_document, 0, {"epochs": 3}),
         (SamplerError, "3 hosts", trace, range(2), {"host": Host(0, 3)}),
     ):

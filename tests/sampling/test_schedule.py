@@ -171,4 +171,7 @@ def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
 def test_an_endless_run_that_starts_inside_an_epoch_counts_the_steps_to_the_end_of_that_epoch():
     assert IndexSampler(20, global_batch_size=4, seed=0, start=(3, 8)).steps_of_epochs(None) == 3
     rows = SourceOrder(20, 1, start=(3, 8))
-    assert MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=4).steps_of_epochs(None) == 6
+    mixture = MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=4)
+    assert mixture.steps_of_epochs(None) == 6
+    with pytest.raises(SamplerError, match="epochs=0"):
+        mixture.steps_of_epochs(0)

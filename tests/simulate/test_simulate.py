@@ -14,7 +14,7 @@ from sft_files import write_olmo
 
 from grain_sft import Host, child_environment
 from grain_sft.cli.main import main
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.simulate import Conditions, lines, processes, simulate
 from grain_sft.simulate.conditions import Waits
 from grain_sft.simulate.demand import DemandModel
@@ -134,6 +134,9 @@ def test_rows_that_are_read_65536_times_are_counted(write_tokens):
     pipeline = load(config_of(corpus, {"kind": "windows", "sequence_length": 8}, 1 << 15, last_batch="run_on"))
     expected = {"rows_read": 1 << 17, "slots": 1 << 17, "distinct": 2, "most_often": 1 << 16}
     assert simulate(pipeline, 1, range(4))["coverage"] == expected
+    for steps, hosts in ((range(0, 4, 2), None), (range(4), 0)):
+        with pytest.raises(SamplerError, match=r"consecutive|count=0"):
+            simulate(pipeline, 1, steps, restart_hosts=hosts)
 
 
 def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_path):

@@ -158,10 +158,8 @@ def _explain(attempts: int, seconds: float, limit: float, last: Exception, unrea
     text = f"{attempts} request{plural} failed within {seconds:.1f} s, the last with {_describe(last)}"
     if unreached is not None:
         return f"the network does not reach {unreached}: {text}. Check the network, its name servers and its firewall"
-    return (
-        f"{text}. Check the network, the bucket's region and its quota, or allow more than {limit:g} s with "
-        f"${SECONDS_VARIABLE} or `seconds` of `remote`"
-    )
+    more_time = f"allow more than {limit:g} s with ${SECONDS_VARIABLE} or `seconds` of `remote`"
+    return f"{text}. Check the network, the bucket's region and its quota, or {more_time}"
 
 
 def server_of(client: Any, path: str) -> str:

@@ -82,23 +82,23 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_stays_te
         assert text in tokenizer.decode(encoded.tokens.tolist())
 
 
-@pytest.mark.parametrize(
-    ("template", "record", "part"),
-    [
-        ("primer", chat(("user", "hello?")), "the role 'assistant'"),
-        ("primer", {"text": "x"}, "a plain document; template primer renders conversations. Give --template text"),
-        ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
-        ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
-        ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
-        ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
-        ("episode_tool", chat(("user", "x")), "the role 'assistant' or 'assistant_toolcall'"),
-        ("episode", chat(("system", "b"), system="a"), "system: the record has a system text"),
-        ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
-        *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
-        *((name, THOUGHT, "messages[0].thinking: template") for name in BUILT_IN),
-        *((name, {**chat(("assistant", "b")), "tools": [{"name": "f"}]}, "tools: template") for name in BUILT_IN),
-    ],
-)
+WRONG_RECORDS = [
+    ("primer", chat(("user", "hello?")), "the role 'assistant'"),
+    ("primer", {"text": "x"}, "a plain document; template primer renders conversations. Give --template text"),
+    ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
+    ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
+    ("openchat", chat(("user", "a"), ("system", "b")), "a later system message"),
+    ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
+    ("episode_tool", chat(("user", "x")), "the role 'assistant' or 'assistant_toolcall'"),
+    ("episode", chat(("system", "b"), system="a"), "system: the record has a system text"),
+    ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
+    *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
+    *((name, THOUGHT, "messages[0].thinking: template") for name in BUILT_IN),
+    *((name, {**chat(("assistant", "b")), "tools": [{"name": "f"}]}, "tools: template") for name in BUILT_IN),
+]
+
+
+@pytest.mark.parametrize(("template", "record", "part"), WRONG_RECORDS)
 def test_what_a_template_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):
     records = [parse_record(each) for each in (chat(("assistant", "b")), record, chat(("assistant", "b")))]
     one, error, other = render(TEMPLATES[template], records, tokenizer, TemplateOptions())
