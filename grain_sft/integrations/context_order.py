@@ -22,7 +22,7 @@ class ContextOrder:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
 
     Raises:
-      PipelineError: The number of shards is odd.
+      PipelineError: The number of shards is neither 1 nor even.
     """
 
     shards: int = 1

@@ -27,7 +27,7 @@ class PackedLayout(Layout):
     """Rows that hold several documents, each document as a segment of its own.
 
     An algorithm chooses the documents of each row from their lengths. With rows of 10 tokens, documents of 6, 7, 3 and 4 tokens
-    fill two rows: 7 + 3 and 6 + 4. The choice for all rows is a plan. By default, one plan is for all epochs, and a sampler
+    fill two rows: 7 + 3 and 6 + 4. The choice for all rows is a plan. By default, all epochs have the same plan, and a sampler
     shuffles its rows. An algorithm that packs each epoch anew has a plan for each epoch.
 
     Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: all documents must be

@@ -54,7 +54,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
 
     From token `at` on, the same `period` tokens come `times` times; `text` shows them. The search covers the periods
     that the filter checks, and prefers a repetition that the filter rejects: `max_count` times or more. A filter from another
-    package that lacks these attributes has the defaults of `NgramFilter`.
+    package may lack `min_period`, `max_period` or `max_count`; then the default of `NgramFilter` holds.
     """
     names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
     min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
