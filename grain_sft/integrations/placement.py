@@ -211,7 +211,7 @@ class LoaderPlacement(Placement):
         devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
-            raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
+            raise PipelineError(f"loaders={list(loaders)}: expected a process that has a device of {sharding}.")
         self.writer = devices[loading[0]].process_index
         self._device_rows = -(-batch_rows // len(loading))
         self.shape = (len(devices) * self._device_rows, shape[1])

@@ -28,8 +28,9 @@ class OlmoVslLayout(Layout):
       corpus: Corpus whose documents are cut.
       sequence_length: Number of tokens of the longest rows, a power of two.
       min_sequence_length: Number of tokens of the shortest rows, a smaller power of two.
-      boundaries: Ends of documents. "auto" takes them from the corpus, as OLMo-core does for remote files. "eos" ends a
-        document after each EOS token, as OLMo-core does for local files. With both, a document also ends where its file ends.
+      boundaries: Ends of documents. "eos" ends a document after each EOS token, as OLMo-core does for local files. Tokens after
+        the last EOS of a file are left out. "auto" takes the ends from the boundary files, as OLMo-core does for remote files.
+        A document that goes on in the next file is cut between the files. Without boundary files, "auto" means "eos".
 
     Attributes:
       row_counts: Number of rows of each length in `row_lengths`.

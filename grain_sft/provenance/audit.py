@@ -89,8 +89,8 @@ class AuditLog(Observer):
         this log: the file was moved away during the run, or another process or pipeline has added entries.
       resume: The run goes on in another process, or jumps to a step that does not come next.
       epoch_start, epoch_complete: A batch has the first row of an epoch, or its last row.
-    The last field of an entry, `entry`, is the number of its line in the file. Only host 0 writes. A batch that was read ahead,
-    but that the trainer never gets, leaves no entry.
+    The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the
+    global batch writes. A batch that was read ahead, but that the trainer never gets, leaves no entry.
 
     Args:
       path: Local path. The suffix `.log` selects lines of text, and `.jsonl` lines of JSON. With any other path, two files are

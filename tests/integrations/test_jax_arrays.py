@@ -213,7 +213,7 @@ def test_wrong_options_pipelines_and_batches_are_refused(folder, pipeline, monke
         ({"ahead": -1}, "ahead"),
         ({"threads": 0}, "threads"),
         ({"start_step": -1}, "step"),
-        ({"loaders": [1]}, "none of these processes"),
+        ({"loaders": [1]}, "expected a process that has a device of"),
         ({"load_balanced_shards": 3}, "expected an even number"),
         ({"load_balanced_shards": 6}, "can't be cut into 12 equal chunks"),
     ):
