@@ -164,9 +164,8 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
       RowIndexError: `pipeline` does not have the step.
       StorageError, CorpusFileError: The file can't be written or read.
     """
-    recorded = read_record(path)
+    now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
-    now = data_state(pipeline, step)
     last = runs[-1] if runs else now
     resume_step({**last, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
     # The check ignores changes from `step` on, such as a new amendment. If there are any, the run needs a new record.

@@ -36,7 +36,7 @@ class Target:
     error: type[GrainSftError] = PrepareError
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
-        check_name("output", os.fspath(output))
+        check_name("output", files.normalize(output))
         if not os.fspath(output):
             raise self.error("output: is an empty path. Give the folder to write to.")
         path = files.absolute(files.normalize(output))

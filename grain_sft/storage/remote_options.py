@@ -125,7 +125,7 @@ def parse_bytes(text: object, what: str) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     if match is None or match.group(2).lower() not in _UNITS:
         raise CorpusError(f"{what} is {text!r}: expected bytes, such as 200GiB, 500GB or 1073741824.")
     return int(float(match.group(1)) * _UNITS[match.group(2).lower()])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from grain_sft.arguments import check_choice
+from grain_sft.arguments import as_integer, check_choice
 from grain_sft.config import is_config, load
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusError
@@ -52,6 +52,7 @@ def verify(
     path = files.normalize(where)
     kind = what or _inferred(path)
     check_choice("what", kind, KINDS, CorpusError)
+    vocab_size = None if vocab_size is None else as_integer("vocab_size", vocab_size, 1, CorpusError)
     arguments: list[tuple[str, Any, str]] = [("corpus", corpus, "plan"), ("receipt", receipt, "config")]
     # vocab_size applies to a corpus and to a config, but not to a plan, which has no vocabulary
     arguments += [("host", host, "config"), ("vocab_size", vocab_size, "corpus" if kind == "plan" else kind)]
@@ -68,7 +69,7 @@ def verify(
     elif kind == "plan" and corpus is None:
         check_plan_file(report, path, None)
     else:
-        source = path if corpus is None else os.fspath(corpus)
+        source = path if corpus is None else files.normalize(corpus)
         with report.errors("files", source):
             opened = open_corpus(source, **(options or {}))
             if kind == "plan":

@@ -36,13 +36,13 @@ def inspect_page(
     """
     if rows is not None and not len(rows):
         raise RowIndexError("rows is empty; expected at least one row. Name a row, or give None for all.")
-    most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
     numbers = [step]
     numbers += [other for other in (step - 1, step + 1) if pipeline.first_step <= other < pipeline.end_step]
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in numbers:  # `step` first, so that errors are about it
         count = len(pipeline.sampler.rows(number))  # a schedule changes it
+        most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(number).source.layout.sequence_length))
         chosen = range(min(count, most_rows)) if rows is None else rows
         if number != step:  # other steps may lack a row; if `step` does, `view_rows` raises
             chosen = [row for row in chosen if row < count]

@@ -52,7 +52,7 @@ WRONG_ARGUMENTS = [
     ([], "grain_sft_config is not given"),
     (["grain_sft_confg=a.json", "grain_sft_cls=1"], "'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
     (["grain_sft_allow_other_data=yes"], "expected true or false"),
-    (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
+    (["grain_sft_config={config}", "grain_sft_eval_config"], "expected grain_sft_eval_config=VALUE"),
     (["grain_sft_config={config}", "steps"], "'steps': expected key=value."),
     (["--grain_sft_config={config}"], "options have no dashes here. Write grain_sft_config="),
     (["grain_sft_trainer=dpo"], "grain_sft_trainer is given as 'sft' and as 'dpo'. Give one"),

@@ -140,6 +140,8 @@ def test_statistics_of_another_corpus_are_not_compared(tmp_path):
     root = write("olmo", tmp_path)
     other = {"tokenizer": {"vocab_size": 9}, "splits": {"train": {"documents": 9, "tokens": 99}}}
     (tmp_path / "prepare.json").write_text(json.dumps(other))
+    with pytest.raises(grain_sft.GrainSftError, match="vocab_size=-1: expected an integer"):
+        check(root, vocab_size=-1)
     report = check(root, vocab_size=None)
     assert report.sound and any("--vocab-size" in each.message for each in report.findings), sentences(report)
     (tmp_path / "prepare.json").unlink()

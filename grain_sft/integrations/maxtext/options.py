@@ -80,7 +80,9 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
     ours: dict[str, str] = {}
     for word in arguments:
-        name, _, text = word.removeprefix(PREFIX).partition("=")
+        name, equals, text = word.removeprefix(PREFIX).partition("=")
+        if word.startswith(PREFIX) and not equals:
+            raise ConfigError(f"{word}: expected {word}=VALUE.")
         if word.startswith(PREFIX) and ours.setdefault(name, text) != text:
             raise ConfigError(f"{PREFIX}{name} is given as {ours[name]!r} and as {text!r}. Give one of them.")
     options = Options.from_environment(**ours)

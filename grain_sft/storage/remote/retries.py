@@ -56,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and math.isfinite(self.seconds)) or self.requests < 1:
             problem = f"remote files: {self.seconds} seconds and {self.requests} requests at once"
-            raise StorageError(f"{problem}; expected more than 0 of both.")
+            raise StorageError(f"{problem}; expected finite numbers above 0.")
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -70,7 +70,8 @@ def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
     try:
         return kind(text) if text else default
     except ValueError as error:
-        raise StorageError(f"${variable} is {text!r}: expected a number, such as {default}.") from error
+        expected = "an integer" if kind is int else "a number"
+        raise StorageError(f"${variable} is {text!r}: expected {expected}, such as {default}.") from error
 
 
 class WrongBodyError(Exception):
