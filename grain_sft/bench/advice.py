@@ -166,7 +166,7 @@ def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     yield f"               {batch['arrays']} arrays, {_size(batch['bytes'])}"
     yield f"machine        {figures['cores']} cores"
     yield f"first reading  {first['first_ms']:.1f} ms for the first batch, which opens files; then {speed}; {slowest}"
-    yield f"taken          {figures['seconds']:.0f} s; {figures['rows_read']:,.2f} times as many rows were read as there are"
+    yield f"taken          {figures['seconds']:.0f} s; rows read: {figures['rows_read']:,.2f} times the rows of the config"
 
 
 def _size(count: float) -> str:

@@ -175,7 +175,7 @@ SOURCE: Options = {**CORPUS, **options_of(Source)}
 STAGE: Options = options_of(StageSection)
 SOURCE_SAMPLER: Options = {name: SAMPLER[name] for name in ("order", "seed", "shuffle", "epochs")}
 LAYOUT: Options = options_of(LayoutSection)
-"""Keys of a layout of any kind."""
+"""Keys that every kind of layout has."""
 
 SECTIONS = ("corpus", "layout", "sampler")
 

@@ -54,6 +54,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       PipelineError: The pipeline is for one host of several, the sharding or the load-balanced order can't divide the arrays,
         or the `loaders` have no device.
       RowIndexError: The pipeline does not have the start step.
+      WrongTypeError: `sharding` is not a `Sharding`.
     """
 
     def __init__(

@@ -161,7 +161,7 @@ class Sampler(abc.ABC):
         Raises:
           SamplerError: A stream has no row left, or cannot begin inside an epoch.
         """
-        raise SamplerError("an earlier stage reads these rows, and this sampler reads whole epochs. Give another seed.")
+        raise SamplerError("this sampler can't begin where an earlier stage ended. Give this stage another seed.")
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Self:
         """Return the same run with other weights for some sources of its mixture.

@@ -67,13 +67,13 @@ class CorpusMetadata:
 
 
 class DirectoryListing:
-    """Names of the files in local and remote folders. A folder is listed once. If that fails, it has no names."""
+    """Names of the files in local and remote folders. A folder is listed once. If it can't be listed, it has no names."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
 
     def names(self, folder: str) -> frozenset[str]:
-        """Return the names of files and folders in `folder`."""
+        """Return the names of files and folders in `folder`. A timeout is raised, because the folder may have the files."""
         if folder not in self._names:
             self._names[folder] = frozenset(_list(folder))
         return self._names[folder]

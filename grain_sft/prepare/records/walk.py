@@ -48,7 +48,8 @@ def expand(path: str) -> Sequence[str]:
     folder and their rejected records, metadata and caches of datasets, and metadata of macOS (`._NAME`).
 
     Raises:
-      CorpusFileError: No file has this name, a folder has several splits of a dataset, or links lead to one folder twice.
+      CorpusFileError: No file has this name, links lead to one folder twice, or a folder has several splits or a damaged copy
+        of a dataset.
     """
     path = files.normalize(path)
     paths: Sequence[str] = [path]
@@ -102,7 +103,7 @@ def _files_of(folder: str) -> Sequence[str]:
 def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a remote folder."""
     with files.remote(folder) as client:
-        path = str(client.info(folder)["name"]).strip("/")  # `folder` may have another protocol, such as gs for gcs
+        path = str(client.info(folder)["name"]).strip("/")  # as `find` names it: without gs:// or gcs://
         for name in client.find(folder):
             folders = tuple(name.strip("/")[len(path) + 1 :].split("/")[:-1])
             if not any(map(_is_hidden, folders)):

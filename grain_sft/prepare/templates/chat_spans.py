@@ -156,7 +156,8 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     """Return the messages that are tried in place of `message`: one, or two if it has thoughts.
 
     The first has the mark 0 as its content, and no thoughts. The second has the mark 0 as its content and the mark 1 as its
-    thoughts: a template may write an empty "<think></think>" for the first, which `message` does not have.
+    thoughts. It is needed if the template writes "<think></think>" for a message without thoughts: then the text before the
+    content differs between the first and `message`.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):

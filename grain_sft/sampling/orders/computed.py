@@ -22,7 +22,7 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     The permutation is one of `grain.experimental.index_shuffle` or, for fewer than 2^16 rows, one of numpy.
 
     Advantages: constant memory, and constant time per index, at any number of rows.
-    Disadvantages: the key has 32 bits, so a number of rows has at most 2^32 permutations. An index takes 6 microseconds if few
+    Disadvantages: the key has 32 bits, so there are at most 2^32 permutations of the rows. An index takes 6 microseconds if few
     indices are requested at once, and 0.3 to 0.7 microseconds if thousands are. The permutation is not cryptographic.
 
     The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. Below
@@ -39,7 +39,7 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return the order of `grain.MapDataset.shuffle(seed).repeat()`, in constant memory.
 
-    Disadvantages: epoch e of seed s is epoch 0 of seed s + e, and permutations of two keys are visibly correlated.
+    Disadvantages: epoch e of seed s is epoch 0 of seed s + e, and permutations of two seeds are visibly correlated.
     """
     if seed >= _KEYS:
         raise SamplerError(f"seed={seed}: order 'grain' takes seeds below {_KEYS}, as Grain does. Give a smaller seed.")

@@ -85,7 +85,7 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
     if cache_dir is not None:
         cache_dir = files.normalize(cache_dir)
         if files.is_remote(cache_dir):
-            raise StorageError(f"cache_dir={cache_dir!r}: expected a local folder, because orders are mapped.")
+            raise StorageError(f"cache_dir={cache_dir!r}: expected a local folder, because orders are memory-mapped.")
     if num_rows < IN_MEMORY_ROWS:
         return permute.permutation(num_rows, *generator)
     name = "-".join(str(key[field]) for field in ("order", "rows", "seed", "epoch")) + artifact.SUFFIX
