@@ -138,7 +138,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     costs = {name: ", ".join(f"{entry[name]:.2f}" for entry in attention) for name in ("shuffled", "floor", "balanced")}
     rows = ", ".join(str(entry["rows_a_device"]) for entry in attention)
     devices = attention[0]["devices"]
-    _line("attention", f"highest cost over the mean of {devices} devices, with {rows} rows each, by order:")
+    _line("attention", f"highest cost of {devices} devices / their mean cost, with {rows} rows each, by order:")
     _line("", f"random rows: {costs['shuffled']} (the longest segments alone make it at least {costs['floor']})")
     _line("", f"balanced: {costs['balanced']}")
     for plan in found["plans"]:
@@ -161,8 +161,8 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
         if "error" in each:
             print(f"{algorithm_title(each)}: {each['error']}")
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
-    print("attn.: highest cost of attention over the mean of devices with one random row each")
-    print("multipack x N: for batches of N rows (--batch-rows; in a config, its global batch); more rows pad less\n")
+    print("attn.: highest attention cost of a device / mean cost of the devices, with one random row each")
+    print("multipack x N: in batches of N rows (--batch-rows; in a config, the global batch); a larger N pads less\n")
     return found
 
 

@@ -20,7 +20,7 @@ def inspect(parser: Parser) -> None:
     add("--row", type=at_least(0), metavar="R", help="row of the host's batch (default: 0; with --html, all rows)")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
     add("--html", metavar="FILE", help="write a page with this step, the step before it and the step after it")
-    colour = "when to use colours (default: auto, which is on a terminal unless NO_COLOR is set)"
+    colour = "when to use colours (default: auto, that is, on a terminal unless NO_COLOR is set)"
     add("--colour", "--color", choices=("auto", "always", "never"), default="auto", help=colour)
     parser.set_defaults(run=_inspect)
 

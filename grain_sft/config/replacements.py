@@ -130,7 +130,10 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return `{"schedule": ...}` with the entries after step `steps`; {} if there are none. Their steps count from `steps`."""
+    """Return `{"schedule": ...}` with the entries after step `steps`, or {} if no entry is after it.
+
+    The new steps count from `steps`: with `steps` 100, an entry at step 130 gets step 30.
+    """
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 

@@ -242,7 +242,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
         try:
-            prepare = importlib.import_module("grain_sft.prepare")  # by name: `corpus` may not `import` this room
+            prepare = importlib.import_module("grain_sft.prepare")  # not `import`: `prepare` imports `corpus`, a cycle
             given_sha256 = prepare.load_tokenizer(path).sha256
         except MissingExtraError:  # without the tokenizers' package, names are compared
             if name is None or not _is_same_name(name, given):
@@ -250,7 +250,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     if given_sha256 is None and name is None:
         problem = f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name"
         fix = "Give the path of the tokenizer, or none"
-        raise CorpusError(f"{problem}, so it can't be compared with {given!r}, which is not a file. {fix}.")
+        raise CorpusError(f"{problem}, so it can't be compared with {given!r}, which is not a path. {fix}.")
     is_same = _is_same_name(name or "", given) if given_sha256 is None else given_sha256 == sha256
     if not is_same:
         problem = f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}"

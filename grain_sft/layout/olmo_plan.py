@@ -158,7 +158,8 @@ def _digest(groups: list[_Group]) -> str:
 
 def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     """Return start and stop of the pieces, row after row, and the number of pieces up to the end of each row."""
-    indices, offsets, chosen = (array.astype(np.int64) for array in group)  # numbers above 2**63 become negative
+    # A number of 2**63 or more becomes negative, and a check that follows refuses it.
+    indices, offsets, chosen = (array.astype(np.int64) for array in group)
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
     # Row 0 begins at entry 0, each later row begins where the row before it ends, and the last row ends after the last entry.
@@ -182,8 +183,8 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
             wrong |= tokens_before > 0
     if wrong.any():
         at = int(wrong.argmax())
-        problem = f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document"
-        raise LayoutError(f"{problem}, or the part of a document that fits into a row. {reason}")
+        problem = f"{where} has a piece that begins at token {start[at]} of the corpus and ends before token {stop[at]}"
+        raise LayoutError(f"{problem}; expected a document, or the part of a document that fits into a row. {reason}")
     pieces = np.bincount(document, minlength=len(documents))
     fragments = -(-documents.length // row_length)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)

@@ -68,7 +68,8 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # wait until the workers have started: until then, another process that the caller starts would lack the main script
+            # Wait until the workers have started. Until then, `workers` hides the main script from multiprocessing, so another
+            # process that the caller starts could not import it.
             with self._from_workers.started:
                 pass
 

@@ -39,9 +39,9 @@ class CurriculumSampler(EpochSampler):
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
-        goes from short rows to long rows. A cycle has a part for each length. This part gets the largest share of the batches
-        of the length. With 4 lengths, the parts get 8/15, 4/15, 2/15 and 1/15 of the batches of the shortest length in
-        `grow_p2`, and 4/10, 3/10, 2/10 and 1/10 of them in `grow_linear`.
+        goes from short rows to long rows. A cycle has one part for each length, and the batches of each length are divided
+        among all parts. Part 1 gets the largest share of the shortest length, part 2 that of the second shortest, and so on.
+        With 4 lengths, the batches of the shortest length are divided 8:4:2:1 in `grow_p2`, and 4:3:2:1 in `grow_linear`.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length.
       balanced: Whether a growing curriculum takes the same number of batches of every length, which drops more rows.
       host: This host, and the number of hosts.
@@ -132,7 +132,7 @@ class CurriculumSampler(EpochSampler):
 
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of an epoch's order. Rows that no step reads follow those of the last step."""
-        parts = self._sizes.epoch(epoch)
+        parts = self._sizes.epoch(epoch)  # the rows of each step, then the rows of each bucket that no step reads
         part = parts.begins.searchsorted(indices, side="right") - 1
         bucket_indices = parts.first_row[part] + indices - parts.begins[part]
         rows = np.empty_like(indices)

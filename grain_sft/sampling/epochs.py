@@ -38,7 +38,10 @@ class RunningEpochs:
         return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self._num_rows)
 
     def _first_row(self, epoch: int) -> int:
-        """Return the number of rows from the first row of step 0 to the first of `epoch`; negative if `epoch` is earlier."""
+        """Return the number of rows from the first row of step 0 to the first row of `epoch`.
+
+        It is negative if `epoch` begins before step 0.
+        """
         return epoch * self._num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:

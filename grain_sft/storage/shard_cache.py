@@ -100,7 +100,7 @@ class ShardCache:
         try:
             block.read(fd, pieces, out)
             with contextlib.suppress(OSError):  # the folder may be read-only
-                os.utime(path)
+                os.utime(path)  # this is its last use: the cache removes the least recently used files
             return True
         except (DamagedBlockError, OSError) as error:
             logging.warning("%s: damaged (%s); fetching it again.", path, error)

@@ -269,7 +269,7 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
     elif report.full:
         _check_tokenizer(report, corpus, where)
     if size is None:
-        sentence = "the ids were not checked: no prepare.json and no tokenizer next to the corpus states their number"
+        sentence = "the ids were not checked: neither prepare.json nor a tokenizer states the vocabulary's size"
         report.note("vocabulary", corpus.shards[0].path, f"{sentence}. Give vocab_size (--vocab-size).")
     return size
 

@@ -228,7 +228,7 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
     for piece in pieces:
         stop_column = column + piece.stop - piece.start
         inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
-        to_file = piece.start - column
+        to_file = piece.start - column  # a token's number in the file is its column plus `to_file`
         for begin, end in itertools.pairwise([column, *inner_borders, stop_column]):
             if begin < len(segments):  # a transform may cut the last columns
                 segment = int(segments[begin])

@@ -215,8 +215,8 @@ def test_fragments_are_checked_piece_by_piece(tmp_path):
     for documents, message in (
         ([[0, 4], [4, 7]], "holds document 1 of the corpus in 0 pieces; expected 1"),
         ([[0, 4], [7, 9]], "holds document 0 of the corpus in 1 pieces; expected 2"),
-        ([[0, 4], [5, 7], [7, 9]], "holds tokens 5 to 7.*expected a document"),
-        ([[0, 3], [3, 7], [7, 9]], "holds tokens 0 to 3.*expected a document"),
+        ([[0, 4], [5, 7], [7, 9]], "begins at token 5 .*before token 7; expected a document"),
+        ([[0, 3], [3, 7], [7, 9]], "begins at token 0 .*before token 3; expected a document"),
         ([[0, 4], [4, 7], [7, 9], [0, 4]], "holds document 0 of the corpus in 3 pieces"),
     ):
         with pytest.raises(LayoutError, match=message):

@@ -115,7 +115,7 @@ def test_a_tokenizer_found_for_a_corpus_that_states_none_is_logged(corpus, chats
     np.arange(50, dtype="<u4").tofile(tmp_path / "data" / "raw" / "a.npy")
     found = find_tokenizer(open_corpus(tmp_path / "data" / "raw" / "a.npy", eos_token_id=2))
     assert found == str(tmp_path / "tokenizer")
-    assert f"{tmp_path / 'tokenizer'}: taken for the corpus's tokenizer" in caplog.text
+    assert f"{tmp_path / 'tokenizer'}: used as the corpus's tokenizer" in caplog.text
 
 
 def test_the_path_of_a_tokenizer_is_relative_to_the_config_that_states_it(chats, tmp_path, monkeypatch):
