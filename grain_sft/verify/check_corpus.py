@@ -199,7 +199,7 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
     some = some[np.unique(np.linspace(0, len(some) - 1, _ENDS_CHECKED).astype(np.int64))] if len(some) else some
     ends = np.stack([start[some], start[some] + length[some] - 1])
     tokens = [corpus.read(at, at + 1)[0][0] for at in ends.ravel().tolist()]
-    first, last = np.array(tokens, np.int64).reshape(2, -1)
+    first, last = np.array(tokens).astype(np.int64).reshape(2, -1)
     _check_eos(report, corpus, some, first, last)
 
 

@@ -114,7 +114,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     indices = range(count) if rows is None else rows
     for row in indices:
         check_type("rows: an item", row, int | np.integer, "the index of a row")
-        if not 0 <= row < count:
+        if isinstance(row, bool) or not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = np.unique(origins.row)  # `Trace.row` has slots of the global batch: row i of this host is at slots[i]

@@ -226,7 +226,7 @@ def rotated(seed, epoch, num_rows):
 
 
 def of_three_rows(seed, epoch, num_rows):
-    return [0, 1, 1]
+    return [None] * 3 if seed else [0, 1, 1]
 
 
 BACKWARDS = Order.from_permutation(lambda seed, epoch, num_rows: np.arange(num_rows)[::-1], host_blocks=True)
@@ -259,8 +259,9 @@ def test_an_order_from_outside_is_named_by_its_module():
     assert [blocks.rows(step).tolist() for step in range(4)] == [[5, 4], [3, 2], [1, 0], [5, 4]]
     found = blocks.slots(range(3))
     assert (found.row == 11 - found.index).all() and sorted(found.row.tolist()) == list(range(12))
-    with pytest.raises(SamplerError, match="epoch 0: expected each of 3 rows once"):
-        sampler(3, 1, f"{__name__}:of_three_rows").rows(0)
+    for seed, message in ((0, "expected each of 3 rows once"), (1, "TypeError: .* Expected a function")):
+        with pytest.raises(SamplerError, match=f"epoch 0: {message}"):
+            sampler(3, 1, f"{__name__}:of_three_rows", seed=seed).rows(0)
     for name in ("no_such.module:name", ".computed:name", ":name"):
         with pytest.raises(SamplerError, match=f"'{re.escape(name)}' cannot be imported"):
             sampler(3, 1, name)

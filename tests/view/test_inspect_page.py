@@ -86,7 +86,7 @@ def test_a_page_of_a_stages_first_step_and_pages_of_rows_that_do_not_exist(confi
     assert "Step 3" in inspect_page(load(path).stages[1], 3, TokenTexts(None))
     with pytest.raises(RowIndexError, match="at least one row"):
         inspect_page(pipeline, 0, TokenTexts(None), rows=[])
-    for message, step, row in (("row -1 of step 3", 3, -1), ("item is 1.5", 3, 1.5), ("step=1.5", 1.5, 0)):
+    for message, step, row in (("row -1", 3, -1), ("row True", 3, True), ("item is 1.5", 3, 1.5), ("step=1.5", 1.5, 0)):
         with pytest.raises((RowIndexError, WrongTypeError), match=message):
             inspect_page(pipeline, step, TokenTexts(None), rows=[row])
 

@@ -79,7 +79,8 @@ class Order:
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
                 with entry_errors(SamplerError, f"order {permutation!r}, epoch {epoch}", expected):
                     rows = np.asarray(permutation(seed, epoch, num_rows))
-                if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
+                    has_all = rows.shape == (num_rows,) and np.array_equal(np.sort(rows), np.arange(num_rows))
+                if not has_all:
                     raise SamplerError(
                         f"order {permutation!r}, epoch {epoch}: expected each of {num_rows} rows once; found an array of shape "
                         f"{list(rows.shape)} that repeats or lacks rows. Return a permutation of range({num_rows})."
