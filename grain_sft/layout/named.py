@@ -41,7 +41,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         chats.jsonl:17: documents made of line 17 of an input that the corpus was prepared from (see `documents_of_record`);
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
-        If a name finds a document in one stage, the result has this document in all stages that read it.
+        If a name finds a document in one stage, the result has this document in all stages that read it. If the run has one
+        layout, a number that the layout lacks stays in the result, because a check may read all tokens.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a named record.
@@ -262,7 +263,9 @@ class _Inputs:
         exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]
         matches = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
         if len(matches) > 1:
-            raise CorpusError(f"{name or 'a record'!r}: several inputs fit. Say which of {self._listed}.")
+            raise CorpusError(
+                f"{repr(name) if name else 'this line'}: several inputs fit. Say which of {self._listed}."
+            )
         return matches[0] if matches else None
 
     @property

@@ -135,8 +135,9 @@ class Traits:
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
 
-        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2. If the
-        layout has one epoch, all rows are in epoch 0.
+        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2.
+
+        The default is for a layout of one epoch: it returns epoch 0 and `rows`.
         """
         return np.zeros(len(rows), np.int64), rows
 

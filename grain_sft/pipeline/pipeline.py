@@ -86,7 +86,7 @@ class Pipeline:
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
-        """Set what `Pipeline` and `StagedPipeline` share: observers, a check of first batches, and a cache of `_of_columns`."""
+        """Set what a `StagedPipeline` has too: observers, the check of the first batches, and the cache of `_of_columns`."""
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = other_observers(observers)
         if audit is not None:

@@ -181,9 +181,10 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents that `steps` read: (source, record) by number in `run`, or ("", number) for one without a record.
+    """Return the documents that `steps` read, by their numbers in `run`.
 
-    A document whose tokens are all withdrawn does not count.
+    The value of a document is its (source, record), or ("", its number) if it has no record. A document whose tokens are all
+    withdrawn does not count.
     """
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
