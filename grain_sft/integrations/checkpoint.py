@@ -166,8 +166,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     """
     now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
-    last = runs[-1] if runs else now
-    resume_step({**last, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
+    resume_step({**(runs or [now])[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
     # The check ignores changes from `step` on, such as a new amendment. If there are any, the run needs a new record.
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)

@@ -64,8 +64,9 @@ class PaddedLayout(Layout):
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens
+        num_cut = int(np.count_nonzero(whole > max(length, self.min_tokens - 1)))
         return [
-            (f"truncated to the {self.keep} {length:,} tokens", int(np.count_nonzero(whole > length)), self.cut_tokens),
+            (f"truncated to the {self.keep} {length:,} tokens", num_cut, self.cut_tokens),
             (f"dropped, shorter than {self.min_tokens} tokens", self.dropped, dropped),
             ("padding of rows", None, len(self) * length - kept),
             ("in no document", None, self.corpus.num_tokens - int(whole.sum())),

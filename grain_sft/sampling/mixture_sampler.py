@@ -142,7 +142,9 @@ class MixtureSampler(StreamSampler):
         epochs = self._checked_epochs(epochs)
         if self.num_steps is not None and epochs is None:
             return self.num_steps
-        spans = [stream.span(epochs - 1 if epochs else stream.source.start[0]) for stream in self.streams]
+        sources = [stream.source for stream in self.streams]
+        last_epochs = [min(epochs, each.epochs or epochs) - 1 if epochs else each.start[0] for each in sources]
+        spans = [stream.span(epoch) for stream, epoch in zip(self.streams, last_epochs, strict=True)]
         ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
         return max(ends, default=self.num_steps or 1)
 

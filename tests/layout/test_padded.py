@@ -34,6 +34,7 @@ def test_rows_are_the_documents_that_are_long_enough_in_order(kind, lengths, par
         layout = PaddedLayout(made.corpus, length, keep=keep, min_tokens=least)
         assert (len(layout), layout.dropped) == (len(kept), len(lengths) - len(kept))
         assert layout.cut_tokens == sum(max(0, lengths[number] - length) for number in kept)
+        assert layout.left_out()[0][1] == sum(lengths[number] > length for number in kept)
         rows = NpyDataSource(layout).read(range(len(layout)))
         for row, number in enumerate(kept):
             size = min(lengths[number], length)

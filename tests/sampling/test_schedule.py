@@ -175,3 +175,5 @@ def test_an_endless_run_that_starts_inside_an_epoch_counts_the_steps_to_the_end_
     assert mixture.steps_of_epochs(None) == 6
     with pytest.raises(SamplerError, match="epochs=0"):
         mixture.steps_of_epochs(0)
+    parts = {"a": (1, SourceOrder(40, 1, epochs=1)), "b": (3, SourceOrder(40, 2, epochs=2))}
+    assert MixtureSampler(Mixture(parts, on_exhausted="renormalize"), global_batch_size=8).steps_of_epochs(2) == 15

@@ -135,7 +135,6 @@ WRONG_RECORDS = [
     (user(weight="1"), ["messages[1].weight: '1'"]),
     (user(train=False), ["messages[1].train: false; a mask of this name is not read", "--schema chat:weight=train"]),
     (user(loss=1, weight=1), ["messages[1].loss: the number 1; a mask of this name is not read"]),
-    (user(loss_mask=[1]), ["messages[1].loss_mask: a list; a mask of this name is not read. Give messages"]),
     (user(masked=True), ["messages[1].masked: true; a mask of this name is not read. Give messages that take no loss"]),
     (user(content=[{"type": "image"}]), ["messages[1].content: a list; expected a string, or a list of one text"]),
     (user(function_call={"name": "f"}), ["messages[1].function_call", "'tool_calls'"]),
