@@ -16,7 +16,7 @@ IMPORT_GRAIN = "import grain"  # name in the table of `startup`
 SHUFFLE_ROWS = 724_000_000  # number of rows of 8192 tokens in OLMo-3's pretraining mix
 SHUFFLE_FILES = 950  # number of token files of that mix
 
-# `run_program` puts imports and the function `memory` before each of these programs
+# Each program prints its figures last, as JSON. `run_program` puts imports and the function `memory` before the program.
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 begin = time.perf_counter()

@@ -148,7 +148,8 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
-        # In `corpus.mixture`, "path" and "mixture" may be names of sources.
+        # The keys of `corpus.mixture` are names of sources, and their values are mappings. Sources named "path" and "mixture"
+        # do not exclude each other.
         are_sources = isinstance(top.get(key), Mapping) and isinstance(base.get(excluded), Mapping)
         if key in top and excluded not in top and not are_sources:
             merged.pop(excluded, None)
@@ -182,7 +183,7 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a token path, joined to `folder` if it is relative and exists there.
+    """Return a path of the config, joined to `folder` if it is relative and exists there.
 
     If `folder` is in a bucket, a relative path is always joined, and its existence is not checked. A blend of weights and
     prefixes, such as "0.3 a 0.7 b", becomes a list of its words, and the prefixes are located as paths.

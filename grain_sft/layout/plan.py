@@ -134,7 +134,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
     pieces = np.diff(ends, prepend=0)
     if (pieces < 1).any():
         row = int((pieces < 1).argmax())
-        raise ValueError(f"row {row} ends at piece {ends[row]}, where it begins")
+        raise ValueError(f"row {row} begins at piece {ends[row] - pieces[row]} and ends at piece {ends[row]}")
     if pieces.sum() != len(start):
         raise ValueError(f"the last row ends at piece {pieces.sum()} of {len(start)}")
     if not len(start):

@@ -77,9 +77,10 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a part that differs between receipts may change a batch before `step`.
+    """Return whether a difference between receipts may change a batch before `step`.
 
-    The result is False if each text begins with "from step N: " and N is at least `step`.
+    A receipt has parts, such as "amendment 1", and one of the parts differs. The result is False if every text of this part
+    begins with "from step N: " and N is at least `step`.
 
     Args:
       step: Next step of a run. If it is None, the result is True.

@@ -93,7 +93,7 @@ def _taken(values: list[T]) -> list[T]:
 
 
 def _forked() -> None:
-    """Drop the batches that are not counted yet in a forked child, because its parent counts them."""
+    """In a forked child, drop the batches that are not counted yet, because the parent counts them."""
     arrivals.clear()
     _make_seconds.clear()
 

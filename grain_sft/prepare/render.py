@@ -1,6 +1,6 @@
-"""`Renderer`, which makes documents (tokens and loss) of records, and a chunk file of each group of units.
+"""`Renderer`, which turns records into documents (tokens and loss), and a group of units into a chunk file.
 
-A unit is a range of an input's records. A chunk file holds the documents until the corpus is written.
+A unit is a range of records of one input file. A chunk file holds the documents of a group until the corpus is written.
 """
 
 import base64
@@ -107,7 +107,8 @@ class Renderer:
         """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # A pair is refused if a response has no tokens. With "keep", an empty response has the BOS and EOS of the documents.
+        # With "keep", a response without text is the EOS that ends it. Without BOS and EOS, "keep" would be an error of the
+        # template. Then a response without text has no tokens, and `pair_of` refuses the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
@@ -167,7 +168,10 @@ class Renderer:
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
-        """Cut a document to the request's length. Add it and its record to `contents`, or count why it is dropped."""
+        """Cut a document to the request's length, and add it to `contents` or count why it is dropped. Add its record anyway.
+
+        If the template has `trim_trailing`, the tokens after the last token that takes loss are cut off, too.
+        """
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
         min_length = max(self.template.min_tokens, self.request.min_length or 1)

@@ -68,7 +68,7 @@ class Proportions:
       limits: Number of rows of each source; None for a source without an end. Used only with `on_exhausted`.
       on_exhausted: For each source, what happens when it has no row left; empty if no source ends. "stop": the mixture ends
         before the first row that the source lacks. "fail": the same, and `failure` is set. "renormalize": after the last row
-        of the source, the other sources divide its share.
+        of the source, the other sources divide its share. "repeat": the source has no end.
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
@@ -208,7 +208,10 @@ def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Way from the outermost mixture to a source: the proportions of each mixture, and the number of the next source in it."""
+"""Way from the outermost mixture to a source, as (proportions of a mixture, number of one of its sources) for each mixture.
+
+The numbered source is the next mixture on the way. In the last pair, it is the source itself.
+"""
 
 
 def count_drawn(path: Path, row: int) -> int:

@@ -45,7 +45,7 @@ class StreamSampler(Sampler):
         """Return the rows at `indices` of the run's sequence of rows, int64 [n].
 
         Index 0 is the first row of `step`: with 4 rows in a step, index 5 is in the step after it. An index past the end of the
-        run has the row `FILL_ROW`. In an order without `runs_on`, an index past the end of the epoch has it, too.
+        run has the row `FILL_ROW`. If `runs_on` is False, an index past the end of the epoch has it, too.
         """
 
     @abc.abstractmethod
@@ -67,8 +67,8 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # `_last_step` is the last requested step that was not in `_computed`. Steps count as in sequence if `step` is 1 to
-            # 3 after it: threads may request 4, 6, 5.
+            # `_last_step` was the step before `step` that `_computed` did not have. If it is 1 to 3 steps before `step`, the
+            # caller reads in sequence. Steps 2 and 3 count because several threads may request the steps 4, 6, 5.
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
@@ -92,7 +92,7 @@ class StreamSampler(Sampler):
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return how many steps from `step` on have `size` rows each, and read the sequence without leaving out a row."""
+        """Return how many steps from `step` on have `size` rows each and follow each other without a gap in the sequence."""
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 

@@ -15,8 +15,8 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a whole file, or a part of a file that has the block size of the options. A gather is the reading of all pieces
-    that one call of `read` gets.
+    A block is a whole file, or one of the parts of `options.unit` bytes that a file is divided into. A gather is the reading of
+    all pieces that one call of `read` gets.
 
     Args:
       options: Size limit and block size of the cache.

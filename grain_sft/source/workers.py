@@ -74,10 +74,10 @@ class InOrder:
                 self.close()
         return next(self.iterator)
 
-    def close(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+    def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, once. Do nothing while the interpreter ends: the exit function of `stop_with` has ended them."""
         self._closed = True
-        if self.iterator is not None and self._stop is not None and not ends():
+        if self.iterator is not None and self._stop is not None and not is_ending():
             self._stop()
 
 

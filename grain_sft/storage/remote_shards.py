@@ -104,7 +104,7 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
             _check_size(shard, present[shard.path])
             version = version_of(present[shard.path])
         fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
-        # name of the file in the shard cache: two files with one different field have different names
+        # The key names the file in the shard cache. If a file is replaced, one of the fields differs, and so does the key.
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified

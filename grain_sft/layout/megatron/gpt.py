@@ -129,7 +129,7 @@ class MegatronGptLayout(Layout):
         positions = traits.resets and attention if positions is None else positions
         segments = traits.segments_per_row if segments is None else segments
         segments = as_integer("max_segments_per_row", segments, 0, LayoutError)
-        joined = self._cut.length // segments if segments and attention else 0
+        min_segment_length = self._cut.length // segments if segments and attention else 0
         transforms: list[Any] = ["shift_targets"]
         if self._cut.extra:
             transforms.append("drop_last_position")
@@ -142,7 +142,7 @@ class MegatronGptLayout(Layout):
         if mask or traits.masks_targets:
             transforms.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})
         if attention or positions:
-            options = {"attention": attention, "positions": positions, "min_segment_length": joined}
+            options = {"attention": attention, "positions": positions, "min_segment_length": min_segment_length}
             transforms.append({"reset_at_eod": {"eod_token_id": eod, **options}})
         return transforms
 

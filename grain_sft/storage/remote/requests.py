@@ -125,7 +125,8 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # A known version came from this server, to this process or another. So the request gets all of `seconds` (see `retried`).
+    # If `version` is known, the server has answered before: it sent this version, perhaps to another process. So the request
+    # gets all of `seconds` (see `retried`).
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 
