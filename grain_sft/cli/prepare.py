@@ -175,9 +175,9 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
         # no template.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
-            reason = "In local files OLMo-core finds documents by it, unless use_array_if_local=False is set"
+            reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"
             note = f"{count:,} of {documents:,} documents {what} the EOS token. {reason}"
-            print(f"note     {note}; this project reads the .csv.gz files.")
+            print(f"note     {note}; this project reads their ends from .csv.gz files.")
     print(f"output {output}")
     for split in manifest["splits"]:
         print(f"  {split:<5} {files.join(output, format.split_paths[split])}")

@@ -151,7 +151,7 @@ def _refuse(step: int) -> NoReturn:
 
 
 def _forked() -> None:
-    """In a forked child, let `get` raise an error instead of waiting without end, and leave worker processes to the parent."""
+    """In a forked child, let `get` raise an error, not wait forever, and let `close` not end worker processes of the parent."""
     for reader in list(_open):
         reader.slots, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
     _open.clear()

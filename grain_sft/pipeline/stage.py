@@ -65,7 +65,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # all steps have equally many tokens, in rows of different lengths
+        if length is not None:  # a curriculum: steps differ in row length, but all have as many tokens as step 0
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -141,7 +141,9 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
-    else:  # rows of the epoch that are too few for a batch of this stage may fill a smaller batch of the next stage
+    else:
+        # `stream.begin(end)` may be in the next epoch, although this epoch has rows left that were too few for a batch of this
+        # stage. They may fill a smaller batch of the next stage. So the result is the end of the last step.
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching

@@ -50,8 +50,8 @@ class Header:
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents by reason.
       rejected: Number of rejected records.
-      text_bytes, text_tokens: Number of bytes of the texts of kept plain documents, and number of the tokens of these texts,
-        including tokens that were cut off.
+      text_bytes, text_tokens: Number of bytes of the kept documents that are plain texts, not chats, and number of the tokens
+        of these documents, including tokens that were cut off.
       tokens_at, loss_at, rejected_at, end: Offsets of the tokens, of their loss, of the lines of the rejected records, and of
         the end of the file, in bytes. If all tokens have the loss 1, the file contains no loss. This saves 6 % of the CPU time
         of a preparation of plain texts.

@@ -141,7 +141,7 @@ class TrainableTokens:
         """Return the number of trainable tokens of each of the `pieces` of `rows`, int64 [pieces]. `rows` has no `FILL_ROW`."""
         begins_segment = (pieces.column if pieces.position is None else pieces.position) == 0
         if self._source.layout.of_pairs:
-            begins_segment[:] = False  # the first token of a response follows the prompt
+            begins_segment[:] = False  # responses are trainable from their first token, because they follow the prompt
         counts: Ints = pieces.length - begins_segment
         if not self._transforms and self._loss is None:
             return counts

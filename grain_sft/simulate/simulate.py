@@ -97,7 +97,7 @@ def simulate(
       real: Measurements of real processes; None for a model without start-up time and memory.
 
     Raises:
-      SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
+      SamplerError: `hosts` or `restart_hosts` does not divide the batch, `steps` are not consecutive, or the run lacks them.
     """
     conditions = (conditions or Conditions()) if real is None else real.conditions
     sampler = sampler_of(pipeline, hosts, steps)
@@ -214,7 +214,10 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for the batches that are kept ready, and the bucket's time for them."""
+    """Return the requests of all hosts for the first `prefetch` batches of each, and the bucket's time for these requests.
+
+    With `real`, the requests that open the corpus are included.
+    """
     conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}

@@ -186,7 +186,10 @@ class Space:
                 self._record(lock, max(0, used_by_others))
 
     def publish(self, path: str) -> None:
-        """Rename the finished file `path`.part to `path`. The lock keeps other processes from listing files meanwhile."""
+        """Rename the finished file `path`.part to `path`.
+
+        The lock keeps other processes from listing files meanwhile: they might see both names or none, and count wrongly.
+        """
         with self._locked():
             os.replace(path + PART, path)
 

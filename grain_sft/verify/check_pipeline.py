@@ -229,9 +229,9 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     counts, max_segments = np.diff(ends, prepend=0), recipe.get("max_segments")
     if isinstance(max_segments, int) and (crowded := counts > max_segments).any():
         row = crowded.argmax()
-        sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_others(crowded)}"
+        sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_count(crowded, 'Rows')}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # The pieces are sorted by document and start. So a piece that repeats tokens overlaps the piece before it.
+    # The pieces are sorted by document and start. If two pieces have a token in common, some piece overlaps the one before it.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
@@ -239,7 +239,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     if repeated.any():
         piece = repeated.argmax()
         row = np.searchsorted(ends, piece, side="right")
-        sentence = f"of document {document[piece]} is in row {row} a second time.{_others(repeated)}"
+        sentence = f"of document {document[piece]} is in row {row} a second time.{_count(repeated, 'Pieces')}"
         report.wrong("plan", where, sentence, f"token {start[piece]}")
     if corpus is not None:
         with report.errors("boundaries", corpus.shards[0].path):
@@ -252,7 +252,7 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
     absent = (document < 0) | (document >= len(documents))
     if absent.any():
         at = absent.argmax()
-        sentence = f"is of document {document[at]}, but there are {len(documents)} documents.{_others(absent)}"
+        sentence = f"is of document {document[at]}, but there are {len(documents)} documents.{_count(absent, 'Pieces')}"
         report.wrong("plan", where, sentence, f"piece {at}")
         return
     begin, stop = documents.start[document], start + length
@@ -261,16 +261,16 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
     if outside.any():
         at = outside.argmax()
         found, own = f"tokens {start[at]} to {stop[at]}", f"document {document[at]} is tokens {begin[at]} to {end[at]}"
-        report.wrong("plan", where, f"is {found}, but {own}.{_others(outside)}", f"piece {at}")
+        report.wrong("plan", where, f"is {found}, but {own}.{_count(outside, 'Pieces')}", f"piece {at}")
         return
     expected = plan_columns(documents, document, start, length, ends)["counts"]
     for name, stated, counted in zip(COUNTS, arrays["counts"].tolist(), expected.tolist(), strict=True):
         report.figures[name] = counted
         if stated != counted:
-            report.wrong("plan", where, f"states {stated} {name.replace('_', ' ')}, but its rows leave {counted}.")
+            report.wrong("plan", where, f"states {stated} {name.replace('_', ' ')}, but its rows give {counted}.")
 
 
-def _others(wrong: Bools) -> str:
-    """Return a sentence about the True values after the first, such as " So are 3 more."; "" if there is only one."""
-    count = np.count_nonzero(wrong) - 1
-    return f" So are {count:,} more." if count else ""
+def _count(wrong: Bools, what: str) -> str:
+    """Return the number of True values as a sentence, such as " Rows with this error: 4."; "" if there is only one."""
+    count = np.count_nonzero(wrong)
+    return f" {what} with this error: {count:,}." if count > 1 else ""

@@ -96,7 +96,8 @@ def texts_of(
 
     Args:
       corpus: Corpus that the tokens are from.
-      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus; if it does not exist, no id has a text.
+      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above. If it does
+        not exist, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
       argument: Option that the line names, such as "--tokenizer".
 

@@ -240,7 +240,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:
         split = splits[0]
-        if split.files != tuple(paths):  # `sources` also lists the documents of files that are left out
+        if split.files != tuple(paths):  # the split's file of sources lists the documents of all its files
             split = dataclasses.replace(split, sources="")
         return split
     facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}

@@ -93,7 +93,8 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 def _keeps_words(step: Mapping[str, Any]) -> bool:
     """Return whether a pre-tokenizer splits a word in the same way in a piece and in the whole text.
 
-    "Digits" and "ByteLevel" always do. "Split" does if its pattern consists of `_ALTERNATIVES`.
+    "Digits" and "ByteLevel" always do. "Split" does if its pattern consists of `_ALTERNATIVES`, and if it makes each match a
+    word of its own ("Isolated") or drops the matches ("Removed").
     """
     if step["type"] == "Split":
         is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None
