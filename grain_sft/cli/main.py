@@ -83,7 +83,7 @@ def _guarded(*, ends_process: bool) -> int:
       ends_process: Whether the caller exits right after the command. If so, the slow shutdown of the interpreter is left out.
     """
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed, as by `2>&-`; else the next open file would get descriptor 2
+        if getattr(sys, stream) is None:  # closed, as by `2>&-`: use the null device, before a file gets descriptor 2
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the encoding of stdout lacks

@@ -89,7 +89,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
         validate(sections, where)
         with_stages = with_stages_of_replacements(sections, where)
         if with_stages is not sections:
-            # A replacement may not fit its source: `max_epochs` in a replacement excludes `sampler.epochs` of its source.
+            # An amendment `replace` may give a source keys that exclude others: `max_epochs`, if it has `sampler.epochs`.
             validate(with_stages, where)
     return where, with_stages
 
@@ -107,7 +107,10 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the new names of renamed keys. Names of sources stay: a source may be called like a former key."""
+    """Return a section with the new names of renamed keys. Names of sources stay: a source may be called like a former key.
+
+    Lists, such as stages, are not searched: versions with the former keys had none of them in lists.
+    """
     if not isinstance(section, Mapping):
         return section
     renamed = {}

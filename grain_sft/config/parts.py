@@ -141,7 +141,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
-        # A config resolves the tokenizer's path, but `{TOKENIZER}` in paths means the name as the config states it.
+        # `{TOKENIZER}` in the paths of a mix becomes the name as the config states it, not the path that it was resolved to.
         name = getattr(tokenizer, "name", tokenizer)
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)

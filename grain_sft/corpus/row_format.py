@@ -13,7 +13,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 IndexDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
 LONG_SEGMENT = 1 << 10  # tokens; segments with at least this mean length are long
 
-_ROW_ALIGNMENT = 8  # bytes, so that int64 ends are aligned
+_ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,10 @@ class RowFormat:
 
     @classmethod
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
-        """Return the smallest format for rows of `mean_segments` segments on average, and at most `most_segments`."""
+        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`.
+
+        Rows of long segments store the ends of segments if this takes few bytes. Dtypes are the smallest that suffice.
+        """
         segments_dtype = np.min_scalar_type(most_segments).name
         # `ends`, int64 for each segment, must not take more than a byte for each token
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:

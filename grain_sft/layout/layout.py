@@ -100,7 +100,7 @@ class FromPieces(Traits):
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
-        """Return the numbers of the rows that have a token of the documents with the numbers `documents`, ascending.
+        """Return, ascending, the numbers of the rows that have a token of one of the documents numbered `documents`.
 
         Raises:
           RowIndexError: A number is not in [0, num_documents).

@@ -133,7 +133,7 @@ class _IteratorWatch(_Watch):
         self._stats.longest = 0.0
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
-        # the training loop has no time before the first step of a run, so this step does not count for the average
+        # the training loop runs between steps, so the first 5 steps of a run have only 4 times of it
         training = _short((stats.elsewhere - before.elsewhere) / (steps if before.steps else max(1, steps - 1)))
         rates = f"{tokens / seconds:.0f} tokens/s, {steps / seconds:.2f} steps/s"
         waits = f"waited {waited} a step, {_short(stats.longest)} at most; the training loop took {training} a step"
@@ -247,7 +247,7 @@ def _state(pid: int) -> str:
 
 
 def _short(seconds: float) -> str:
-    """Return a time with two or three digits and its unit: "58 µs", "1.2 ms", "3.4 s"."""
+    """Return a time with its unit, such as "58 µs", "1.2 ms" or "3.4 s"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"

@@ -132,7 +132,7 @@ def _inferred(path: str) -> str:
             if head.startswith(artifact.MAGIC):
                 return "plan"
             value = json.loads(head) if path.endswith(".json") and len(head) <= _LARGEST_CONFIG else None
-            # the last two keys are those of an index, which is a corpus
+            # a dict with `format_version` or `shards` is the saved index of a corpus
             if isinstance(value, dict) and is_config(value) and not value.keys() & {"format_version", "shards"}:
                 return "config"
     return "corpus"

@@ -18,7 +18,7 @@ _BLOCK_ROWS = 1 << 16  # rows checked at a time
 
 # reasons in messages about keys of MaxText's config
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
-_EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
+_EXPANSION = "it is for states saved by more hosts than resume, but here any number of hosts may resume. Set it to -1."
 _OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
 _MASKS = "grain_sft does not make the masks of this objective. Choose another objective."
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -118,8 +118,8 @@ def _check_responses(layout: Layout, where: str) -> None:
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
     """Raise a ConfigError unless all batches have as many rows as MaxText expects, and all rows have one length."""
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
-    of_step = getattr(config, name)
-    expected = trainer.rows(config, of_step) if training else of_step
+    rows_of_step = getattr(config, name)
+    expected = trainer.rows(config, rows_of_step) if training else rows_of_step
     if lengths := pipeline.source.layout.row_lengths:
         problem = f"rows have {', '.join(map(str, lengths))} tokens, but all of MaxText's steps have one shape"
         raise ConfigError(f"{where}: {problem}. Choose a layout whose rows have one length.")
@@ -127,9 +127,9 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
         steps = f" x gradient_accumulation_steps={config.gradient_accumulation_steps}" if training else ""
-        batches = "" if expected == of_step else f", {expected} in each of a step's batches"
+        batches = "" if expected == rows_of_step else f", {expected} in each of a step's batches"
         product = f"{per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}"
-        problem = f"the global batch has {wrong[0]} rows, but MaxText's {name} is {of_step} ({product}){batches}"
+        problem = f"the global batch has {wrong[0]} rows, but MaxText's {name} is {rows_of_step} ({product}){batches}"
         fix = f"Make them equal: sampler.global_batch_size: {expected}, or another {per_device}"
         raise ConfigError(f"{where}: {problem}, and all of its steps have one shape. {fix}.")
 

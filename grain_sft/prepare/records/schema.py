@@ -28,7 +28,8 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record. `--schema` can map them to other keys of the file.
       turn_keys: Keys of a message in a record that `--schema` can map.
-      signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty if keys alone do not show it.
+      signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty for the schemas with the key
+        'messages' other than "chat", and for "text", which "auto" takes if a record has 'text' and no signs.
     """
 
     parse: Callable[[Record], Conversation]
@@ -145,7 +146,10 @@ def _parse_openchat(record: Record) -> Conversation:
 
 
 def _parse_sharegpt(record: Record) -> Conversation:
-    """Parse {"conversations": [{"from", "value", "weight"}], "system", "tools"}. Or all turns are {"role", "content"}."""
+    """Parse {"conversations": [{"from", "value", "weight"}], "system", "tools"}.
+
+    The turns may have "role" and "content" in place of "from" and "value", if all turns have them.
+    """
     messages = tuple(read_turns(record, "conversations", _CHAT_ROLES))
     return Conversation(messages, system=optional_text(record, "system") or None, tools=_tools(record))
 

@@ -44,7 +44,7 @@ def parse_json(line: bytes) -> object:
         where = shown(near) if near else "the end of the line"
         reason = error.msg.removesuffix(" at").removesuffix(" starting")
         is_cut = error.pos >= len(error.doc.rstrip())
-        hint = " Does a record span several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if is_cut else ""
+        hint = " Does a record span several lines? Join them: `jq -c . FILE > FILE.jsonl`." if is_cut else ""
         problem = f"not valid JSON at column {error.pos + 1}: {reason[0].lower()}{reason[1:]}, found {where}"
         raise RecordError(f"{problem}. Expected one whole JSON object in a line.{hint}") from error
     except RecursionError as error:

@@ -7,7 +7,7 @@ token of the tokenizer is encoded as ordinary text, so a content that spells thi
 `--special-text encode`.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
-of assistant messages. They do not render the `context` of a record and the content of a tool call.
+of assistant messages. They render neither the `context` of a record nor the content of a tool call.
 
 Source of these rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
