@@ -75,7 +75,7 @@ def options_of(declaration: Callable[..., Any]) -> Options:
         parameters = inspect.signature(declaration).parameters
     except ValueError:  # functions written in C, such as `getattr`, may have none
         name = f"{declaration.__module__}:{declaration.__qualname__}"
-        raise ConfigError(f"{name} has no signature, which states the options. Name one written in Python.") from None
+        raise ConfigError(f"{name} has no signature to read options from. Name an object written in Python.") from None
     return {
         name: Option(name, _config_type(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
         for name, parameter in parameters.items()

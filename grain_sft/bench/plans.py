@@ -2,6 +2,9 @@
 
 The corpus resembles OLMo-3 Think SFT's: its documents have log-normal lengths, and it has boundary files in open-instruct's
 format. Token files and masks are sparse files that take no space on the disk, so the speed of the disk does not matter.
+
+Each measurement runs a program in a process of its own. `run_program` puts a few imports, such as `time`, and the function
+`memory` before the program.
 """
 
 import gzip

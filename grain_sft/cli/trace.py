@@ -77,7 +77,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
     """Return a title, and the traces that answer the question of the options.
 
     A trace of steps has a title such as "steps 1000:7000". The title of a trace of documents has the number of segments that
-    hold their tokens: "document 5: seen 3 times".
+    hold their tokens: "document 5: seen 3 times". For preference pairs, it has the number of rows.
     """
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
@@ -117,6 +117,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
+            # from numbers in the part's corpus to numbers in the part, in the layout, and in the run
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # such as a source without a tokenizer; raised if every source fails
             if len(parts) == 1:

@@ -96,8 +96,9 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
-    Whether a document continues in the next shard may depend on the last token of a shard, and on the file of sources. So the
-    hash also covers the digests of the shards, which include their last tokens, and the size of the file of sources.
+    Whether a document continues in the next shard may depend on the last token of a shard, and on the number of documents that
+    `corpus.sources_file` lists. So the hash also covers the digests of the shards, which include their last tokens, and the
+    size of that file.
     """
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
@@ -140,10 +141,11 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the argument `of` of `hashes_of` for the hashes of all tokens: "bytes" if each shard is a whole file.
+    """Return the name under which the cache has the hashes of all tokens. It is the argument `of` of `hashes_of`.
 
-    A shard may be a part of its file: a range of Megatron's sequences, or the tokens of written rows without the other arrays.
-    The hash of such a part must not be cached as the hash of the file, so the result is another text.
+    The name is "bytes" if each shard is a whole file. A shard may also be a part of its file: a range of Megatron's sequences,
+    or the tokens of written rows without the other arrays. The hash of such a part must not be cached as the hash of the file,
+    so the name is then another text.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

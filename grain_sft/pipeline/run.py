@@ -16,7 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`, which documents them.
+    """Members of a `Pipeline`. The docstrings of `Pipeline` explain them.
 
     Iterators, loaders and observers take a `Run` instead of a `Pipeline`, because pipeline.py imports their files: a cycle.
     """

@@ -139,7 +139,8 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
     For each period p, the later columns are `p * (repeats - 1)` apart. A row that fails has a run of that length, so the run
-    contains one of these columns. The first of them is the last column of the run that begins as early as possible, at p.
+    contains one of these columns. Column p is the first that has a token p columns before it. A run that begins there ends at
+    column `p * repeats - 1`, so this is the first of the later columns.
     """
     # a row that fails has at least three repeats, so the period is at most a third of its length
     periods = range(min_period, min(max_period, length // 3) + 1)

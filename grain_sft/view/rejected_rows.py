@@ -59,6 +59,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
     min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
     repetitions = [(0, 1, 1)]  # first token, period, times
+    # a rejected row has at least three repeats, so a period is at most a third of the row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
         # `equal` has a False at both ends, so each run of True begins and ends with a change. In run i, tokens `starts[i]` to

@@ -26,7 +26,7 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
     for key, value in result.items():
-        if isinstance(value, list) and key != "tools":
+        if isinstance(value, list) and key != "tools":  # the items are messages; tools keep their keys
             result[key] = [_with_keys(turn, names_in_turns) if isinstance(turn, dict) else turn for turn in value]
     return result
 

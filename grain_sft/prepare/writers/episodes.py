@@ -42,7 +42,7 @@ def tasks(plan: Plan, split: str) -> list[Task]:
     if len(shards) > MAX_SHARDS:
         problem = f"shard_tokens={plan.request.shard_tokens}: {len(shards)} shards in {split}"
         fix = "Give more tokens per shard (--tokens-per-shard)"
-        raise PrepareError(f"{problem}, and readers order at most {MAX_SHARDS} by their names. {fix}.")
+        raise PrepareError(f"{problem}; expected at most {MAX_SHARDS}, because readers sort the names. {fix}.")
     return shards
 
 
@@ -74,10 +74,10 @@ def write_shard(
     with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
-            mask_values, lengths = columns(block)
+            mask_values, other_columns = columns(block)
             mask.write(mask_values.tobytes())
             starts = start + np.cumsum(block.lengths) - block.lengths
-            index.write(np.stack([starts, *lengths], axis=1).astype("<u8").tobytes())
+            index.write(np.stack([starts, *other_columns], axis=1).astype("<u8").tobytes())
             start += int(block.lengths.sum())
 
 

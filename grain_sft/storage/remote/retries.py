@@ -47,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True):
       requests: Maximum number of concurrent requests of one read.
 
     Raises:
-      StorageError: A value is not above zero.
+      StorageError: A value is not above zero, or `seconds` is infinite.
     """
 
     seconds: float = 120
@@ -153,7 +153,7 @@ def _explain(attempts: int, seconds: float, limit: float, last: Exception, unrea
       seconds: Time that the attempts took.
       limit: Most seconds that the attempts may take.
       last: Failure of the last attempt.
-      unreached: The server if it never answered this process, else None.
+      unreached: The server if it never answered, and so got less time than `limit`; else None.
     """
     plural = "s" if attempts > 1 else ""
     text = f"{attempts} request{plural} failed within {seconds:.1f} s, the last with {_describe(last)}"
