@@ -45,7 +45,8 @@ class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
     If a corpus has a file of sources, this file lists its inputs. Otherwise each label of its shards counts as an input. In a
-    mixture, a name has the form `SOURCE/INPUT`, or `SOURCE` if that source of the mixture has one input.
+    mixture, a name has the form `SOURCE/INPUT`, or `SOURCE` if that source of the mixture has one input. An input without a
+    name is shown by its number there: `SOURCE/0`.
 
     Attributes:
       names: Names of the sources; "" for a source without a name.

@@ -51,7 +51,8 @@ class Events:
 
     An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. If the
     sampler drops an incomplete batch, the dropped rows do not count. A batch with rows of two epochs completes the first epoch
-    and starts the second. The last step of a run also completes the run's last epoch.
+    and starts the second. The last step of a run also completes the run's last epoch. If a stage ends inside an epoch, its last
+    step completes this epoch. If a later stage reads the rows that are left, its first step starts the epoch again.
 
     Attributes:
       streams: Streams of all stages, in order. Each stream counts its own epochs.
