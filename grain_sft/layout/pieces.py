@@ -1,4 +1,4 @@
-"""Which tokens of which shards make a row. A `Span` is a part of one row in one shard; `Pieces` has the spans of many rows."""
+"""Which tokens of which shards make a row. A `Span` has a part of one row; `Pieces` has the parts of many rows, as arrays."""
 
 from __future__ import annotations
 

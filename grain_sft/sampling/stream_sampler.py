@@ -28,8 +28,8 @@ _INDICES_AT_ONCE = 1 << 20  # indices of an order that `find_slots` searches at 
 class StreamSampler(Sampler):
     """Base of the samplers with `streams`. It computes the rows of many steps at once, and finds the slots of rows.
 
-    The run is one sequence of rows: the rows of step 0, then those of step 1, and so on. In an order with `host_blocks`, each
-    host has a sequence of its own. A subclass maps indices of the sequence to rows, and rows to slots.
+    The run is one sequence of rows: the rows of step 0, then those of step 1, and so on. With `host_blocks`, each host reads
+    its part of an epoch, so each host has its own sequence. A subclass maps indices of the sequence to rows, and rows to slots.
     """
 
     def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:

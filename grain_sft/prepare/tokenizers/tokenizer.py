@@ -22,7 +22,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Tokenizer(abc.ABC):
-    """Converter of text to token ids and of ids to text. A tokenizer can be pickled, and hashes by identity.
+    """Converter of text to token ids and of ids to text. A tokenizer can be pickled, and equals no other object.
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
