@@ -69,7 +69,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
 def receipt_parts(text: str | None) -> dict[str, str]:
     """Return the parts of a receipt from the field `text` of an entry; an empty dict if it can't be read.
 
-    The field is JSON twice, as `as_text` writes it: the parts are an object in JSON, and its text is a string in JSON.
+    As `as_text` writes it, the field is JSON twice: the parts are a JSON object, and the text of this object is a JSON string.
     """
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}

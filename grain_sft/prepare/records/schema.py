@@ -28,8 +28,8 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record. `--schema` can map them to other keys of the file.
       turn_keys: Keys of a message in a record that `--schema` can map.
-      signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty for the schemas with the key
-        'messages' other than "chat", and for "text", which "auto" takes if a record has 'text' and no signs.
+      signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty for "messages", "episode" and
+        "tools", whose keys are those of "chat", and for "text", which "auto" takes if a record has 'text' and no signs.
     """
 
     parse: Callable[[Record], Conversation]

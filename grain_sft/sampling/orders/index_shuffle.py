@@ -1,6 +1,6 @@
 """Permutations of `grain.experimental.index_shuffle`, computed in numpy for many indices at once.
 
-An index takes 0.4 us in numpy, and 6 us in the library, which computes one index at a time.
+For 512 indices, each takes 0.4 us in numpy, and 6 us in the library, which computes one index at a time.
 
 The library enciphers an index to get its row. The cipher is Simon (Beaulieu et al. 2013, "The SIMON and SPECK families of
 lightweight block ciphers"). It enciphers a block of bits, which holds the index. A block has an even number of bits, at least
