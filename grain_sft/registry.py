@@ -2,8 +2,11 @@
 
 import contextlib
 import difflib
+import hashlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from grain_sft.errors import GrainSftError
@@ -127,6 +130,13 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
         raise
     except Exception as raised:  # whatever the code raises
         raise error(f"{what}: {type(raised).__name__}: {raised}. {fix}") from raised
+
+
+def code_sha256(entry: Any) -> str | None:
+    """Return the hash of the file that defines an entry of another package; None for an entry of this package."""
+    file = getattr(sys.modules.get(entry.__module__), "__file__", None)
+    ours = entry.__module__.startswith("grain_sft.")
+    return None if ours or file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def table_of(kind: Any) -> Registry[Any] | None:

@@ -36,8 +36,8 @@ def trace(parser: Parser) -> None:
     add("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
     add("--record", metavar="ID", help="documents that were prepared from a line of an input: LINE or INPUT:LINE")
     add("--find", metavar="TEXT", help="documents that contain a text")
-    table = "table of epochs, rows and tokens read, after every EVERY steps (default: 1000); epochs count from 0"
-    add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="EVERY", help=table)
+    table = "table of epochs, rows and tokens read, after each N steps (default: 1000); epochs count from 0"
+    add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="N", help=table)
     add = parser.add_argument
     add("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 if the run never ends)")
     add("--tokenizer", metavar="PATH", help="tokenizer for --find (default: the folder 'tokenizer' of the corpus)")

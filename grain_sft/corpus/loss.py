@@ -124,8 +124,7 @@ class LossReader:
         self._losses = losses
         self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
         self._readers: dict[LossKind, ShardReader] = {}
-        example_of_kind = {loss.kind: loss for loss in losses if loss is not None}
-        for kind, example in example_of_kind.items():
+        for kind, example in {loss.kind: loss for loss in losses if loss is not None}.items():
             # The reader takes shard numbers, so its list has a file for every shard. A shard without a loss file of this kind
             # is never read by this reader. `example` fills its place in the list.
             listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]

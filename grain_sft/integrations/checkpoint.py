@@ -167,7 +167,8 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
     resume_step({**(runs or [now])[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # The check ignores changes from `step` on, such as a new amendment. If there are any, the run needs a new record.
+    # The check ignores what decides only steps from `step` on, such as documents that are withdrawn from `step` on. If that
+    # has changed, the run needs a new record.
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:

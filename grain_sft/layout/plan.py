@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
 from grain_sft.layout.pieces import expand_counts
+from grain_sft.registry import code_sha256
 from grain_sft.storage import artifact
 from grain_sft.types import Ints
 
@@ -94,8 +94,8 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
     include a hash of its file.
     """
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
-    if algorithm.code is not None:
-        recipe["code"] = hashlib.sha256(algorithm.code.read_bytes()).hexdigest()
+    if code := code_sha256(algorithm.pack):
+        recipe["code"] = code
     if not algorithm.packs_per_epoch:
         recipe["seed"] = recipe["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": sort_made_by(options)}

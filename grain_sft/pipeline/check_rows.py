@@ -13,8 +13,7 @@ def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> 
     """
     if batch is None:
         raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
-    arrays = batch if isinstance(batch, dict) else {}
-    for key, array in arrays.items():
+    for key, array in (batch if isinstance(batch, dict) else {}).items():
         if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
             problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
             raise PipelineError(f"step {step}: {problem}. Keep all rows, and take the loss off rows not to train on.")

@@ -1,8 +1,8 @@
 """Chunk files, in which a preparation keeps tokens and loss of rendered documents until it writes the corpus.
 
 A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file contains, in this order: the
-header as JSON and spaces, a `RECORD` for each valid record, the tokens, their loss (absent if all of it is 1), and the rejected
-records as lines of JSON. It is written atomically.
+header as JSON, padded with spaces, a `RECORD` for each valid record, the tokens, their loss (absent if all of it is 1), and the
+rejected records as lines of JSON. It is written atomically.
 """
 
 import collections

@@ -22,6 +22,7 @@ from grain_sft.prepare.request import Request, TemplateOptions, hash_of
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
+from grain_sft.registry import code_sha256
 
 BATCH = 1024  # maximum number of conversations that are tokenized together
 BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
@@ -86,10 +87,10 @@ class Renderer:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of all that the documents depend on."""
+        """Hash of all that the documents depend on: also the code of a template of another package."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
-        jinja = [] if self.template.jinja is None else [self.template.jinja]
-        return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *jinja])
+        template = filter(None, (self.template.jinja, code_sha256(self.template)))
+        return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON in bytes or a table row. Raise a RecordError if it is invalid."""

@@ -44,7 +44,7 @@ class Target:
         if not self.output:
             raise self.error("output /: is the root of the file system. Give a folder in it.")
         if self.remote and "/" not in path.split("://", 1)[1].strip("/"):
-            raise self.error(f"{path}: is a bucket, or nothing. Give a folder in a bucket, such as gs://bucket/corpus.")
+            raise self.error(f"{path}: expected a folder in a bucket. Give one, such as gs://bucket/corpus.")
         self.rejected = f"{self.output}.rejected.jsonl"
         if not self.remote and os.path.islink(self.output):
             self.output = os.path.realpath(self.output)  # a rename would replace the link, not its folder
@@ -124,8 +124,7 @@ class Target:
           old: Identity of the corpus or work in the output.
           new: Identity of the corpus that is to be made.
         """
-        changes = list(differences(_compared(old), _compared(new)))[:20] or ["its key"]
-        listed = "\n  ".join(changes)
+        listed = "\n  ".join(list(differences(_compared(old), _compared(new)))[:20] or ["its key"])
         fix = "Give another output, the old inputs and options, or --overwrite to begin again."
         return f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n{fix}"
 
@@ -156,8 +155,8 @@ class Target:
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # If the next two lines are interrupted, the next run finds this file, and removes the other files. Without this
-            # file, `finished` would take the other files for the user's own.
+            # If the removal is interrupted, this file marks the files that are left as unfinished work, which --overwrite may
+            # remove. Without this file, `finished` would take them for the user's own.
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)

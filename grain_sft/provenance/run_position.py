@@ -35,7 +35,7 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position in `pipeline`, the run as it was when the next lines of the log were written.
+        """Return this position with the events of `pipeline`, the version of the run that wrote the next lines of the log.
 
         Call `continue_at` or `go_to` before `pass_event`.
         """

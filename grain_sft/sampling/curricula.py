@@ -99,7 +99,8 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
     """Return the number of batches of a bucket in each subcycle of a growing curriculum.
 
     The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles. Each subcycle has a
-    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. In "grow_linear", the odds are these ranks. In "grow_p2", the odds are
+    rank. It rises up to the subcycle of the bucket's own number, and falls after it from the ranks that are left: for bucket 1
+    of 4, the ranks are 3, 4, 2 and 1. In "grow_linear", the odds are these ranks. In "grow_p2", the odds are
     2 ** (rank - 1): 4, 8, 2 and 1.
     """
     first = num_buckets - bucket

@@ -151,7 +151,7 @@ class Proportions:
                 continue
             after_last = 1 if on_exhausted == "renormalize" else 0
             # Which row of the source to find: 0 is its first row in this phase. Example: the source has 10 rows, and 4 of them
-            # come before the phase. Its last row is row 5 of the phase, and the first row that it lacks is row 6.
+            # come before the phase. Of its rows in this phase, the last is number 5, and the first that it lacks is number 6.
             number = limit - phase.counts[source] - after_last
             if number < 0:
                 continue

@@ -51,7 +51,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         size = size_text(cache["bytes"]["mean"])
         yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
     if (start_up := figures["start"]) is not None:
-        opening = "requests to open the corpus not counted (local files)"
+        opening = "without the requests that open the corpus, because its files are local"
         if not figures["as_bucket"]:
             opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
         yield "start-up", f"{start_up['seconds']:.1f} s until the first batch, {opening}"

@@ -212,7 +212,7 @@ class _WithdrawnDocuments:
 
 
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return spans of the same tokens that ascend and do not overlap: their starts, stops and steps.
+    """Return the starts, stops and steps of spans that cover the same tokens, in order and without overlap.
 
     Documents of some formats share tokens, are not in order, or are empty. If [0, 10) is withdrawn from step 5 on, and [4, 6)
     from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.

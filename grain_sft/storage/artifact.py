@@ -185,7 +185,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
     except Exception as error:  # json and numpy raise many kinds for a header of arbitrary bytes
-        raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
+        raise StorageError(f"{path}: damaged ({error}). If it is in the cache, delete it.") from error
 
 
 def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -132,7 +132,7 @@ def glob(pattern: str) -> list[str]:
     """Return the local or remote files and folders that match, sorted.
 
     Raises:
-      CorpusFileError: A local folder that the pattern names can't be listed, or `**` finds one local folder by two paths.
+      CorpusFileError: A local folder in which the pattern looks can't be listed, or `**` reaches one local folder by two paths.
     """
     if is_remote(pattern):
         with remote(pattern) as client:

@@ -19,7 +19,7 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
     for key in keys:
         if key not in element:
             problem = f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}"
-            fix = "ShiftTargets turns the source's dict into a batch: place transforms of that dict before it"
+            fix = "ShiftTargets turns the source's dict into a batch: place this transform on its other side"
             raise TransformError(f"{problem}. {fix}.")
 
 
@@ -84,7 +84,7 @@ def trait(transform: object, name: str) -> bool:
       name: One of
         "shifts_targets": the transform turns the source's dict into a trainer's batch;
         "splits_rows": it returns rows of another length than the sequence length, the same length in every batch;
-        "trims_columns": it only cuts off the last columns of a batch if they are padding in all rows, so lengths differ;
+        "trims_columns": it cuts off the last columns that are padding in every row, so the lengths of batches differ;
         "cuts_columns": it cuts the same columns off every batch;
         "divides_segments": it divides segments of the batch into shorter ones;
         "positions_apart": it returns positions that do not begin at 0 in each segment;

@@ -52,7 +52,7 @@ def test_labels_that_are_shifted_or_of_other_tokens_are_named(tmp_path):
         message = error_of(tmp_path)
         assert f"{path}: label " in message and "expected the token itself or -100, not shifted" in message
     labels[:-1].tofile(path)
-    assert "tokens are uint16, and none" in error_of(tmp_path)
+    assert "expected one value for each token of dtype uint16" in error_of(tmp_path)
     path.write_bytes(labels.tobytes()[:-1])
     assert "is not a multiple of 4, the size of a int32" in error_of(tmp_path)
 

@@ -76,8 +76,7 @@ def test_a_pair_without_a_token_has_no_row(long_pairs, tmp_path):
 def test_each_option_changes_the_receipt(tmp_path):
     write_pairs(tmp_path, make_pairs(50, 3))
     options = ({}, {"prompt_length": 8}, {"long_pairs": "drop"}, {"sequence_length": 40})
-    codes = [load(config_of(tmp_path, **each)).receipt.code for each in options]
-    assert len(set(codes)) == len(options)
+    assert len({load(config_of(tmp_path, **each)).receipt.code for each in options}) == len(options)
 
 
 def test_wrong_options_and_documents_that_are_no_pairs_are_errors(tmp_path):

@@ -197,7 +197,7 @@ def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: st
         with pytest.raises(PrepareError, match="not empty"):
             function(other, f"{bucket}/out2", overwrite=True)
         for no_folder in (bucket, "gs://"):
-            with pytest.raises(PrepareError, match="is a bucket"):
+            with pytest.raises(PrepareError, match="expected a folder in a bucket"):
                 function(other, no_folder)
     beam.prepare(other, f"{bucket}/out", overwrite=True)
     prepare(other, f"{bucket}/fresh", workers=1)

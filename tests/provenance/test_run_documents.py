@@ -45,8 +45,7 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
     assert number >= begin
     found = find_document(pipeline, number, epochs=2)
     assert found.step[0] == 4 and found.step.max() >= 6 and (found.document == number).all()
-    gone = load({**several, "amendments": [{"withdraw": {"from": 4, "documents": number}}]})
-    withdrawn = trace(gone, steps)
+    withdrawn = trace(load({**several, "amendments": [{"withdraw": {"from": 4, "documents": number}}]}), steps)
     assert ((withdrawn.withdrawn > 0) == ((withdrawn.document == number) & (withdrawn.step >= 4))).all()
     path = write_config(tmp_path / "run.json", several)
     command = ["trace", str(path), "--epochs", "2", "--format", "csv", "--document"]

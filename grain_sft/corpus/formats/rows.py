@@ -51,8 +51,7 @@ class Rows(Format):
             raise CorpusError(f"{problem}; expected {NAME!r}, version {VERSION}. {fix}.")
         corpus = scan_rows(found, data, options, listing)
         # The fingerprint in the manifest includes the manifest's eos_token_id. The caller may give another id.
-        written_eos = data.count("eos_token_id")
-        actual = dataclasses.replace(corpus, eos_token_id=written_eos).fingerprint
+        actual = dataclasses.replace(corpus, eos_token_id=data.count("eos_token_id")).fingerprint
         expected = data.get("fingerprint", str)
         if actual != expected:
             raise CorpusError(

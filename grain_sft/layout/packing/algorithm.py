@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -161,12 +159,6 @@ class PackingAlgorithm:
     def is_ours(self) -> bool:
         """Whether the algorithm is part of grain_sft. The rows of any other algorithm are checked."""
         return self.pack.__module__.startswith("grain_sft.")
-
-    @property
-    def code(self) -> Path | None:
-        """File of the algorithm's code; None for an algorithm of this package."""
-        file = getattr(sys.modules.get(self.pack.__module__), "__file__", None)
-        return None if self.is_ours or file is None else Path(file)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
         if self.is_ours:

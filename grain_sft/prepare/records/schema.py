@@ -68,7 +68,8 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         if not keys:
             raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
-    # a pair under "chosen" and "rejected" may have its prompt under a key of another name, such as "question"
+    # A preference pair without a prompt may have it under a key that no schema knows, such as "question". If so, the message
+    # names the option that maps the key.
     has_prompt = not conversation.rejected or conversation.messages[0].role not in (DOCUMENT, "assistant")
     if schema == "auto" and not has_prompt and (hint := command_for(record)):
         raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else add --schema preference.")

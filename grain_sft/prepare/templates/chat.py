@@ -96,7 +96,7 @@ class Chat(Template):
             unwritten.append("tools")
         if unwritten:
             problem = f"writes nothing of {unwritten[0]}, so the assistant would learn turns without it"
-            raise RecordError(f"messages: the chat template {problem}. {unread(unwritten[0].split()[0])}.")
+            raise RecordError(f"messages: the chat template {problem}. {unread(unwritten[0].split()[0])}")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
@@ -167,7 +167,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
-    """Return the messages without `keys`, except keys whose value is empty, such as a list without calls."""
+    """Return the messages without `keys`. A key with an empty value, such as a list without calls, stays."""
     return [{key: value for key, value in message.items() if key not in keys or not value} for message in messages]
 
 

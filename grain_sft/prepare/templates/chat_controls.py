@@ -197,7 +197,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
 
     def overlaps(key: str, spelling: str) -> bool:
         """Return whether `key` and `spelling` can overlap in a text: "end" is inside "<|im_end|>", so they can."""
-        # the spelling may begin with the key's end, or end with the key's beginning
+        # The last characters of one may be the first of the other: "the_end" and "endoftext" share "end".
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

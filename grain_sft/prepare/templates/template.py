@@ -131,14 +131,14 @@ class Template(abc.ABC):
 
     def refuse_calls(self, conversation: Conversation) -> None:
         """Raise a RecordError if a conversation has tools, tool calls or thoughts, which this template does not render."""
-        fix = dict.fromkeys(CALLS, ", or write each call as a message of role 'assistant_toolcall' for episode_tool")
+        fix = dict.fromkeys(CALLS, " Or write calls in the role 'assistant_toolcall', for --template episode_tool.")
         if conversation.tools:
-            raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}.")
+            raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}")
         for index, message in enumerate(conversation.messages):
             for key in (*CALLS, *REASONING):
                 if message.extra and message.extra.get(key):
                     problem = f"messages[{index}].{key}: template {self.name} does not render it"
-                    raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}.")
+                    raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}")
 
     def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
         """Return [id] for each special token. Raise a PrepareError that names the special tokens that the tokenizer lacks."""
@@ -150,8 +150,8 @@ class Template(abc.ABC):
 
 
 def unread(key: str) -> str:
-    """Return the last sentence of a message: what to do if the template does not render the key `key` of a record."""
-    return f"Choose a Jinja template that renders it (--template FILE.jinja), or ignore it, as by --schema chat:{key}="
+    """Return the end of a message: what to do if the template does not render the key `key` of a record."""
+    return f"Choose a Jinja template that renders it (--template FILE.jinja). To ignore it: --schema 'chat:{key}='."
 
 
 Ids = npt.NDArray[np.uint32]

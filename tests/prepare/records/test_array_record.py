@@ -33,8 +33,7 @@ def read(path: Path | str, draw: random.Random | None = None) -> list:
 
 
 def texts(draw: random.Random, count: int) -> list[str]:
-    lengths = (0, 1, 30, 2000, 70_000)
-    return ["".join(draw.choices("ab \n中é", k=draw.choice(lengths))) for _ in range(count)]
+    return ["".join(draw.choices("ab \n中é", k=draw.choice((0, 1, 30, 2000, 70_000)))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("options", OPTIONS)

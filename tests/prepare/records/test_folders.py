@@ -140,7 +140,7 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
     ("state", "expected"),
     [
         (None, "data-00001-of-00002.arrow: missing"),
-        ('{"_indices_data_files": ["i.arrow"]}', "indices choose its rows"),
+        ('{"_indices_data_files": ["i.arrow"]}', "a file of indices selects its rows"),
         ('{"_data_files": [{}]}', "state.json: not a file of the library datasets"),
         ("{", "state.json: not a file of the library datasets"),
     ],

@@ -74,14 +74,19 @@ class Shouted(TEMPLATES["text"]):
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_template_of_another_package_is_named_by_its_module(tmp_path, workers, monkeypatch, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / f"shouted{workers}.py"
+    code.write_text("from test_template_file import Shouted\nclass Mine(Shouted): pass\n")
     tokenizer = save_sentencepiece(tmp_path)
     for number in range(6):
         write(tmp_path / f"{number}.jsonl", ["hello"])
-    command = ["prepare", *map(str, sorted(tmp_path.glob("*.jsonl"))), "--template", "test_template_file:Shouted"]
+    command = ["prepare", *map(str, sorted(tmp_path.glob("*.jsonl"))), "--template", f"{code.stem}:Mine"]
     command += ["--tokenizer", str(tokenizer), "--output", str(tmp_path / "out"), "--workers", workers]
     assert main(command) == 0, capsys.readouterr().err
     texts = [load_tokenizer(tokenizer).decode(each.tokens) for each in open_corpus(tmp_path / "out").iter_documents()]
     assert texts == ["HELLO</s>"] * 6
+    code.write_text(code.read_text() + "# edited")
+    assert main(command) == 1 and "from other inputs or options" in capsys.readouterr().err
     assert main(["prepare", "x", "--template", "no.such:Name", *command[9:]]) == 1
     assert "no.such:Name" in capsys.readouterr().err
 

@@ -34,8 +34,7 @@ def test_files_are_those_that_megatron_core_writes(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat", "megatron"])
 def test_documents_are_the_same_in_every_format_and_back(tmp_path: Path, format: str) -> None:
-    given = write_megatron(tmp_path / "data" / "a", DOCS)
-    manifest = convert(given, tmp_path / format, format)
+    manifest = convert(write_megatron(tmp_path / "data" / "a", DOCS), tmp_path / format, format)
     expected = [[5, 6, 7, 1], [9, 1], [], [4, 4, 4, 4, 1]]
     if format in ("olmo", "primer"):
         expected.remove([])
