@@ -41,7 +41,7 @@ class _Finder:
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a former module; None for any other module, so that the next finder is asked."""
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # Python itself has a module `trace`
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # not Python's own module `trace`
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:

@@ -171,8 +171,8 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        # If at least half of the conversations are counted, their template is the reason, and a note would not help. Texts have
-        # no template.
+        # If at least half of the conversations are counted, their template is the reason, and a note would not help. For plain
+        # texts, the note is printed even then.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"

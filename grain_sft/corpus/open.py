@@ -233,7 +233,8 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     Raises:
       CorpusError: `given` is another tokenizer, or can't be compared.
       CorpusFileError: The path `given` exists, but no tokenizer can be read there.
-      MissingExtraError: Only the hashes can be compared, and the tokenizer at `given` needs an extra that is not installed.
+      MissingExtraError: The tokenizer at `given` needs an extra that is not installed. A corpus that records the same name
+        accepts it nevertheless.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
     if name is None and sha256 is None:

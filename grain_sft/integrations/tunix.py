@@ -31,7 +31,7 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     batches that Tunix drops, so that they are not read.
 
     Args:
-      batches: Batches of the pipeline, at any step.
+      batches: Batches of the pipeline. This function moves them to the checkpoint's step.
       trainer: `tunix.sft.peft_trainer.PeftTrainer`, which restores its checkpoint in its constructor.
       allow_other_data: Whether to continue from a checkpoint of a run on other data.
 

@@ -133,7 +133,7 @@ class _IteratorWatch(_Watch):
         self._stats.longest = 0.0
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
-        # the training loop runs between steps, so the first 5 steps of a run have only 4 times of it
+        # the training loop runs between steps: in the first 5 steps of a run, it runs only 4 times
         training = _short((stats.elsewhere - before.elsewhere) / (steps if before.steps else max(1, steps - 1)))
         rates = f"{tokens / seconds:.0f} tokens/s, {steps / seconds:.2f} steps/s"
         waits = f"waited {waited} a step, {_short(stats.longest)} at most; the training loop took {training} a step"

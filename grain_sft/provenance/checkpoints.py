@@ -56,8 +56,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
       pipeline: Pipeline of the run, of any host.
       every: Number of steps between the lines of the table.
       epochs: Number of epochs after which the table ends; None ends it with the run. If the run never ends, None ends the table
-        after one epoch, or in a mixture when every source has been read once. In a run with stages, this is the epoch in which
-        the last stage begins.
+        after one epoch, or in a mixture when every source has been read once. If an endless run has stages, None ends the table
+        at the end of the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

@@ -163,18 +163,17 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
     """Return how many documents only `one` reads in `steps`, and how many only `other` reads.
 
-    Two documents with the same source and record are the same, such as two that come from line 7 of `a.jsonl`. Two documents
-    without a record are the same if they have the same number in the same corpus. Return None if a layout does not know its
-    documents.
+    Two documents are the same if they have the same number in the same corpus, or the same source and record, such as line 7 of
+    `a.jsonl`. Return None if a layout does not know its documents.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # Two documents are the same if their numbers or their records are equal. In two copies of a corpus, only the records are
-    # equal. If two mixtures name a corpus differently, only the numbers are equal, because the records contain the name. So
-    # documents of equal numbers are left out first, and then documents of equal records.
+    # `read` has the (source, record) of each document by its number. In two copies of a corpus, a document has two numbers, but
+    # one record. In two mixtures that name a corpus differently, it has one number, but two records, because the source has the
+    # corpus's name. So documents of equal numbers are left out first, and then documents of equal records.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

@@ -18,8 +18,8 @@ class Names:
     """Names of one kind, such as the paths of shards, numbered through all stages of a run.
 
     A name has the same number in all stages. A name that occurs twice in one stage has two numbers: two inputs without a name
-    are both called "", but are different inputs. Example: the stages (a, "") and ("", "") together have the names (a, "", ""),
-    and their own names have the numbers (0, 1) and (1, 2).
+    are both called "", but are different inputs. Example: the first stage has the names (a, ""), the second ("", ""). Then
+    `texts` is (a, "", ""), `numbers(("a", ""))` begins with 0, 1, and `numbers(("", ""))` begins with 1, 2.
 
     Attributes:
       texts: Names in the order of their numbers.

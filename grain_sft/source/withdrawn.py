@@ -124,7 +124,8 @@ class _PaddedSource(RowSource):
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            first = begin - (begin % length > 0)  # the token whose target is the span's first
+            # the target of the token before the span is in the span, if both are in one row
+            first = begin - (begin % length > 0)
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
         return read._replace(**arrays, pieces=None)  # the pieces do not show this padding

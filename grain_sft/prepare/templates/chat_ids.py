@@ -96,7 +96,11 @@ class WholeChats(Encoder):
         return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the chat in one call, and again by `_plain` if a text spells a control token and `plain` is true."""
+        """Encode the chat in one call. If a text spells a control token, encode the chat again by `_plain`, or refuse it.
+
+        `_plain` has to know the template's own control tokens. So the chat is refused if their places are not known, and also
+        if `plain` is false.
+        """
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         if plain and expected.placed and controls != expected.controls:
             return self._plain(text, spans, expected.controls)
@@ -149,7 +153,7 @@ class WholeChats(Encoder):
         return encoded, ids, controls
 
     def _spells(self, number: int, piece: str) -> bool:
-        """Return whether a piece is the text "<unk>", the spelling of token `number`. Otherwise it is an unknown character."""
+        """Return whether a piece has the spelling of token `number`, such as "<unk>". Otherwise it is an unknown character."""
         normalized = piece if self._normalizer is None else self._normalizer.normalize_str(piece)
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
@@ -167,7 +171,7 @@ class ChatPieces(Encoder):
         return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the texts between control tokens in one call, and put the ids of the control tokens between their ids."""
+        """Encode the texts between control tokens in one call, and put the ids of the control tokens between the texts' ids."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id

@@ -71,10 +71,11 @@ class Text(PiecesTemplate):
 
 
 def _piece(number: int | None, place: str, option: str) -> Piece:
-    """Return BOS or EOS, whose id is `number`, as a piece. The error shows `place`, "begin with BOS", and `option`, "--no-bos".
+    """Return BOS or EOS, whose id is `number`, as a piece.
 
     Raises:
-      PrepareError: `number` is None, because the tokenizer has no BOS or EOS.
+      PrepareError: `number` is None, because the tokenizer has no BOS or EOS. The message has `place`, such as "begin with
+        BOS", and `option`, such as "--no-bos".
     """
     if number is None:
         raise PrepareError(f"template text: documents {place}; this tokenizer has no such token. Give {option}.")
