@@ -68,7 +68,7 @@ def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
     """Return how evenly the cost of a step spreads over its devices, in one dict each for 1, 2 and 4 rows a device.
 
-    A step has at most 64 devices. For a layout of 3 rows, no dict is for 4 rows a device.
+    A step has at most 64 devices. A layout of 3 rows has no dict for 4 rows a device, because even one device would need 4.
 
     Args:
       costs: Cost of each row.

@@ -53,9 +53,9 @@ class RunDocuments:
         for name, part in parts_by_documents(layout):
             same = [entry for entry in earlier if _same_documents(entry.part, part)]
             if same:
-                # If a mixture has one corpus twice, two entries have the same documents. A part takes the entry of its own
-                # name, if there is one. Else it takes an entry that no part of `layout` has the name of, and that no earlier
-                # part has taken.
+                # If a mixture has one corpus twice, two entries have the same documents. A part takes the entry that has the
+                # name of the part. Without such an entry, it leaves entries to other parts if it can: those that have the
+                # name of another part of `layout`, and those that an earlier part has taken.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)

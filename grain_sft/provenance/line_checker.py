@@ -81,7 +81,10 @@ class LineChecker:
         self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker that compares the next lines with `pipeline`, the run when these were written."""
+        """Return a copy of this checker that compares the next lines with `pipeline`.
+
+        `pipeline` is the version of the run that wrote these lines, such as the run before its last amendment.
+        """
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline

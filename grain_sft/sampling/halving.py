@@ -40,8 +40,8 @@ class _Split:
         Rows count from 0. The branch is the left one if `left`, else the right one. Rows from 2^62 - 1 on are returned as
         2^62 - 1. With share 1/3 and offset 1/2, the left branch gets rows 1, 4, 7, ... of the node, so its row 2 is row 7.
         """
-        # A branch gets its row k with the first t rows of the node, but not with fewer, so row k is row t - 1 of the node. t is
-        # the smallest number of rows of which the branch gets k + 1:
+        # Let t be the smallest number for which the branch gets k + 1 of the first t rows of the node. Then the branch gets the
+        # last of these t rows, row t - 1 of the node, as its row k. So the result is t - 1:
         #   left:   floor(share * t + offset) >= k + 1
         #           share * t + offset >= k + 1
         #           t = ceil((k + 1 - offset) / share)
@@ -126,9 +126,9 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
-        # The left branch gets its share of the rows. The offset adds the deficit of the left branch, minus its share of the
-        # deficit of all `sources`: the rows of this node include those that make up this deficit, and `share` divides them
-        # too. Adding 1/2 rounds to the nearest integer.
+        # The left branch gets its share of the node's rows. If all `sources` together have a deficit, the node gets more rows
+        # to make up for it, and `share` gives a part of these rows to the left branch. So the offset adds the deficit of the
+        # left branch minus this part. Adding 1/2 rounds to the nearest integer.
         split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
         left_share = float(share)
         left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)

@@ -36,7 +36,7 @@ class SourceOrder:
         read rows of the source.
 
     Raises:
-      SamplerError: An argument is out of bounds. (An order that does not exist is found by the sampler.)
+      SamplerError: An argument is out of bounds. (A wrong name of an order is an error only when the order is used.)
     """
 
     num_instances: int

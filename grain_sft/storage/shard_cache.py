@@ -37,7 +37,7 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    If the folder can't be written to, or has no room for a block, pieces of this block are read from the bucket.
+    If a block can't be kept in the folder, which may be full or read-only, pieces of this block are read from the bucket.
 
     Args:
       options: Folder, maximum size, and size of a block.
@@ -100,7 +100,7 @@ class ShardCache:
         try:
             block.read(fd, pieces, out)
             with contextlib.suppress(OSError):  # the folder may be read-only
-                os.utime(path)  # this is its last use: the cache removes the least recently used files
+                os.utime(path)  # records this use: the cache removes the files whose last use is the oldest
             return True
         except (DamagedBlockError, OSError) as error:
             logging.warning("%s: damaged (%s); fetching it again.", path, error)

@@ -20,7 +20,8 @@ _FLAGS = frozenset(("train", "training", "trainable", "loss", "mask", "masked"))
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
 """Keys under which data for other trainers have a mask of any value except null."""
 
-# Keys of masks that can't become weights: a `masked` message takes no loss, and `train_detail` is about parts of a message.
+# Keys of masks that can't become weights. In `mask` and `masked`, true may mean "no loss", but the weight true means loss.
+# `train_detail` and `training_detail` are about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
 _SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
