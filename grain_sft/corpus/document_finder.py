@@ -74,7 +74,8 @@ class DocumentFinder:
 
         Raises:
           CorpusFileError: A file is missing, is not the file that was indexed, or changed since `content` was computed.
-          CorpusError: A boundary file is damaged or does not fit, or the corpus has neither boundary files nor `eos_token_id`.
+          CorpusError: A boundary file is damaged or does not match the tokens, or the corpus has neither boundary files nor
+            `eos_token_id`.
         """
         key = self.content
 

@@ -152,7 +152,10 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
-    """Return the arrays of a plan of these pieces, with its counts for `documents`. Pieces of one row must be adjacent."""
+    """Return the arrays of a plan of these pieces. Pieces of one row must be adjacent.
+
+    Its counts say how many of `documents` the pieces cut, and how many have no piece.
+    """
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut, dropped = (kept > 0) & (kept < whole), kept == 0

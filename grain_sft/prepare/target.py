@@ -95,7 +95,8 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Raise an error if the output has other files. With `overwrite`, another finished corpus is no error.
+        Raise an error if the output has files that were not made here. Without `overwrite`, another finished corpus is also an
+        error.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)

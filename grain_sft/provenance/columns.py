@@ -44,9 +44,9 @@ class _Part(NamedTuple):
 class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
-    If a corpus has a file of sources, this file lists its inputs. Otherwise each label of its shards counts as an input. In a
-    mixture, a name has the form `SOURCE/INPUT`, or `SOURCE` if that source of the mixture has one input. An input without a
-    name is shown by its number there: `SOURCE/0`.
+    If a corpus has a file of sources, this file states the input of each document. Otherwise each label of its shards counts as
+    an input. In a mixture, a name has the form `SOURCE/INPUT`, or `SOURCE` if that source of the mixture has one input. If
+    input 0 has no name, its number stands for the name: `SOURCE/0`.
 
     Attributes:
       names: Names of the sources; "" for a source without a name.
@@ -73,7 +73,8 @@ class Sources:
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
         """Return the source and the record of each piece: two arrays int64 [pieces].
 
-        A source is an index into `names`. A record is the number of a line in the source's file, from 1; -1 if it is unknown.
+        A source is an index into `names`. A record is the number of a line or row of the source's file, from 1; -1 if
+        unknown.
 
         Args:
           shards: Shard of each piece, int64 [pieces].

@@ -41,7 +41,8 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
     np.subtract(firsts[1:], firsts[:-1], out=run_lengths[:-1])
     run_lengths[-1] = tokens.size - firsts[-1]
     segments = segment.astype(np.int32).repeat(run_lengths).reshape(tokens.shape)
-    segment_starts = (firsts - position).astype(np.int32).repeat(run_lengths)  # flat index of each token's position 0
+    # for each token, the flat index of position 0 of its segment
+    segment_starts = (firsts - position).astype(np.int32).repeat(run_lengths)
     np.subtract(_arange(tokens.size), segment_starts, out=positions.reshape(-1))
     for piece in (run_lengths - length).nonzero()[0].tolist():
         padding = slice(ends[piece], firsts[piece] + run_lengths[piece])

@@ -103,7 +103,8 @@ class NgramFilter(grain.transforms.Map):
 
     def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_]:
         """Return which rows fail, bool [rows]."""
-        # The pipeline records the transforms that it calls. A filter in the read (`filter_rows`) is recorded here.
+        # The pipeline records the transforms that it calls. It does not call `filter_rows`: `ShiftTargets.read` does. So the
+        # filter records itself here.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -151,14 +152,18 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 
 
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
-    """Return the (row, period) of the equal pairs that have equal neighbours, so that they may belong to a long enough run.
+    """Return the (row, period) of the equal pairs that may belong to a run that is long enough.
+
+    An equal pair is two equal tokens, `period` columns apart. It may belong to such a run if the pairs next to it, all on
+    its left or all on its right, are equal, too.
 
     Args:
       rows: Tokens [rows, L].
       row, at, period: Row, later column and period of each equal pair.
       repeats: Number of repeats from which on a row fails.
     """
-    # the shortest run that fails a row has p * (repeats - 1) columns; at least half of the others are on one side of the pair
+    # The shortest run that fails a row has p * (repeats - 1) columns. One of them is the pair's. At least half of the remaining
+    # columns are on one side of the pair, so no more are compared.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round compares only the next neighbour. This rules out most pairs, and saves 40% of the time for tokens that
     # follow Zipf's law.

@@ -254,10 +254,10 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return `metadata`, with unknown EOS and padding ids from the JSON files of `folder`/tokenizer. No tokenizer is loaded.
+    """Return `metadata`. If it lacks the EOS or the padding id, read that id from the JSON files in `folder`/tokenizer.
 
-    If one of the files can't be read, all are ignored. A timeout is raised: if one host ignored it, hosts would have different
-    ids.
+    No tokenizer is loaded. If one of the files can't be read, all are ignored. A timeout is raised: if one host ignored it,
+    hosts would have different ids.
     """
     tokenizer_folder = listing.find(folder, "tokenizer")
     if not tokenizer_folder:

@@ -79,9 +79,9 @@ class Chat(Template):
             raise _refusal(error, conversation, self.special is None) from error
 
     def _refuse_unread(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> None:
-        """Raise a RecordError if `text` is the same without the calls, the thoughts, the tools, or the messages of a role.
+        """Raise a RecordError if the template writes nothing of the calls, the thoughts, the tools, or the messages of a role.
 
-        If it is, the template writes nothing of what was left out.
+        This is so if the chat without them, rendered again, gives the same `text`.
         """
         shorter = {" or ".join(CALLS): _without(messages, CALLS)}
         # A template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does. So it is not refused.

@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
-"""Markup such as `<|im_end|>` that templates write around turns. A tokenizer without this token encodes it as ordinary text."""
+"""Markup that templates write around turns. If `<|im_end|>` is not a token of the tokenizer, it is encoded as ordinary text."""
 
 _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 
