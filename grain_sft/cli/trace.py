@@ -117,7 +117,8 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            # from numbers in the part's corpus to numbers in the part, in the layout, and in the run
+            # `matches` are numbers of the part's corpus. `numbers_in` maps them to numbers of the part, which begin at
+            # `first_document` in the layout, and `run.of` maps numbers of the layout to numbers of the run.
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # such as a source without a tokenizer; raised if every source fails
             if len(parts) == 1:

@@ -78,7 +78,9 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 def keys_of_stage(section: Section) -> dict[str, Any]:
     """Return the keys of a `replace` amendment that need a new stage.
 
-    The steps of a stage share a corpus and a sampler. `weight` needs a new stage only if the source is a `MIXTURE/NAME`.
+    The steps of a stage share a corpus and a sampler, so a new `path`, `max_epochs` or `on_exhausted` needs a new stage. A new
+    `weight` needs a new stage if its source is in an inner mixture (`MIXTURE/NAME`). The weight of a source of the outermost
+    mixture can change within a stage, see `weights_of`.
     """
     names = ["path", "max_epochs", "on_exhausted"]
     if "/" in section["source"]:

@@ -18,11 +18,11 @@ from grain_sft.sampling import BatchSizes, StepMap
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a validated config with a new stage at each step at which the path or the epochs of a source are replaced.
+    """Return a validated config with a new stage at each replacement that needs one, such as a new path of a source.
 
-    The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which restores
-    the weights that a schedule has set before (see `_weights_to_restate`). A replacement that only changes weights needs no
-    stage.
+    `keys_of_stage` decides which replacements need a stage. The weight of a source of the outermost mixture changes without a
+    new stage. The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which
+    restores the weights that a schedule has set before (see `_weights_to_restate`).
 
     Raises:
       ConfigError: A replacement changes nothing, or its source is in no stage from its step on.
@@ -168,7 +168,8 @@ def _weights_to_restate(
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # The latest settings of each source up to `division`: the step of an amendment; the step and weight of the schedule.
+        # For each source, up to `division`: the step of the latest amendment that set its weight (`amended_at`), and the step
+        # and weight of the latest entry of the schedule that did (`scheduled`).
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
         scheduled = {
             name: (begin + entry["step"], weight)

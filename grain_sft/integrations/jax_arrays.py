@@ -40,7 +40,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       start_step: Step of the first batch.
       num_rows: Number of rows of the global arrays, at least the global batch size. Rows after those of the batch are 0 and
         take no loss. A process that has only such rows reads nothing. None means the global batch size.
-      loaders: Indices of the processes that can read the data. They read the batch, and one collective per step distributes it.
+      loaders: Indices of the processes that can read the data. They read the batch, and a collective distributes each array.
         None means that all processes read.
       ahead: Number of batches that are transferred in advance. 0 makes each batch when it is requested.
       threads: Number of threads that read and transfer in advance.

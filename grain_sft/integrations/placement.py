@@ -191,7 +191,8 @@ class LoaderPlacement(Placement):
     number of rows on each device. The devices of the loaders hold the batch, and the other devices hold zeros. `finish` moves
     the rows to the devices where the trainer needs them, with a collective.
 
-    Example: a batch of 6 rows, and devices 0 to 3. Devices 1 and 3 are those of the loaders, so each holds 3 rows:
+    Example: a batch of 6 rows, and devices 0 to 3. Devices 1 and 3 are those of the loaders. Each of these two gets half of the
+    batch, so every device has 3 rows of the array:
 
       device                          0        1        2        3
       rows of the array from `put`    0 1 2    3 4 5    6 7 8    9 10 11

@@ -67,8 +67,8 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # `_last_step` was the step before `step` that `_computed` did not have. If it is 1 to 3 steps before `step`, the
-            # caller reads in sequence. Steps 2 and 3 count because several threads may request the steps 4, 6, 5.
+            # `_last_step` was the latest requested step that was not in `_computed`. If `distance` from it is 1, 2 or 3, the
+            # caller reads in sequence: several threads that read in sequence may request the steps in the order 4, 6, 5.
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)

@@ -62,8 +62,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
-    # The loop below takes the batches of `steps`. The threads read ahead: after each step, the iterator has asked them for more
-    # than half of the next max(threads, prefetch) batches. So they make every batch before `end`, and maybe more.
+    # The loop below takes the batches of `steps`. When it has taken a batch, the iterator has asked its threads for at least
+    # the next max(threads, prefetch) // 2 + 1 batches. So the threads make every batch before `end`, and maybe more.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)

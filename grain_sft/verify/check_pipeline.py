@@ -68,7 +68,8 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
 def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     """Check that the sampler's rows exist and, in a full check, that the first epoch reads no row twice.
 
-    The check of the epoch needs the number of its steps, a single host, and steps without rows of another epoch.
+    The first epoch is checked only if its number of steps is known, the run has a single host, no step has rows of two epochs,
+    and the layout has at most `_MOST_ROWS` rows.
     """
     sampler, count = pipeline.sampler, len(pipeline.source)
     for step in _end_steps(pipeline):
@@ -231,7 +232,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = crowded.argmax()
         sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_count(crowded, 'Rows')}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # The pieces are sorted by document and start. If two pieces have a token in common, some piece overlaps the one before it.
+    # Sort the pieces by document and start. If two pieces have a token in common, some piece overlaps the one before it.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]

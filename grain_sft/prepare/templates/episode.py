@@ -1,10 +1,10 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
 A block is a text with its opening and closing tag: a turn, or a part of a turn such as `<myPT_think>...</myPT_think>`. Template
-episode_tool also renders tool calls, and ends each block with a line break. In a turn of the assistant, the opening tag takes
-no loss; everything after it takes loss, up to and including the closing tag. `<myPT_eot>` takes loss, too. A tag that is not a
-token of the tokenizer is encoded as ordinary text, so a content that spells this tag is an error, even with
-`--special-text encode`.
+episode_tool also renders tool calls, and adds a line break after each turn and after `<myPT_eot>`. In a turn of the assistant,
+the opening tag takes no loss; everything after it takes loss, up to and including the closing tag. `<myPT_eot>` takes loss,
+too. A tag that is not a token of the tokenizer is encoded as ordinary text, so a content that spells this tag is an error, even
+with `--special-text encode`.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
 of assistant messages. They render neither the `context` of a record nor the content of a tool call.

@@ -1,4 +1,4 @@
-"""Places where a long text can be cut, so that a `tokenizer.json` gives its pieces the same ids as the whole text.
+"""Places where a long text can be cut, so that a `tokenizer.json` gives the pieces the same ids as the whole text.
 
 The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a
 long text is encoded in pieces. It is cut between a letter and the space after it, and between a Han character and the Chinese

@@ -3,8 +3,9 @@
 
 Each row of a file is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids,
 nz_shifted_label_ids and nz_shifted_loss_weights. Labels and weights are shifted one place to the left, so the columns lack the
-weight of the document's first token. If any of these weights is not 0, `openchat.train.first_weights.bin` (or
-`openchat.eval.first_weights.bin`) has the first weight of every document as float32.
+weight of the document's first token. If a document has a first token with another weight than 0,
+`openchat.train.first_weights.bin` (or `openchat.eval.first_weights.bin`) has the weight of every document's first token as
+float32.
 """
 
 import json
