@@ -18,7 +18,8 @@ class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length, numbered layout after layout.
 
     If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. Documents are
-    too, but the layouts that state the documents of their rows (`follows_documents`) come first, and the others after them.
+    numbered in another order of the layouts: first through those that state the documents of their rows (`follows_documents`),
+    then through the others.
 
     Args:
       parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".
@@ -124,7 +125,7 @@ class MixtureLayout(Layout):
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        # The check counts all documents, and may read all tokens for it, so it is left out if all documents were found.
+        # The check counts all documents, which may read all tokens. So it is left out if all `documents` were found.
         if num_found < len(documents):
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))

@@ -100,7 +100,8 @@ class StepIterator(grain.DatasetIterator[T]):
         """Return the step of the next batch to deliver. The batch is made, it is in `_position`, and observers were called.
 
         If an exception put a batch back (`waiting`), that batch is delivered first. Otherwise, the batch of the next step is
-        taken from the slot of a thread that has made it. If none has, or if `_make` must be called, `_wait` returns the batch.
+        taken from the slot of a thread that has made it. If no thread has made it yet, or if `_make` must be called, `_wait`
+        returns the batch.
         """
         step, waiting = self._position
         if not waiting:
@@ -161,7 +162,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 observer.stall_ended(step, perf_counter() - since, error)
 
     def _make(self, step: int) -> T:
-        """Return the batch of `step`, made ahead by a thread or process. A subclass may override this, to make it itself."""
+        """Return the batch of `step`, made ahead by a thread or process. A subclass may make it in this method instead."""
         if self._ahead is None:
             self._ahead = self._reader(step)
         slot = self._ahead.get(step)

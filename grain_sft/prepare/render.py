@@ -87,7 +87,7 @@ class Renderer:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of all that the documents depend on: also the code of a template of another package."""
+        """Hash of all that the documents depend on. If another package defines the template, this includes its code."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
         template = filter(None, (self.template.jinja, code_sha256(self.template)))
         return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
@@ -108,8 +108,9 @@ class Renderer:
         """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # With "keep", a response without text is the EOS that ends it. Without BOS and EOS, "keep" would be an error of the
-        # template. Then a response without text has no tokens, and `pair_of` refuses the pair.
+        # With `empty="keep"`, a response without text is only the EOS that ends it. If the request adds neither BOS nor EOS,
+        # the template would refuse "keep", so it gets "drop". Then a response without text has no tokens, and `pair_of` refuses
+        # the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
@@ -169,7 +170,9 @@ class Renderer:
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
-        """Cut a document to the request's length, and add it to `contents` or count why it is dropped. Add its record anyway.
+        """Cut a document to the request's length, and add it to `contents`, or count why it is dropped.
+
+        A dropped document, too, gets an entry in `contents.records`.
 
         If the template has `trim_trailing`, the tokens after the last token that takes loss are cut off, too.
         """

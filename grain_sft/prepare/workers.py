@@ -47,7 +47,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runner of a job's steps on this machine. It scans in threads, renders in processes, and writes in this process.
+    """Runner of a job's steps on this machine. It scans in threads, and writes in this process.
+
+    It renders in worker processes. If one process is enough, it renders in this process instead.
 
     `scan` yields each unit after it is scanned, `render` each group after it is rendered, and `write` each task after it is
     written, in order. If scanning, rendering or writing fails, the method raises the error.

@@ -98,10 +98,10 @@ def _swap(order: Ints, number: int) -> None:
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
     """Return the number of batches of a bucket in each subcycle of a growing curriculum.
 
-    The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles. Each subcycle has a
-    rank. It rises up to the subcycle of the bucket's own number, and falls after it from the ranks that are left: for bucket 1
-    of 4, the ranks are 3, 4, 2 and 1. In "grow_linear", the odds are these ranks. In "grow_p2", the odds are
-    2 ** (rank - 1): 4, 8, 2 and 1.
+    The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles, which follow from their
+    ranks. The subcycle that has the bucket's own number has the highest rank, `num_buckets`. The ranks rise by 1 up to this
+    subcycle. The subcycles after it have the remaining ranks, in descending order. For bucket 1 of 4, counted from 0, the ranks
+    are 3, 4, 2 and 1. In "grow_linear", the odds are these ranks. In "grow_p2", the odds are 2 ** (rank - 1): 4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]

@@ -138,14 +138,15 @@ class MappedSampler(Sampler):
 
         def rows_before(data_step: int) -> int:
             """Return the number of rows of `span` that data steps before `data_step` read."""
-            # if each host reads a block of the epoch, `rows` counts the rows of all blocks, but `span.start` those of one
+            # If each host reads its own block of the epoch, `rows` counts the rows of all blocks, and `span.start` counts those
+            # of one block.
             epoch_at_step, rows = stream.begin(data_step)
             if epoch_at_step == epoch:
                 return rows - span.start * stream.num_blocks
             return span.rows if epoch_at_step > epoch else 0
 
         def step_that_reads(row: int, data_steps: range) -> int:
-            """Return the trainer's step that reads row number `row` of `span`, from 0. It reads one of `data_steps`."""
+            """Return the trainer's step that reads row `row` of `span`, counted from 0. One of `data_steps` has the row."""
             # In a mixture, data steps have different numbers of rows of this source, or none. The first data step with more
             # than `row` rows before its end reads `row`.
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))

@@ -165,7 +165,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return means over the second half of the steps, and rates per second. The rates assume that no step waits.
 
-    The seconds a step, the peaks and the slowest batch are of all steps.
+    `seconds_a_step`, `slowest_batch_s` and the peaks are computed over all steps.
     """
     seconds = totals.model.conditions.step_ms / 1e3
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
@@ -214,7 +214,7 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for the first `prefetch` batches of each, and the bucket's time for these requests.
+    """Return the requests of all hosts for the first `prefetch` batches of each host, and the bucket's time for these requests.
 
     With `real`, the requests that open the corpus are included.
     """

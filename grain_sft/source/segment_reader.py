@@ -36,7 +36,7 @@ class SegmentRow:
       positions              0 1 2 0 1 2 3 0
       segment ids of targets 1 1 0 2 2 2 0 0
 
-    The last one is 0 at the last token of each segment, because the next token is not in the segment.
+    The segment id of a target is 0 at the last token of each segment, because the next token is not in the segment.
 
     Args:
       stack: The batch's arrays.

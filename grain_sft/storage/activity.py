@@ -24,7 +24,7 @@ REQUESTING = "asking for {} parts of remote files"
 DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}"
 AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
 
-_NAMED_REQUESTS = 4  # most requests that `describe_makers` describes
+_NAMED_REQUESTS = 4  # maximum number of requests that `describe_makers` describes
 
 doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""

@@ -48,7 +48,10 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, as "a.jsonl:7". In a mixture, as "a.jsonl, record 7": there, "a:7" is document 7 of source a."""
+        """Source and record, as "a.jsonl:7".
+
+        In a mixture, they are written "a.jsonl, record 7", because commands read "a:7" as document 7 of source a.
+        """
         if not self.source:
             return ""
         source = visible_line(self.source)
@@ -224,7 +227,7 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
     """
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
-    column = 0  # column in the row of the piece's first token
+    column = 0  # column of the piece's first token
     for piece in pieces:
         stop_column = column + piece.stop - piece.start
         inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
@@ -248,7 +251,8 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # A transform may cut the last columns. Then the first segment that differs is shorter in the batch, and it is the last.
+    # A transform may cut the last columns. Then the first segment that differs is shorter in the batch, and the batch has no
+    # segment after it. This needs no note.
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"

@@ -115,7 +115,10 @@ def _colour_of(segment: int) -> int:
 
 
 def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
-    """Yield lines that show texts next to each other. A text is a list of lines, and is padded to `width` columns."""
+    """Yield lines that show texts next to each other. A text is a list of lines.
+
+    The lines of all texts but the last are padded to `width` columns.
+    """
     for lines in itertools.zip_longest(*sides, fillvalue=""):
         padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
         yield _BETWEEN.join([*padded, lines[-1]])

@@ -211,7 +211,8 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     """Check that a loss file has a value for each token.
 
-    A label must equal its token, or be IGNORED. Only the labels in the first and the last `DIGEST_BYTES` are checked.
+    If the values are labels, each label must equal its token, or be IGNORED. Only the labels in the first and the last
+    `DIGEST_BYTES` of the file are checked.
     """
     if shard.num_tokens != loss.count:
         raise CorpusError(

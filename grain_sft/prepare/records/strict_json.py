@@ -18,7 +18,7 @@ _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair. Python also writes such a half in a path for each byte that is not UTF-8."""
+"""Half of a surrogate pair. A path with a byte that is not UTF-8 has such a half, too: Python puts it in place of the byte."""
 
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
 _BOM = "\ufeff"

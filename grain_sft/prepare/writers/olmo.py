@@ -49,7 +49,7 @@ def write(plan: Plan, task: Task) -> None:
         return
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         written = 0  # tokens
-        start = task.skip  # index in the block of the first token that belongs to this part
+        start = task.skip  # number of tokens at the beginning of the block that are in earlier parts
         for block in plan.blocks(task):
             stop = min(len(block.tokens), start + task.tokens - written)
             tokens.write(block.tokens[start:stop].tobytes())
