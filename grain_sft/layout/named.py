@@ -121,8 +121,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
     """Map `documents`, numbers of the layout's corpus, to numbers in `layout.documents`, ascending.
 
-    Both numbers are equal unless the layout ends documents elsewhere than the corpus, as `PackedLayout(boundaries="eos")` may.
-    Then the result has every document of the layout that shares a token with `documents`.
+    A document usually has the same number in both. But a layout may end documents elsewhere than the corpus, for example with
+    `PackedLayout(boundaries="eos")`. Then the result has every document of the layout that shares a token with `documents`.
     """
     of_layout, of_corpus = layout.documents, layout.corpus.documents
     if of_layout is None or of_layout is of_corpus:

@@ -86,7 +86,7 @@ class Pipeline:
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
-        """Set what a `StagedPipeline` has too: observers, the check of the first batches, and the cache of `_of_columns`."""
+        """Set the observers, the check of first batches, and the cache of `_of_columns`. `StagedPipeline` calls this, too."""
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = other_observers(observers)
         if audit is not None:
@@ -135,7 +135,7 @@ class Pipeline:
           step: Step of the batch.
           slots: int64 [n], indices of rows in this host's batch. With `Host(0, 1)`, they are slots of the global batch.
           columns: First column and the column after the last; None for all. Values do not depend on `columns`. If
-            `reads_columns`, only these columns and one or two next to them are read, otherwise whole rows.
+            `reads_columns`, `read` reads only these columns and the neighbours that transforms need; otherwise, whole rows.
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
@@ -144,7 +144,7 @@ class Pipeline:
         if columns is not None:
             first, part = self._of_columns(*columns)
             return cut_columns(part.read(step, slots), first, *columns)
-        if not len(slots) and self.source.layout.row_lengths:  # only a row tells the length of the step's rows
+        if not len(slots) and self.source.layout.row_lengths:  # arrays [0, L]: read a row to find the L of this step
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
 

@@ -249,7 +249,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress log messages up to warnings, such as Beam's about optional Google packages."""
+    """Suppress log messages up to warnings, such as Beam's warning that optional Google packages are missing."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -86,7 +86,8 @@ def make_corpus(
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                # a second try would fail again, or has no chunk file to continue from; kept work blocks a corrected request
+                # Keeping this work gains nothing: a second try would fail at the same record, or there is no chunk file to
+                # continue from. And kept work would make `prepare` refuse a corrected request.
                 target.discard()
             raise
         with target.discarded_if_refused():

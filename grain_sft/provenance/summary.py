@@ -57,9 +57,9 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, with one byte per number.
 
-    The numbers may have large gaps. In a run with stages, each stage has its own range of numbers, and the range of a stage of
-    windows is as long as its corpus has tokens. So the set divides the numbers into blocks of 2^20 numbers, and has an array
-    only for a block with a document.
+    The numbers may have large gaps. In a run with stages, each stage has its own range of numbers. A stage whose layout does
+    not follow documents, such as `WindowLayout`, reserves one number for each token of its corpus. So the set divides the
+    numbers into blocks of 2^20 numbers, and has an array only for a block with a document.
     """
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ class EpochSampler(StreamSampler):
 
     Each epoch's order is divided into blocks. Without `host_blocks`, one block is the whole order. With `host_blocks`, each
     host reads another block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499. All blocks are cut into steps
-    in the same way, so `RunningEpochs` computes indices in a block. In this example, its index 3 is index 253 of the order
-    for host 1.
+    in the same way, so `RunningEpochs` computes indices in a block. In this example, host 1 reads index 3 of its block, which
+    is index 253 of the order.
     """
 
     def _set_stream(
@@ -36,8 +36,8 @@ class EpochSampler(StreamSampler):
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
           batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A
-            later stage of the run can only continue inside an epoch if its sampler has the same text. "" is for samplers whose
-            batches are the next rows of the order: a later stage can continue them at any row.
+            later stage of the run can only continue inside an epoch if its sampler has the same text. "" means that each
+            batch is simply the next rows of the order, so a later stage can continue at any row.
         """
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, block_rows, rows_at

@@ -76,8 +76,8 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
     """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces.
 
-    The in-memory file has the pieces without gaps, one after the other. So consecutive pieces that have no gap in `out` either
-    make one copy from this file to `out`.
+    The in-memory file has the pieces without gaps, one after the other. If consecutive pieces have no gap between them in `out`
+    either, one copy moves them all from this file to `out`.
     """
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses

@@ -9,10 +9,10 @@ from grain_sft.transforms.element import require_keys
 
 
 class MaskEod(grain.transforms.Map):
-    """Transform that takes the loss off each token after an EOD (end of document) token. It maps the source's dict.
+    """Transform that takes the loss off each token after an EOD (end of document) token.
 
     So the model does not learn to predict the first token of a document from the EOD before it. Megatron's `eod_mask_loss`
-    does the same.
+    does the same. This transform maps the source's dict, so it comes before `ShiftTargets`.
 
     Args:
       eod_token_id: Token that ends a document.

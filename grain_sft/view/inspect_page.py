@@ -41,7 +41,7 @@ def inspect_page(
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in numbers:  # `step` first, so that errors are about it
-        count = len(pipeline.sampler.rows(number))  # a schedule changes it
+        count = len(pipeline.sampler.rows(number))  # a schedule of batch sizes may change it
         most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(number).source.layout.sequence_length))
         chosen = range(min(count, most_rows)) if rows is None else rows
         if number != step:  # other steps may lack a row; if `step` does, `view_rows` raises

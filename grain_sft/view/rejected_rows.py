@@ -53,8 +53,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
     From token `at` on, the same `period` tokens come `times` times; `text` shows them. The search covers the periods
-    that the filter checks, and prefers a repetition that the filter rejects: `max_count` times or more. A filter from another
-    package may lack `min_period`, `max_period` or `max_count`; then the default of `NgramFilter` holds.
+    that the filter checks, and prefers a repetition of `max_count` times or more. A filter from another package may lack
+    `min_period`, `max_period` or `max_count`; then the default of `NgramFilter` holds.
     """
     names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
     min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)

@@ -156,7 +156,8 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     Args:
       path: Path of the index.
       indexed: `use_loss_mask` in the index. None if no masks existed when the index was written, or if version 0.1.0 of
-        grain_sft wrote the index. That version found no masks of files that were given as a list.
+        grain_sft wrote the index. That version did not find the masks of files that were given as a list, so its index may lack
+        masks that exist.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
     """
@@ -174,8 +175,9 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
-    # The index lists no masks, but masks exist. If it was saved without them (`indexed` is False), the caller gave
-    # use_loss_mask=True, which needs a mask for each token file. Otherwise the index is out of date.
+    # The index lists no masks, but masks exist. If `indexed` is False, the index was saved from a corpus that ignored its
+    # masks, and the caller now gives use_loss_mask=True. Then each token file must have a mask. If `indexed` is not False, the
+    # index is out of date.
     if indexed is not False or len(with_loss) < len(parts):
         problem = f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}"
         fix = "Build the index again, or give use_loss_mask=False to ignore the masks"

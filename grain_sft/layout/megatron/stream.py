@@ -64,7 +64,7 @@ class Stream:
     """The documents of one data set in the order of its stream, and the order of its samples.
 
     An entry of the stream is one document. A stream of two epochs has two entries for each document. The layout saves each
-    attribute as an array of its name and the number of the data set, such as "order 0".
+    attribute as an array. The array's name is the attribute's name and the number of the data set, such as "order 0".
 
     Attributes:
       order: int32 [entries], number of the document at each entry of the stream.

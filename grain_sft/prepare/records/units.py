@@ -45,7 +45,8 @@ class Input:
       parts: Parts of the file. None for a file of plain lines, which can be cut at any byte.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
-      note: Encoding of an ArrayRecord's records, or version of a Parquet file; "" for other kinds.
+      note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, its version in a bucket, or the
+        time of the last change of a local file. "" for other kinds.
     """
 
     dataset: int
@@ -77,7 +78,7 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes after decompression. For Parquet, it is the size of the file divided by the number of its parts."""
+        """Number of bytes after decompression. A Parquet file of 5 parts has units of a fifth of the file's size each."""
         return self.stop - self.start
 
 

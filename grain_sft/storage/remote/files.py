@@ -144,7 +144,7 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
     while True:
         tries_left -= 1
         end, read_version = stop, version
-        if end is None or (version is None and end - start > PART_BYTES):  # several requests need a version
+        if end is None or (version is None and end - start > PART_BYTES):  # several requests must be of one version
             size, present_version = size_and_version(path)
             end, read_version = size if end is None else end, version or present_version
         (body,) = fetch([Range(path, start, end, read_version)])
