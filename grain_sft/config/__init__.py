@@ -89,7 +89,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
         validate(sections, where)
         with_stages = with_stages_of_replacements(sections, where)
         if with_stages is not sections:
-            # An amendment `replace` may give a source keys that exclude others: `max_epochs`, if it has `sampler.epochs`.
+            # An amendment `replace` may give a source a key that its other keys forbid: `sampler.epochs` forbids `max_epochs`.
             validate(with_stages, where)
     return where, with_stages
 

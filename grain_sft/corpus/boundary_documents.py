@@ -90,8 +90,8 @@ def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> N
 def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    `_touching` gives the pairs of shards that a document may cross. If `BoundaryFile.continues` is True for all of them, all
-    are returned. Otherwise, it is None for some, and there are three possible answers:
+    `_touching` gives the pairs of shards that a document may cross. All pairs are returned if `BoundaryFile.continues` is True
+    for the later shard of each pair. Otherwise, `continues` is None for some shards, and there are three possible answers:
 
     1. A document continues if `continues` is True, or if the last token of the shard before is not an EOS.
     2. All documents that may continue do so.
@@ -100,6 +100,9 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     Without `corpus.sources_file`, the first answer is returned. With this file, the result is the first answer that makes as
     many documents as the file lists. If 3 of 10 pieces may continue a document, answer 2 makes 7 documents, and answer 3 makes
     10 documents.
+
+    Raises:
+      CorpusError: Without `corpus.sources_file`: the EOS token is unknown. With this file: no answer makes its documents.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)

@@ -52,7 +52,7 @@ class MixtureCorpus(Corpus):
 
     @property
     def num_documents(self) -> int | None:
-        """Number of documents of all corpora; None if a corpus does not know its number."""
+        """Number of documents of all corpora; None if one of them does not know how many it has."""
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 

@@ -99,7 +99,7 @@ def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.tra
 
 
 def described(transform: grain.transforms.Map) -> str:
-    """Return a text that describes a transform: its own repr, or its class and attributes if the class defines none.
+    """Return a text that describes a transform: its repr, or its class and attributes if the class defines no repr.
 
     The text is the same in all processes: it has no memory addresses, and sets are sorted. If the repr abbreviates arrays, as
     numpy does, a hash of all their elements follows.

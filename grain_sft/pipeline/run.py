@@ -18,7 +18,8 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 class Run(Protocol):
     """Members of a `Pipeline`. The docstrings of `Pipeline` explain them.
 
-    Iterators, loaders and observers take a `Run` instead of a `Pipeline`, because pipeline.py imports their files: a cycle.
+    Iterators, loaders and observers take a `Run` instead of a `Pipeline`: pipeline.py imports their modules, so they can't
+    import pipeline.py.
     """
 
     source: NpyDataSource | MixtureSource

@@ -38,8 +38,8 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """Split in the order of open-instruct: leave out the documents that are not kept, then shuffle the others.
 
-    The shuffle is that of `datasets.Dataset.shuffle(seed)`: numpy's `default_rng(seed).permutation`. Its first share is "val".
-    Open-instruct itself has no "val".
+    The shuffle is that of `datasets.Dataset.shuffle(seed)`: numpy's `default_rng(seed).permutation`. The first documents of the
+    permutation, a share of `val_frac`, are "val". Open-instruct itself has no "val".
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
     # `ids[kept]` holds kept documents only; `kept[kept]` is as long, and all true
@@ -47,8 +47,9 @@ def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as Primer and OpenChat do: shuffle all documents by `random.Random(seed).shuffle`. The first share is "val".
+    """Split as Primer and OpenChat do: shuffle all documents by `random.Random(seed).shuffle`.
 
+    The first documents of the shuffled order, a share of `val_frac`, are "val".
     Documents that are not kept are shuffled and counted with the others, and then left out of their split.
     """
     order = array.array("q", range(len(ids)))
@@ -57,8 +58,9 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as the episode tools do: "val" is the first share of numpy's `RandomState(seed).permutation`.
+    """Split as the episode tools do: by numpy's `RandomState(seed).permutation`.
 
+    The first documents of the permutation, a share of `val_frac`, are "val".
     Both splits are in the order of the input. If the request asks for a shuffle, they are in the order of the permutation.
     """
     order = np.random.RandomState(request.seed).permutation(len(ids))
@@ -98,7 +100,7 @@ def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request,
     Args:
       ids: Numbers of the documents.
       kept: Whether each document of `ids` is kept.
-      order: Permutation of the indices of `ids`. Its first share is "val".
+      order: Permutation of the indices of `ids`. Its first indices are those of "val".
       request: Request, which has `val_frac`.
       shuffled: Whether each split is in the order of `order`. Otherwise each split is in the order of `ids`.
     """

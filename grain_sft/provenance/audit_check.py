@@ -56,8 +56,8 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
     if last:  # the last line has no newline, so it is unfinished
         lines.append(last + CUT)
     parsed = [_parsed(line) for line in lines]
-    # Version 0.1.0 did not write `CUT`, but it wrote the field `chain` at the end of each entry. So an entry without `chain` is
-    # unfinished if the entry after it has a `chain`.
+    # Version 0.1.0 did not mark unfinished lines with `CUT`, but it wrote the field `chain` at the end of each entry. So an
+    # entry without `chain` is unfinished if the entry after it has a `chain`.
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:
             parsed[number] = {}

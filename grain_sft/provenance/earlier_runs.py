@@ -1,7 +1,7 @@
 """Earlier versions of a run, for the check of an audit log.
 
-A run's config may get amendments and stages while the log grows. The entries that were written before must be checked against
-the run as it was then, without these changes.
+A run's config may get amendments and stages while the log grows. An entry that was written before such a change must be checked
+against the run as it was then, without the change.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Change(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return the text for a message, without the data of a stage."""
+        """Return the text for a message: of a stage only "from step 100", of an amendment the whole text."""
         return self.text.partition(":")[0] if self.kind == "a stage" else self.text
 
 
@@ -69,7 +69,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
 def receipt_parts(text: str | None) -> dict[str, str]:
     """Return the parts of a receipt from the field `text` of an entry; an empty dict if it can't be read.
 
-    As `as_text` writes it, the field is JSON twice: the parts are a JSON object, and the text of this object is a JSON string.
+    `as_text` writes the parts as a JSON object, and then the text of this object as a JSON string. So it is parsed twice.
     """
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}

@@ -156,7 +156,8 @@ class Proportions:
             if number < 0:
                 continue
             row = int(phase.chooser.find(source, np.array([number]))[0])
-            if 0 <= row < MOST_ROWS - 1:  # `find` returns MOST_ROWS - 1 for later rows, which no run reaches
+            # `find` returns -1 for a row that does not exist, and MOST_ROWS - 1 for any row that comes too late for a run
+            if 0 <= row < MOST_ROWS - 1:
                 exhausted.append((phase.row + row + after_last, -after_last, source))
         if not exhausted:
             return None
@@ -169,7 +170,10 @@ class Proportions:
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each row below `length`, and how many rows of that source come before it: int64 [n]."""
+        """Return the source of each row, and the number of rows of that source before it: int64 [n] each.
+
+        All `rows` are below `length`, if it is not None.
+        """
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)
@@ -240,7 +244,7 @@ def find_drawn(path: Path, numbers: Ints) -> Ints:
 
 
 def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
-    """Return weights by name as exact shares of one (0.7 is 7/10, as written), or raise a `SamplerError`."""
+    """Return shares that sum to 1 from pairs (name, weight), or raise a `SamplerError`. The weight 0.7 is exactly 7/10."""
     exact = [_as_weight(name, weight) for name, weight in weights]
     whole = sum(exact, Fraction(0))
     if not whole:

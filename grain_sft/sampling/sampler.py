@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Sampler(abc.ABC):
-    """Base of samplers: the rows of each step's global batch, and those of them that this host reads.
+    """Base of samplers. A sampler chooses the rows of each step's global batch, and divides them among the hosts.
 
     Host h of H reads slots h, h + H, h + 2H, ... of the global batch, if `host_blocks` and `consecutive_slots` are False.
 
@@ -33,7 +33,7 @@ class Sampler(abc.ABC):
       first_step: First step of the sampler: not 0 in a later stage of a run.
       batch_sizes: Rows of the global batch of each step.
       schedule: Changes of the batch size: pairs (step, global_batch_size).
-      global_batch_size: Rows of the global batch of step 0.
+      global_batch_size: Rows of the global batch of step 0; in a curriculum, of a batch of the longest rows.
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
@@ -60,7 +60,8 @@ class Sampler(abc.ABC):
         self.batch_sizes = batch_sizes
         self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
-        # If the number of hosts divides only some sizes, a step of another size is an error once it is read: see `check_from`.
+        # With sizes 8 and 12, the numbers of hosts 4 and 8 are accepted here. With 8 hosts, `check_from` and `rows` refuse the
+        # steps of 12 rows.
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
@@ -127,7 +128,8 @@ class Sampler(abc.ABC):
 
         Args:
           rows: Numbers of the rows to find.
-          epochs: Number of epochs to search. None means the epochs of the run, or one epoch if the run never ends.
+          epochs: Number of epochs to search, counted from epoch 0. In a stage that begins in epoch 2, 3 searches only epoch 2.
+            None means the epochs of the run, or one epoch if the run never ends.
           hosts: Hosts whose slots are returned; None means all hosts.
 
         Raises:
@@ -177,7 +179,7 @@ class Sampler(abc.ABC):
 
     @functools.cached_property
     def rows_per_host(self) -> int:
-        """Rows that this host reads in a step; with a schedule, in step 0."""
+        """Rows that this host reads in a step. With a schedule: in step 0. In a curriculum: in a step of the longest rows."""
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
 

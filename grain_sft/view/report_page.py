@@ -40,7 +40,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    # A batch of shorter rows has more rows, and as many tokens as a batch of the longest rows.
+    # The page shows the batch of the longest rows. A batch of shorter rows has more rows, and as many tokens.
     longest = run["sequence_length"]
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():

@@ -217,9 +217,9 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". If the split lists another file before `part`, the result is
-    False. Some splits do not list `part`, since its name has no number or its folder can't be listed. Then the result is False
-    if `before` is in another folder.
+    `before` is the token file before `part` in the corpus, or "". The result is False if the split lists a file other than
+    `before` as the one before `part`. Some splits do not list `part`, since its name has no number or its folder can't be
+    listed. Then the result is False if `before` is in another folder than `part`.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues

@@ -14,7 +14,9 @@ def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
-    """Return the row of each document, int64 [documents]. End before the first document that `max_rows` rows have no space for.
+    """Return the row of each document, int64 [documents].
+
+    If a document fits into none of `max_rows` rows, the result is shorter: it ends before this document.
 
     A binary tree finds the first row with enough space: each node has the largest space of the rows below it. The children of
     node n are 2n and 2n + 1, and row r is the leaf `leaves + r`.

@@ -156,8 +156,8 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     """Return the messages that are tried in place of `message`: one, or two if it has thoughts.
 
     The first has the mark 0 as its content, and no thoughts. The second has the mark 0 as its content and the mark 1 as its
-    thoughts. It is needed if the template writes "<think></think>" for a message without thoughts: then the text before the
-    content differs between the first and `message`.
+    thoughts. The second is needed if the template writes "<think></think>" for a message without thoughts. Then the text before
+    the content of the first message is not the text before the content of `message`.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):

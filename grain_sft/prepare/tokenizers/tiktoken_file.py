@@ -22,8 +22,8 @@ _CHARACTERS = (
     " \t\r\n\x0b\x0c\u2028\u2029\x01\u00ad\ue000\u0378"
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
-# Every ordered pair of these characters, such as "aA" and "Aa". A pattern that loses nothing of this text is accepted. Such a
-# pattern may still lose a character that this text does not have: `a|[^b]` loses "b".
+# Every ordered pair of these characters, such as "aA" and "Aa". A split pattern loses the characters that it does not match. A
+# pattern that loses nothing of this text is accepted, but may lose a character that this text lacks: `a|[^b]` loses "b".
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000

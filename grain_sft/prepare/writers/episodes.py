@@ -18,7 +18,8 @@ from grain_sft.storage import files
 from grain_sft.types import Array
 
 TOKEN_DTYPE = np.dtype("<u4")
-MAX_SHARDS = 100_000  # most shards of a split, because their names have five digits, and readers sort the names
+MAX_SHARDS = 100_000
+"""Most shards of a split. Readers sort the names as texts, so shard_100000 would come before shard_20000."""
 ENDS = ("<myPT_eot>", "<|eot|>")
 """Special tokens that end a conversation: in tokenizers of the two tools, and in tokenizers of `train_tokenizer`."""
 
@@ -63,7 +64,7 @@ def write_shard(
       index_name: Name of the file of the index.
       mask_name: Name of the file of the mask.
       columns: Function that takes a block of documents. It returns the mask of their tokens, and all columns of the index after
-        the first. `write_shard` computes the first column, the index of each document's first token in the shard.
+        the first. `write_shard` computes the first column: the number of tokens in the shard before each document.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     # `whole_files` finishes the first path last, so a shard that has its index is complete
