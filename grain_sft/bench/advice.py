@@ -43,7 +43,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     A setting keeps up with a step if the trainer does not wait for the step's batch. If several settings keep up with the
     shortest step, the setting with the fewest threads or processes is chosen. A setting with neither threads nor worker
     processes is never chosen, because the trainer would wait for each slow read. A setting with worker processes is chosen only
-    if no number of threads keeps up with any measured step. If no setting keeps up with any step, the fastest one is chosen.
+    if no number of threads keeps up with any measured step. If no setting keeps up with any step, the first setting that is
+    about as fast as the fastest (`AS_FAST`) is chosen.
 
     Args:
       delivered: Figures of each measured setting. Settings with fewer threads or processes come first.

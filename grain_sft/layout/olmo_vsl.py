@@ -79,8 +79,8 @@ class OlmoVslLayout(Layout):
             )
         if has_sidecars:
             # `_document` has numbers in `to_cut`, and gets numbers in `documents`. A document across a shard border is two
-            # documents in `to_cut`, so numbers after 3 crossed borders are 3 too high. The difference of `shard_ends` is, for
-            # each shard, the number of crossed borders before it.
+            # documents in `to_cut`, so numbers after 3 crossed borders are 3 too high. For each shard, the difference between
+            # `to_cut.shard_ends` and `documents.shard_ends` is the number of crossed borders before the shard.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             shard = to_cut.shard_ends.searchsorted(self._document, side="right")
             self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]

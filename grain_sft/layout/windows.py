@@ -11,7 +11,7 @@ from grain_sft.types import Ints
 
 
 class WindowLayout(Layout):
-    """Rows that are consecutive windows of `sequence_length` tokens of a shard. The tokens after its last window are dropped.
+    """Rows that are consecutive windows of `sequence_length` tokens of a shard. Tokens after a shard's last window are dropped.
 
     Rows are numbered through all shards in order. A shard has `num_tokens // sequence_length` rows, or fewer with
     `max_target_sequence_length`. Windows cut through documents, and every row is one segment.

@@ -28,8 +28,8 @@ class StagedPipeline(Pipeline):
 
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
-    lengths. If a stage with longer rows would begin inside a row, it begins at the next row, and `gaps` counts the tokens that
-    it leaves out. In each stage, the shares of a mixture are counted from the stage's first row.
+    lengths. If the earlier stages end inside a row of a stage with longer rows, this stage begins at its next row, and `gaps`
+    counts the tokens that it leaves out. In each stage, the shares of a mixture are counted from the stage's first row.
 
     Args:
       stages: Stages in order.

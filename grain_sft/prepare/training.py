@@ -31,8 +31,8 @@ def train_tokenizer(
 ) -> bytes:
     """Return the bytes of a SentencePiece model. Decoding returns the encoded text, except that U+2581 becomes a space.
 
-    The newline and each of `special_tokens` are one piece. A character that is not in `lines` is encoded as its bytes. The
-    piece `</s>` ends a document. The same lines give the same model, because training uses one thread and no sampling.
+    The newline is one piece, and so is each of `special_tokens`. A character that is not in `lines` is encoded as its bytes.
+    The piece `</s>` ends a document. The same lines give the same model, because training uses one thread and no sampling.
 
     Raises:
       PrepareError: The lines have too little text for `vocab_size` pieces, or a special token is not UTF-8.
@@ -74,7 +74,7 @@ def conversation_lines(
 ) -> Iterator[str]:
     """Yield the lines of all messages in files of conversations, until `MAX_LINES` lines are yielded.
 
-    A line that spells one of `special_tokens` is left out. A line of more than 1,000 characters (`MAX_LINE // 4`) is divided
+    A line that contains one of `special_tokens` is left out. A line of more than 1,000 characters (`MAX_LINE // 4`) is divided
     into several lines. With `on_error` "skip", bad records are left out.
 
     Raises:

@@ -24,7 +24,7 @@ class HostCache:
     Attributes:
       hits: Number of blocks that gathers found in the cache. A block counts once in each gather that reads it.
       misses: Number of blocks that gathers did not find, counted in the same way.
-      used: Bytes of the files of all blocks in the cache.
+      used: Bytes that all blocks in the cache take on disk.
     """
 
     def __init__(self, options: CacheOptions) -> None:

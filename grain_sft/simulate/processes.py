@@ -120,7 +120,8 @@ def measure_processes(
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    # With fewer cores, the model would add waits for a processor, but the measured `start_up_s` does not count such waits.
+    # If `conditions.cores` is below 1, the model adds waits for a processor. The measured `start_up_s` has no such waits, so
+    # the fit and the predictions assume one core.
     one_core = dataclasses.replace(conditions, cores=1.0)
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []

@@ -161,7 +161,7 @@ class OpenFiles(dict[int, LocalFile]):
         self.max_descriptors = max(1, max_open_files)
         self._shards = shards
         self._scattered = scattered
-        self._verified: dict[int, Identity] = {}  # kept when a file is closed, so that opening it again reads no digest
+        self._verified: dict[int, Identity] = {}  # of closed files too, so that their content is not compared again
         self._lock = ForkSafeLock()
 
     def __missing__(self, number: int) -> LocalFile:

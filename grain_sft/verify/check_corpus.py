@@ -29,7 +29,7 @@ class VocabularyCheck:
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._corpus, self._size = corpus, size
         self._too_high: dict[int, tuple[int, int, int]] = {}
-        """By shard: number in the corpus of the first token that is too high, its id, and the number of such tokens."""
+        """By shard: index in the corpus of the first token whose id is too high, this id, and how many ids are too high."""
         self._highest = -1
 
     def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
@@ -41,7 +41,8 @@ class VocabularyCheck:
         offsets = np.flatnonzero(tokens >= self._size)
         shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            # `offsets[first]` is the shard's first such token in the block. If an earlier block has one, that one stays.
+            # `offsets[first]` is the first token of the shard in this block whose id is too high. If an earlier block had
+            # such a token of the shard, `get` returns the earlier token.
             first_in_block = int(begin + offsets[first]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
@@ -275,7 +276,10 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Check by hash that the tokenizer next to a corpus is the corpus's own. Return its size; None if it can't be loaded."""
+    """Check by hash that the tokenizer next to a corpus is the corpus's own. Return its vocabulary's size.
+
+    The result is None if no tokenizer is found, if it can't be loaded, or if it is not the corpus's own.
+    """
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)
     if path is None:

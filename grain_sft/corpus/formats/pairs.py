@@ -1,7 +1,8 @@
 """Format pairs, for preference pairs: each document is a prompt, a chosen response and a rejected response, in this order.
 
-The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. An entry is the pair's
-first token in `tokens.bin`, then the numbers of tokens of its prompt, chosen and rejected response. The responses take loss.
+The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. An entry states where
+the pair begins in `tokens.bin`, counted in tokens, and how many tokens its prompt, its chosen response and its rejected
+response have. The responses take loss.
 """
 
 from __future__ import annotations

@@ -46,7 +46,12 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Return an algorithm's result for documents of `lengths` as int64 columns, after a check of all rows.
+        """Check an algorithm's result, and return it as int64 columns.
+
+        Args:
+          columns: Result of the algorithm.
+          lengths: int64 [documents], lengths of the documents that the algorithm packed.
+          options: Options that the algorithm was called with.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.

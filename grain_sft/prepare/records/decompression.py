@@ -1,7 +1,7 @@
-"""Decompression of input files (gzip and zstd): of a whole file, or of its parts in turn. A `Part` has whole records.
+"""Decompression of input files (gzip and zstd): of a whole file, or of its parts in turn.
 
-To reach a part, all bytes before it must be decompressed. So each thread keeps the reader of the file that it read last. The
-reader continues at the end of the part that it read last.
+A `Part` is a range of bytes of the decompressed file. To reach a part, all bytes before it must be decompressed. So each thread
+keeps the reader of the file that the thread read last, and this reader continues where the last part ended.
 """
 
 import shlex

@@ -29,7 +29,8 @@ class Schema:
       keys: Keys of a record. `--schema` can map them to other keys of the file.
       turn_keys: Keys of a message in a record that `--schema` can map.
       signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty for "messages", "episode" and
-        "tools", whose keys are those of "chat", and for "text", which "auto" takes if a record has 'text' and no signs.
+        "tools", because they have the keys of "chat". Also empty for "text": "auto" takes it if a record has the key 'text'
+        and no signs of another schema.
     """
 
     parse: Callable[[Record], Conversation]
@@ -190,9 +191,10 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
-    Both responses may begin with the prompt. Further messages with which both responses begin are moved to the prompt. The
-    assistant's messages in the prompt get weight 0. If the responses are texts without "prompt", their prompt is Alpaca's
-    "instruction", "input" and "history". Without an instruction, such texts are plain documents.
+    If both responses begin with the messages of the prompt, these are removed from the responses. If what is left of both
+    begins with the same messages, these move to the prompt, but each response keeps its last message. The assistant's messages
+    in the prompt get weight 0. If the responses are texts and the record has no "prompt", the prompt is Alpaca's "instruction",
+    "input" and "history". Without an instruction, such texts are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)

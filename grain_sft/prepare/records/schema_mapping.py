@@ -86,9 +86,11 @@ def _option_for_texts(record: Record) -> str:
 
 
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
-    """Return `schema` with a mapping for each of `names`, pairs (schema key, key in the file): "text:text=body".
+    """Return the value of `--schema`: "text:text=body" for schema "text" and the pair ("text", "body").
 
-    A pair whose key in the file is empty, or equals the schema key, is left out.
+    Args:
+      schema: Name of the schema.
+      names: Pairs (schema key, key in the file). A pair is left out if its second key is empty or equals the first.
     """
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 

@@ -24,7 +24,8 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split by word. A file is of this split if it is below a folder of this name, or if its own name begins with this word."""
+"""Split that each word means. A file is of split "test" if it is below a folder `test` or `testing`, or if its own name begins
+with one of these words."""
 
 Folders = tuple[str, ...]
 """Names of the folders between an input folder and a file: ("a", "b") for `INPUT/a/b/file`."""
