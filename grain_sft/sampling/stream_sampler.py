@@ -67,12 +67,12 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # `_last_step` was the latest requested step that was not in `_computed`. If `distance` from it is 1, 2 or 3, the
-            # caller reads in sequence: several threads that read in sequence may request the steps in the order 4, 6, 5.
+            # `_last_step` was the last computed step. If `distance` from it is 1, 2 or 3, the caller reads in sequence: several
+            # threads that read in sequence may request the steps in the order 4, 6, 5.
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
-            self._computed = step, computed
+            self._computed, self._last_step = (step, computed), step + len(computed) - 1
         rows: Ints = computed[step - first].copy()
         return rows
 

@@ -144,7 +144,7 @@ def test_options_that_do_not_apply_to_a_question_are_refused(config, arguments, 
     status, error = failure("trace", config, *arguments.split())
     assert status == 2 and f"{question} does not use {unused}. Leave it out." in error
     assert "usage: grain-sft trace (--steps A:B | --between NAME NAME | --document [SOURCE:]N | --record ID | " in error
-    assert "--find TEXT | --checkpoints [EVERY]) config [options]\n" in error
+    assert "--find TEXT | --checkpoints [N]) config [options]\n" in error
 
 
 def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):

@@ -272,7 +272,7 @@ def test_a_step_given_by_position_works_with_a_warning_that_names_it(source):
 def test_parts_that_do_not_fit_are_named(source):
     sampler, fewer = pipeline(source).sampler, IndexSampler(59, global_batch_size=4, seed=0)
     for message, make in (
-        ("needs the key 'tokens'.*place transforms", lambda: pipeline(source, transforms=TRANSFORMS[::-1])[0]),
+        ("needs the key 'tokens'.*place this transform", lambda: pipeline(source, transforms=TRANSFORMS[::-1])[0]),
         ("59 rows, but the source has 60", lambda: Pipeline(source, fewer, [ShiftTargets()])),
         ("not a grain.transforms.Map.*no Batch", lambda: Pipeline(source, sampler, [grain.transforms.Batch(4)])),
         (r"Shift\w+ is a class. .* Write ShiftTargets\(\)\.", lambda: pipeline(source, transforms=[ShiftTargets])),
