@@ -132,11 +132,15 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
         raise error(f"{what}: {type(raised).__name__}: {raised}. {fix}") from raised
 
 
+def is_ours(entry: Any) -> bool:
+    """Return whether a class or function is part of this package. What others return is checked."""
+    return bool(entry.__module__.startswith("grain_sft."))
+
+
 def code_sha256(entry: Any) -> str | None:
     """Return the hash of the file that defines an entry of another package; None for an entry of this package."""
     file = getattr(sys.modules.get(entry.__module__), "__file__", None)
-    ours = entry.__module__.startswith("grain_sft.")
-    return None if ours or file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return None if is_ours(entry) or file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def table_of(kind: Any) -> Registry[Any] | None:

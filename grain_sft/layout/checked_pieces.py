@@ -22,7 +22,7 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
         int64s = [None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns]
         pieces = Pieces._make(int64s)
         shapes = {column.shape for column in int64s if column is not None}
-        if len(shapes) > 1 or pieces.row.ndim != 1:
+        if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
             raise ValueError(f"columns of shapes {sorted(shapes)}")
         faults = _faults(pieces, layout, rows)
     except (TypeError, ValueError, IndexError) as error:

@@ -17,6 +17,7 @@ from grain_sft.html_table import html_facts
 from grain_sft.layout.checked_pieces import checked_pieces
 from grain_sft.layout.pieces import LeftOut, Pieces, Span
 from grain_sft.layout.traits import Traits
+from grain_sft.registry import is_ours
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class Layout(FromPieces):
             is_of_python = name.startswith("__") and name != "__repr__"
             if not is_of_python and name not in vars(cls):
                 setattr(cls, name, default)
-        if not cls.__module__.startswith("grain_sft."):
+        if not is_ours(cls):
             pieces = cls.pieces
             cls.pieces = lambda self, rows: checked_pieces(pieces(self, rows), self, rows)  # type: ignore
 

@@ -74,6 +74,7 @@ class PipelineIterator(StepIterator[Element]):
                 pass
 
     def worker_pids(self) -> list[int] | None:
+        """See `StepIterator.worker_pids`."""
         source = self._from_workers
         if source is None or source.iterator is None:
             return None

@@ -36,10 +36,11 @@ class Target:
     error: type[GrainSftError] = PrepareError
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
-        check_name("output", files.normalize(output))
+        normalized = files.normalize(output)
+        check_name("output", normalized)
         if not os.fspath(output):
             raise self.error("output: is an empty path. Give the folder to write to.")
-        path = files.absolute(files.normalize(output))
+        path = files.absolute(normalized)
         self.output, self.remote = path.rstrip("/"), files.is_remote(path)
         if not self.output:
             raise self.error("output /: is the root of the file system. Give a folder in it.")

@@ -139,6 +139,7 @@ class MixtureSampler(StreamSampler):
         return [*super().changes, *self.mixture.changes]
 
     def steps_of_epochs(self, epochs: int | None) -> int:
+        """See `Sampler.steps_of_epochs`."""
         epochs = self._checked_epochs(epochs)
         if self.num_steps is not None and epochs is None:
             return self.num_steps

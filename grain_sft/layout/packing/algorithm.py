@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length, check_choice
 from grain_sft.errors import LayoutError
-from grain_sft.registry import entry_errors
+from grain_sft.registry import entry_errors, is_ours
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -160,13 +160,8 @@ class PackingAlgorithm:
         """Return `entry`; a bare function becomes an algorithm with the default traits."""
         return entry if isinstance(entry, cls) else cls(entry)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether the algorithm is part of grain_sft. The rows of any other algorithm are checked."""
-        return self.pack.__module__.startswith("grain_sft.")
-
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
-        if self.is_ours:
+        if is_ours(self.pack):
             return self.pack(lengths, options)
         expected = "Expected a function of lengths and PackingOptions. Fix its code, or name another."
         with entry_errors(LayoutError, f"algorithm {options.algorithm}", expected):

@@ -14,11 +14,11 @@ _MESSAGE_KEYS = frozenset([
 _STRING_KEYS = ("name", "context", "think", "cite", "tool_call_id")
 _LIST_KEYS = ("tool_calls", "function_calls", "functions")
 _LIST_OR_STRING_KEYS = ("function_calls", "functions")  # a string in OLMo's data
-_FLAGS = frozenset(("train", "training", "trainable", "loss", "mask", "masked"))
-"""Keys under which data for other trainers, such as Axolotl and torchtune, have a mask: the value true, false, 1 or 0."""
-
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
-"""Keys under which data for other trainers have a mask of any value except null."""
+"""Keys under which data for other trainers, such as Axolotl and torchtune, have a mask of any value except null."""
+
+_ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
+"""All keys of masks. Under those that are not in `_MASKS`, only the values true, false, 1 and 0 are masks."""
 
 # Keys of masks that can't become weights. In `mask` and `masked`, true may mean "no loss", but the weight true means loss.
 # `train_detail` and `training_detail` are about parts of a message.
@@ -163,7 +163,7 @@ def _weight_of(entry: Record, where: str) -> float | None:
 
     A message with a mask under another key, such as `train: false`, is refused: the mask would be ignored.
     """
-    for key in sorted(entry.keys() & (_FLAGS | _MASKS)):
+    for key in sorted(entry.keys() & _ALL_MASKS):
         value = entry[key]
         if value in (0, 1) or (key in _MASKS and value is not None):
             fix = "Give messages that take no loss the weight 0, and remove this key"

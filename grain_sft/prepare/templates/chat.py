@@ -18,7 +18,7 @@ from grain_sft.prepare.templates.chat_controls import Expected, expected_control
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, with_reasoning
-from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of, unread
+from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
 _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some templates do not write
@@ -83,20 +83,19 @@ class Chat(Template):
 
         This is so if the chat without them, rendered again, gives the same `text`.
         """
-        shorter = {" or ".join(CALLS): _without(messages, CALLS)}
+        shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
         # A template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does. So it is not refused.
         if self._chat.literals[0].isdisjoint(REASONING):
-            shorter["reasoning_content"] = _without(messages, REASONING)
+            shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
         for role in _OFTEN_LEFT_OUT:
-            shorter[role] = [message for message in messages if message["role"] != role]
-        unwritten = [
-            key for key, others in shorter.items() if others != messages and self._chat.attempt(others, tools) == text
-        ]
-        if tools and self._chat.attempt(messages) == text:
-            unwritten.append("tools")
-        if unwritten:
-            problem = f"writes nothing of {unwritten[0]}, so the assistant would learn turns without it"
-            raise RecordError(f"messages: the chat template {problem}. {unread(unwritten[0].split()[0])}")
+            without_role = [message for message in messages if message["role"] != role]
+            shorter.append((role, without_role, tools, f"{RENDER_IT} Or remove the messages of this role."))
+        if tools:
+            shorter.append(("tools", messages, None, unread("tools")))
+        for what, others, other_tools, fix in shorter:
+            if (others, other_tools) != (messages, tools) and self._chat.attempt(others, other_tools) == text:
+                problem = f"writes nothing of {what}, so the assistant would learn turns without it"
+                raise RecordError(f"messages: the chat template {problem}. {fix}")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.

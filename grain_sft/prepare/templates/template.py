@@ -149,9 +149,12 @@ class Template(abc.ABC):
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
+RENDER_IT = "Choose a Jinja template that renders it (--template FILE.jinja)."
+
+
 def unread(key: str) -> str:
     """Return the end of a message: what to do if the template does not render the key `key` of a record."""
-    return f"Choose a Jinja template that renders it (--template FILE.jinja). To ignore it: --schema 'chat:{key}='."
+    return f"{RENDER_IT} To ignore it: --schema 'chat:{key}='."
 
 
 Ids = npt.NDArray[np.uint32]

@@ -109,6 +109,7 @@ class Order:
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
+                """Return the rows at `indices` of an epoch. Raise a SamplerError unless they are row numbers."""
                 where = f"order {entry.make!r}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))
