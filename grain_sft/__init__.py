@@ -51,5 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and the public packages."""
     return sorted((*__all__, *_PACKAGES))

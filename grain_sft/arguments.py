@@ -87,11 +87,8 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that lets a method accept its keyword-only `names` by position too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        """Return `method`, which also accepts `names` by position."""
-
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
-            """Call the method with the values of `names` as keyword arguments."""
             by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`
             if 1 < len(values) <= 1 + len(names) and not by_position.keys() & named.keys():
                 text = ", ".join(f"{name}={value!r}" for name, value in by_position.items())

@@ -1,4 +1,4 @@
-"""Functions to start Python processes: the environment that they get, and a call that returns the JSON that they print."""
+"""Python processes: the environment that they get, and a call that returns the JSON that they print."""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """Former names of modules, arguments and attributes. They work for one more version, with a warning that gives the new name."""
 
 import functools
+import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -31,24 +32,16 @@ MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture",
 """New module of each name of the former module `grain_sft.mixture`."""
 
 
-class _Finder:
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Importer of modules by their former path. Both paths give the same module object."""
 
-    @staticmethod
-    def create_module(spec: object) -> None:
-        """Return None, so that the import system creates the module."""
-
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a former module; None for any other module, so that the next finder is asked."""
         package, _, name = fullname.partition(".")
         is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # not Python's own module `trace`
-        return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
+        return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Warn, and replace `module` by the module at its new path.
-
-        The names of `mixture` moved to several modules. So the module `mixture` stays, and gets each name from its new module.
-        """
+        """Warn, and replace `module` by the module at its new path. `mixture` stays, and gets names of several modules."""
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
         paths = names.values() or [MODULES[former.removeprefix("grain_sft.")]]
@@ -62,8 +55,8 @@ class _Finder:
 
 def install() -> None:
     """Make former module paths importable."""
-    # This finder must be the first. `grain_sft.trace` is the package `grain_sft.provenance`, so Python's path finder would find
-    # the file `audit.py` in the folder of this package, and load it a second time, as `grain_sft.trace.audit`.
+    # This finder must be the first. Since `grain_sft.trace` is the package `grain_sft.provenance`, Python's path finder would
+    # load the file `audit.py` of this package a second time, as `grain_sft.trace.audit`.
     sys.meta_path.insert(0, _Finder())
 
 
@@ -75,12 +68,10 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
     """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
-        """Return the class, whose constructor also accepts `names`."""
         function = vars(decorated)["__init__"]
 
         @functools.wraps(function)
         def call(*args: Any, **arguments: Any) -> None:
-            """Construct the object, and warn of former names."""
             for former in names.keys() & arguments.keys():
                 if names[former] in arguments:
                     problem = f"{former}= and {names[former]}= are the same argument"
@@ -99,7 +90,6 @@ def renamed_attribute(old: str, new: str) -> property:
     """Return a property that returns the attribute `new` and warns that `old`, such as "PackedLayout.recipe", was renamed."""
 
     def get(self: object) -> Any:
-        """Warn, and return the attribute `new`."""
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)
         return getattr(self, new)
 

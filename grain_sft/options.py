@@ -94,7 +94,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter; a new object if the default of a Struct's field is a factory."""
+    """Return the default of a parameter. That of a Struct's field may be a factory."""
     factory = getattr(parameter.default, "factory", None)
     return parameter.default if factory is None else factory()
 
@@ -135,8 +135,6 @@ def check(section: object, options: Options, where: str, *, require: bool = True
     """Raise a `ConfigError` if a section has an unknown key, or a value that its option does not take.
 
     Args:
-      section: Section of a config.
-      options: Options of the section.
       where: Name of the section for messages, such as "a.yaml: sampler".
       require: Whether it is also an error if the section lacks an option without a default.
     """
@@ -160,7 +158,7 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
 
 
 def _nearest(word: object, known: list[str]) -> str:
-    """Return the end of a message, which names the word of `known` that is nearest to `word`; "" if `known` is empty."""
+    """Return the end of a message, with the word of `known` that is nearest to `word`; "" if `known` is empty."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.0)
     return f" The nearest known: {near[0]!r}." if near else ""
 
@@ -232,10 +230,7 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
     """Add each option to a parser or a group of arguments, with its type, bounds, default and help text.
 
-    Args:
-      parser: Parser or group of arguments.
-      options: Options to add.
-      spelled: Flags of options by name. An option without an entry gets the flag `--name`.
+    `spelled` has the flags of options by name. An option without an entry gets the flag `--name`.
     """
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
@@ -251,17 +246,13 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
         else:
             settings["type"] = functools.partial(parsed, unbounded, kind)
             settings["metavar"] = "NAME" if unbounded is str else "N"
-        help_text = _in_lower_case(option.help.removesuffix("."))
+        help_text = option.help.removesuffix(".")
+        if not help_text[1:2].isupper():  # lower case, as in argparse's own texts, unless it begins with an acronym
+            help_text = help_text[:1].lower() + help_text[1:]
         if option.default not in (REQUIRED, None, ""):
             values = option.default if isinstance(option.default, list | tuple) else [option.default]
             help_text += f" (default: {' '.join(map(str, values))})"  # "8 950" for (8, 950), as a user would type it
         parser.add_argument(*flags, dest=option.name, help=help_text.replace("%", "%%"), **settings)
-
-
-def _in_lower_case(sentence: str) -> str:
-    """Return a help text with its first letter in lower case, as argparse writes its own. An acronym, such as "EOS", stays."""
-    begins_with_acronym = sentence[1:2].isupper()
-    return sentence if begins_with_acronym else sentence[:1].lower() + sentence[1:]
 
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:

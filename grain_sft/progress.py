@@ -45,15 +45,10 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how many seconds some work has taken. On a terminal, clear the line at the end.
-
-    This is for work whose total amount is unknown. `progress_bar` shows the progress of other work.
-
-    Args:
-      what: Name of the work.
+    """Show on stderr how many seconds the work `what`, whose total amount is unknown, has taken.
 
     Yields:
-      Function that changes the name.
+      Function that changes the name of the work.
     """
     names, ended, began = [what], threading.Event(), time.monotonic()
     terminal = sys.stderr.isatty()

@@ -70,7 +70,6 @@ class Registry(Generic[Entry]):
         return entry
 
     def _imported(self, name: str) -> Entry:
-        """Return the entry of `name`, which is `package.module:Name`."""
         module, _, attribute = name.partition(":")
         try:
             imported = getattr(importlib.import_module(module), attribute)
@@ -80,7 +79,6 @@ class Registry(Generic[Entry]):
         return self._adapted(name, imported)
 
     def _adapted(self, name: str, value: Any) -> Entry:
-        """Return the entry for a registered or imported object. Raise the table's error if the object is not one of `kinds`."""
         if not isinstance(value, self._kinds):
             expected = " or ".join(_WORDS.get(kind, kind.__name__) for kind in self._kinds)
             raise self._error(f"{self._noun} {name!r} is a {type(value).__name__}; expected {expected}. Fix the name.")
@@ -90,10 +88,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Call an entry with the arguments and options, and return the result. `entry` is the entry or its name.
-
-        An error in the code of the entry becomes the table's error, which names the entry, as in `entry_errors`.
-        """
+        """Call an entry, or the entry of a name, and return the result. Its errors become the table's, as in `entry_errors`."""
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else f"{constructor.__module__}:{constructor.__qualname__}"
         with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):
@@ -102,7 +97,6 @@ class Registry(Generic[Entry]):
         return instance
 
     def _check_base(self, name: str, kind: type) -> None:
-        """Raise the table's error unless the class `kind` inherits from the base class."""
         if not issubclass(kind, self._base):
             expected = f"a subclass of {self._base.__module__.partition('.')[0]}'s {self._base.__name__}"
             found = f"{self._noun} {name!r} is of class {kind.__name__}"
@@ -120,10 +114,7 @@ class Registry(Generic[Entry]):
 
 @contextlib.contextmanager
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
-    """Turn an exception that the code of an entry raises in the context into `error`, with the message "`what`: ... `fix`".
-
-    GrainSftErrors, OSErrors and MemoryErrors stay as they are.
-    """
+    """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are."""
     try:
         yield
     except (GrainSftError, OSError, MemoryError):

@@ -38,13 +38,11 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting that keeps up with the shortest step of the trainer.
+    """Return the setting with the fewest threads that keeps up with the shortest step of the trainer.
 
-    A setting keeps up with a step if the trainer does not wait for the step's batch. If several settings keep up with the
-    shortest step, the setting with the fewest threads or processes is chosen. A setting with neither threads nor worker
-    processes is never chosen, because the trainer would wait for each slow read. A setting with worker processes is chosen only
-    if no number of threads keeps up with any measured step. If no setting keeps up with any step, the first setting that is
-    about as fast as the fastest (`AS_FAST`) is chosen.
+    It keeps up with a step if the trainer does not wait for the step's batch. Worker processes are chosen only if no number of
+    threads keeps up with any step. A setting with neither is never chosen: the trainer would wait for each slow read. If no
+    setting keeps up with any step, the first that is about as fast as the fastest (`AS_FAST`) is chosen.
 
     Args:
       delivered: Figures of each measured setting. Settings with fewer threads or processes come first.
@@ -56,9 +54,9 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass while a thread makes this batch. So 4 other
-                # batches must be ready. Besides, each thread holds one batch that is not ready. With 2 worker processes, each
-                # worker makes every second batch and keeps `prefetch` batches ready, so 2 are enough.
+                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass meanwhile, for which batches must be ready.
+                # Each thread holds one more, unfinished batch. Of 2 worker processes, each keeps `prefetch` batches ready, so 2
+                # are enough.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -96,32 +94,24 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators the hosts feed: a row of figures for each speed of an accelerator.
+    """Return how many accelerators the hosts feed, of which each makes `tokens_per_second`: a row for each speed of one.
 
-    Args:
-      tokens_per_second: Speed of this host's batches.
-      hosts: Number of hosts.
-      speed: Tokens/s of one accelerator; None for the speeds `RATES`.
+    `speed` is the tokens/s of one accelerator; None stands for the speeds `RATES`.
     """
-    rows = []
-    for rate in RATES if speed is None else (speed,):
-        this_host = int(tokens_per_second // rate)
-        rows.append({"tokens_per_second": rate, "this_host": this_host, "all_hosts": this_host * hosts})
-    return rows
+    fed = {rate: int(tokens_per_second // rate) for rate in (RATES if speed is None else (speed,))}
+    return [{"tokens_per_second": rate, "this_host": each, "all_hosts": each * hosts} for rate, each in fed.items()]
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether no step of `step_ms` waits for its batch, in the measurement and later.
 
-    A measurement may be too short to show a wait. If a batch takes 12 ms and a step 10 ms, the first steps take batches that
-    were made ahead, and later steps wait. So the time to make a batch is checked too: it may be at most 90 % of the step.
+    Early steps take batches that were made ahead, so the time to make a batch is checked too: at most 90 % of the step.
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:
-    """Return the median wait of a setting at steps of `step_ms`."""
     return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 
@@ -171,5 +161,4 @@ def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _size(count: float) -> str:
-    """Return a number of bytes with its unit."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

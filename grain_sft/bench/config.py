@@ -1,8 +1,7 @@
 """Measurement of a config's pipeline on this machine, which finds the best numbers of threads and processes to read with.
 
-It measures each stage of a step, and `Pipeline.iter` with several settings. The stages are measured on the same few steps again
-and again, so their data is in memory. `iter` is measured on new steps, as in a run, so its time includes reading them from a
-slow disk or from a bucket.
+Each stage of a step is measured on the same few steps again and again, so its data is in memory. `Pipeline.iter` is measured,
+with several settings, on new steps, so its time includes reading them from a slow disk or from a bucket.
 """
 
 import contextlib
@@ -56,11 +55,7 @@ class Plan(NamedTuple):
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
-    """Return everything that `grain-sft bench CONFIG` prints, ready for JSON. Write no file, not even the audit log.
-
-    Raises:
-      RowIndexError, CorpusFileError, TransformError: A batch can't be made.
-    """
+    """Return everything that `grain-sft bench CONFIG` prints, ready for JSON. Write no file, not even the audit log."""
     run = _Run(pipeline, plan)
     first = run.first_reading()
     batches = sample(run.pipeline, run.steps, plan.seconds * _STAGES)
@@ -114,10 +109,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Return the speeds of copying a batch with numpy (the limit), of one thread and of the default number of threads.
 
-    Returns:
-      tokens: Number of tokens of a batch.
-      seconds: Seconds of each measurement.
-      rows: For each loader its `name` and the figures of `rate`.
+    `rows` has for each its `name` and the figures of `rate`; `tokens` is the number of tokens of a batch.
     """
     endless, _ = first_steps_forever(pipeline)
     first = endless[0]
@@ -132,10 +124,9 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
 
 
 def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
-    """Return a pipeline that repeats the first steps of `pipeline` without end, and the number of these steps.
+    """Return a pipeline that repeats the steps before the end or the first change of the batch size, and their number.
 
-    The returned pipeline has no observers and no audit log. If the batch size changes at step 100, the steps before step 100
-    are repeated.
+    It has no observers and no audit log.
     """
     first = pipeline.first_step
     endless = copy.copy(pipeline)
@@ -168,11 +159,10 @@ class _Run:
         self.next_step = 0
 
     def elapsed(self) -> float:
-        """Return the seconds since the measurements began."""
         return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
-        """Measure batches that are made only when they are requested: the first batch, which opens files, and the next few."""
+        """Measure the making of the first batch, which opens files, and of the next few."""
         times: list[float] = []
         while len(times) < 3 or sum(times[1:]) < self._plan.seconds * _FIRST:
             times.append(seconds_waited(lambda: self.pipeline[self.next_step], 0))
@@ -212,8 +202,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            # These batches are not measured, because they may be ready already. While `next` waited for the first batch, each
-            # thread may have finished a batch and begun another. Each process may have filled its buffer and made two more.
+            # These may be ready already: while `next` waited, each thread may have finished a batch and begun another, and each
+            # process may have filled its buffer and made two more.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)
@@ -229,9 +219,8 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler of a pipeline that repeats the first steps of another pipeline.
+    """Sampler, and `withdrawals`, of a pipeline that repeats the first `count` steps of another.
 
-    The same object is also the pipeline's `withdrawals`: its `source_at` returns the source of the step that is repeated.
     For `count` 3, step 3 reads the rows of step 0 again, and step 4 those of step 1.
     """
 
@@ -239,13 +228,11 @@ class _FirstSteps:
 
     def __init__(self, pipeline: Pipeline, count: int) -> None:
         sampler = pipeline.sampler
-        # checks all steps, because the method `check_from` of this class checks none
         sampler.check_from(sampler.first_step)
         self._pipeline, self._count, self.host = pipeline, count, sampler.host
         self.data_key = f"first {count} steps of {sampler.data_key}"
 
     def _repeated(self, step: int) -> int:
-        """Return the step of the pipeline that `step` repeats."""
         return self._pipeline.first_step + step % self._count
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
@@ -255,7 +242,7 @@ class _FirstSteps:
         return self._pipeline.source_at(self._repeated(step))
 
     def check_from(self, step: int) -> None:
-        """Accept any step, because every step repeats one of the first steps."""
+        """Accept any step: `__init__` has checked those that are repeated."""
 
 
 def _doubled(most: int) -> list[int]:

@@ -1,9 +1,4 @@
-"""Benchmarks of the speed of loaders, which take turns in one process.
-
-`windows` compares loaders of windows with MaxText's loader, and `packed` compares loaders of packed rows with Grain's packing.
-Both also compare each speed with the limit: the speed of a copy of rows in memory. `withdrawn` compares batches with and
-without a withdrawal of documents.
-"""
+"""Benchmarks of the speed of loaders, which take turns in one process. The limit is the speed of a copy of rows in memory."""
 
 import contextlib
 import itertools
@@ -37,7 +32,7 @@ _STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the speeds of loaders of windows, and a table of the time that a trainer waits for its batch."""
+    """Yield a table of the speeds of loaders of windows, ours and MaxText's, and a table of a trainer's wait for its batch."""
     corpus = open_corpus(_make_tokens(folder, scale.files, scale.tokens), dtype="uint32")
     source = NpyDataSource(WindowLayout(corpus, scale.sequence_length))
     sampler = IndexSampler(len(source), global_batch_size=scale.batch_size, seed=SEED)
@@ -82,7 +77,7 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
 
 
 def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
-    """Return MaxText's `olmo_grain` loaders of the files of `corpus`; an empty dict if MaxText is not installed."""
+    """Return MaxText's `olmo_grain` loaders; an empty dict if MaxText is not installed."""
     try:
         from maxtext.input_pipeline import olmo_data, olmo_data_grain
     except ImportError:
@@ -121,15 +116,15 @@ PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_4
 
 
 def packed(folder: Path, scale: Scale) -> Iterator[Table]:
-    """For each of `PROFILES`, yield a table of the speeds of loaders of packed rows."""
+    """For each of `PROFILES`, yield a table of the speeds of loaders of packed rows, ours and Grain's."""
     for profile in PROFILES:
         loaders = _loaders(profile, folder)
-        # Each long turn is divided into `TURNS` short turns, so that all loaders meet the same changes in the machine's load.
+        # short turns, so that all loaders meet the same changes in the machine's load
         medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
         tokens = profile.sequence_length * profile.batch
-        rows = {}
+        rows = {name: rate(tokens, median, medians[LIMIT]) for name, median in medians.items()}
         for name, median in medians.items():
-            rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
+            rows[name]["times_grain"] = medians[GRAIN] / median
         title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
         yield Table(f"packed, {profile.name}", title, SPEED | {"x Grain": "{times_grain:.1f}"}, rows)
 
@@ -193,15 +188,11 @@ CASES = {
     136: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),  # chats
     5_400: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),  # long documents
 }
-"""Cases that `withdrawn` measures. A key is the number of tokens of the median document. Its value lists cases: the kind of
-layout, the number of rows in a batch, and the number of tokens in a row."""
+"""Cases of `withdrawn`: layout, rows in a batch, and tokens in a row, by the number of tokens of the median document."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the microseconds of a batch without and with a withdrawal of 4.4 % of the documents.
-
-    The third column divides the first by the second: it is the share of the speed that is left.
-    """
+    """Yield a table of the microseconds of a batch without and with a withdrawal of 4.4 % of the documents, and their ratio."""
     figures = {}
     for median, cases in CASES.items():
         here = folder / str(median)

@@ -33,11 +33,10 @@ def memory():
 
 
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
-    """Return a function that copies rows from memory into arrays of the batch's shapes. No loader can be faster.
+    """Return a function that copies rows, one by one, from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Each call copies the rows one by one. Consecutive calls copy from different memory, unless two batches exceed `_MAX_ROWS`
-    or `_MAX_BYTES`. An array under two keys is copied once, and a scalar is not copied. All calls copy to the same arrays,
-    because allocating new arrays would take most of the time.
+    Consecutive calls copy from different memory, unless two batches exceed `_MAX_ROWS` or `_MAX_BYTES`, to the same arrays,
+    whose allocation would take most of the time. An array under two keys is copied once, and a scalar is not copied.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])
@@ -97,18 +96,10 @@ def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s` added.
+    """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s`, its seconds.
 
-    The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. `process_s`
-    is the number of seconds from the start of the process to its end.
-
-    Args:
-      program: Text of the program.
-      arguments: `sys.argv[1:]` of the program.
-      cache: Folder in which the program caches plans and orders; None for the user's cache folder.
-
-    Raises:
-      PipelineError: The process failed or took more than an hour.
+    The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. It caches plans
+    and orders in `cache`, by default in the user's cache folder. A failure is a `PipelineError`.
     """
     environment = child_environment() | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     begin = time.perf_counter()

@@ -1,10 +1,7 @@
-"""Benchmark of grain_sft, megatron-core and MaxText: how fast each of them makes Megatron's indices.
+"""Benchmark of grain_sft and, if installed, megatron-core and MaxText: how fast each of them makes Megatron's indices.
 
-megatron-core and MaxText are measured only if they are installed. Two kinds of index are measured. The index of samples states
-at which document and token each sample begins. The index of a blend states from which dataset each sample comes.
-
-Each measurement runs a program in a process of its own. The program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON` or
-`_MAXTEXT`, then `_END`. `run_program` puts a few imports, such as `time`, and the function `memory` before the program.
+The index of samples states at which document and token each sample begins. The index of a blend states from which dataset each
+sample comes. Each measurement runs a program (`run_program`): `_BEGIN`, an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, `_END`.
 """
 
 import importlib.util
@@ -83,8 +80,8 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds that it takes to make the index of samples, and indices of blends.
 
-    In grain_sft, `ends_of` and `blend` are timed: a run needs only their results. `sample_index` and `numbers_of` write out the
-    whole index for the comparison, and are not timed. In the other systems, the function that makes the whole index is timed.
+    The other systems make the whole index. grain_sft needs only `ends_of` and `blend`; `sample_index` and `numbers_of` write
+    out the whole index for the comparison, and are not timed.
 
     Raises:
       PipelineError: The indices of megatron-core and grain_sft differ. MaxText's part of the index is not compared.

@@ -65,8 +65,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    The speed is measured in CPU time on all documents, and compared with the speed of the tokenizer's own batch call. The
-    memory is measured on a tenth of the documents and on all of them, to show that the memory does not grow.
+    The speed is in CPU time on all documents, and compared with the tokenizer's own batch call. The memory is measured on a
+    tenth of the documents, too, to show that it does not grow.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())
@@ -89,7 +89,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _tokenizers(folder: Path, text: str) -> dict[str, str]:
-    """Train a tokenizer of each installed kind on the lines of `text`. Return the paths of the tokenizers by name."""
+    """Train a tokenizer of each installed kind on the lines of `text`. Return their paths by name."""
     lines = [line for line in text.splitlines() if line]
     paths = {BPE: str(folder / "bpe.model"), UNIGRAM: str(folder / "unigram.model")}
     for path in paths.values():

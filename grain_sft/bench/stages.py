@@ -36,10 +36,8 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     """Return functions by name: `LIMIT`, which copies a batch, then the stages of a step in order, and the whole step.
 
-    Each call of a function runs its stage for the next step of `batches`. The inputs of all stages are computed beforehand.
-
-    A whole step may take less time than its stages together: if `ShiftTargets` is the first transform, the source makes the
-    targets while it reads the rows.
+    Each call runs the stage for the next step of `batches`, on inputs that were computed beforehand. A whole step may take less
+    time than its stages: if `ShiftTargets` is the first transform, the source makes the targets while it reads the rows.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
@@ -85,6 +83,5 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
 
 
 def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
-    """Return a function that calls `function` with the next of `values` at each call, in a cycle."""
     cycle = itertools.cycle(values)
     return lambda: function(next(cycle))

@@ -53,11 +53,9 @@ class Parser(argparse.ArgumentParser):
         spelled: Mapping[str, Sequence[str]] | None = None,
         **changes: Any,
     ) -> None:
-        """Add options for arguments of a constructor. Their types, defaults and help texts are those of the arguments.
+        """Add options for arguments of the constructor `declaration`, with their types, defaults and help texts.
 
         Args:
-          declaration: The constructor.
-          names: Names of the arguments.
           group: Group of arguments that gets the options; by default this parser.
           spelled: Spellings of the options that are not spelled `--NAME`, by name of the argument.
           changes: Fields of `Option` that replace those of the declaration, in all these options.
@@ -138,12 +136,8 @@ def host_of(text: str) -> Host:
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
     """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows.
 
-    Args:
-      options: Parsed arguments.
-      outputs: Paths that the command will write to. A path may be None.
-
     Raises:
-      StorageError: An output would replace the config, a config that it inherits from, or a file that these name.
+      StorageError: One of `outputs` would replace the config, a config that it inherits from, or a file that these name.
     """
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
@@ -175,12 +169,10 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
     first, colon, last = text.partition(":")
     end: int | None
     try:
-        if not colon:
-            begin = int(first)
-            end = begin + 1
+        if colon:
+            begin, end = int(first or 0), int(last) if last else pipeline.sampler.num_steps
         else:
-            begin = int(first or 0)
-            end = int(last) if last else pipeline.sampler.num_steps
+            begin, end = int(text), int(text) + 1
     except ValueError:  # `text` has no numbers; begin = -1 leads to the last message below
         begin = end = -1
     if end is None:
@@ -249,10 +241,7 @@ def write_figures(
 ) -> Mapping[str, Any]:
     """Call `measure` and return its figures. Write them to the outputs that `--json` and `--output` ask for.
 
-    With `--json`, the figures go to stdout, so what `measure` prints goes to stderr.
-
-    Raises:
-      StorageError: `--output` cannot be written, or would replace one of the files `inputs`.
+    With `--json`, the figures go to stdout, so what `measure` prints goes to stderr. `--output` must not replace `inputs`.
     """
     from grain_sft.storage import files
 

@@ -175,6 +175,5 @@ def _shown(value: Any) -> str:
 
 
 def _print_json(value: Any) -> int:
-    """Print `value` as JSON. Return the exit status 0."""
     print(json.dumps(value, indent=2))
     return 0

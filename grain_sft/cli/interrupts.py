@@ -1,13 +1,14 @@
 """Ctrl-C ends a process that runs a command: within two seconds, with one line on stderr and exit status 130.
 
-The signal handler ends the process: it kills the child processes and runs the `atexit` functions. It raises no exception, since
-an exception could crash an extension module that is being imported. Python calls the handler only while the main thread runs
-Python code. If the main thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process in the
-same way. Native code that holds the GIL, such as `sum` of a long iterator, delays the handler and the second thread.
+The signal handler kills the child processes, runs the `atexit` functions, and ends the process. It raises no exception, which
+could crash an extension module that is being imported. Python calls the handler only while the main thread runs Python code. If
+it stays in native code for longer than `NATIVE` seconds, a second thread does the same. Native code that holds the GIL, such as
+`sum` of a long iterator, delays both.
 """
 
 import _thread
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -80,11 +81,10 @@ class Guard:
             self._leave()
 
     def _watch(self, read: int) -> None:
-        """Wait for SIGINT, in a second thread. End the process if the signal handler does not end it in time.
-
-        Python writes the number of each signal to the pipe `read` at once, even while the main thread runs native code.
-        """
-        while signal.SIGINT not in os.read(read, 1):
+        """End the process, from a second thread, if the signal handler does not end it in time after SIGINT."""
+        while signal.SIGINT not in os.read(
+            read, 1
+        ):  # Python writes signals to the pipe at once, also during native code
             pass
         self._announce()
         time.sleep(NATIVE)
@@ -103,14 +103,11 @@ class Guard:
 
     def _announce(self) -> None:
         """Write "interrupted.", then send stderr to /dev/null: tracebacks and warnings may follow."""
-        if not self._announcing.acquire(False):
-            return
-        try:
-            start = "\n" if os.isatty(2) else ""  # after a line of progress
-            os.write(2, f"{start}{self.name}: interrupted.\n".encode())
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        except OSError:  # stderr is closed
-            pass
+        if self._announcing.acquire(False):
+            with contextlib.suppress(OSError):  # stderr is closed
+                start = "\n" if os.isatty(2) else ""  # after a line of progress
+                os.write(2, f"{start}{self.name}: interrupted.\n".encode())
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _kill_children() -> None:
@@ -126,10 +123,8 @@ def _kill_children() -> None:
             ancestor = parents.get(ancestor, 0)
         # `ancestor` is 0 if `pid` is not a descendant of this process
         if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
-            try:
+            with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended
-                continue
 
 
 def _read_proc(pid: int | str, name: str) -> bytes:

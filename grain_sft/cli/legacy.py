@@ -28,8 +28,7 @@ DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
-"""Vocabulary sizes that are tried for a new tokenizer, in this order. A small text does not give enough pieces for the larger
-sizes."""
+"""Vocabulary sizes that are tried for a new tokenizer. A small text has not enough pieces for the larger ones."""
 
 
 def build_sft_primer(parser: Parser) -> None:
@@ -41,7 +40,6 @@ def build_sft_primer(parser: Parser) -> None:
 
 
 def _declare_chats(parser: Parser, template: str) -> None:
-    """Declare `grain-sft prepare-chat-sft` or `prepare-tool-sft`."""
     parser.add_argument("--input", required=True, help="JSONL of conversations")
     parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
     _add_shared(parser, template, OF_CHATS)
@@ -52,7 +50,7 @@ prepare_tool_sft = functools.partial(_declare_chats, template="episode_tool")
 
 
 def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, ...]]) -> None:
-    """Add the options that the three commands share, and the options in `spelled`, which has the form of `OF_CHATS`."""
+    """Add the options that the three commands share, and the options in `spelled`."""
     parser.add_argument("--tokenizer", help="tokenizer of the model (default: the first that is found, or a new one)")
     for name in ("seed", *spelled):
         changed: dict[str, Any] = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
@@ -81,10 +79,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:
-    """Return --tokenizer, else $GRAIN_SFT_TOKENIZER, else the first of `TOKENIZER_PATHS` and `trained` that exists.
-
-    If none exists, train a tokenizer on the conversations and write it to `trained`.
-    """
+    """Return --tokenizer, $GRAIN_SFT_TOKENIZER, or the first of `TOKENIZER_PATHS` and `trained` that exists, or train one."""
     if options.tokenizer is not None:
         return str(options.tokenizer)
     named = os.environ.get(TOKENIZER_VARIABLE)

@@ -1,8 +1,4 @@
-"""Entry point of `grain-sft COMMAND ...`.
-
-Functions import what they need, so that this module imports little: the slow imports begin after the handler of Ctrl-C is
-installed.
-"""
+"""Entry point of `grain-sft COMMAND ...`. It imports little before the handler of Ctrl-C is installed."""
 
 from __future__ import annotations
 
@@ -43,10 +39,7 @@ COMMANDS = {
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats (an older name of prepare)"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools (an older name of prepare)"),
 }
-"""For each command, its module in `grain_sft.cli` and its summary.
-
-The module has a function with the name of the command, which declares its options.
-"""
+"""For each command, its module in `grain_sft.cli`, which declares its options in a function of its name, and its summary."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that do not need JAX, because they do not ask it for the host."""
@@ -77,11 +70,7 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, ends_process: bool) -> int:
-    """Run the command line of this process, and return its exit status. Ctrl-C ends the process in the middle of the command.
-
-    Args:
-      ends_process: Whether the caller exits right after the command. If so, the slow shutdown of the interpreter is left out.
-    """
+    """Run the command line of this process, and return its exit status. Ctrl-C ends the process."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `2>&-`: use the null device, before a file gets descriptor 2
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
@@ -95,8 +84,7 @@ def _guarded(*, ends_process: bool) -> int:
 def _run(arguments: list[str], *, own_process: bool) -> int:
     """Run the command line `arguments`, print its errors, and return the exit status.
 
-    Args:
-      own_process: Whether the process runs only this command. If so, a command of `WITHOUT_JAX` hides JAX from Grain's import.
+    A command of `WITHOUT_JAX` hides JAX from Grain's import, if the process runs only this command (`own_process`).
     """
     from grain_sft.errors import GrainSftError
 
@@ -123,13 +111,9 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 
 def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
-    """Return the options in `arguments`.
+    """Return the options in `arguments`. Only the command `named` declares its arguments, because a declaration imports much.
 
     Unknown arguments are an error. With `--runner`, however, they are options of Apache Beam, and become the option `unknown`.
-
-    Args:
-      named: Name of the command; None if `arguments` names no command. Only this command declares its arguments, because a
-        declaration imports much.
     """
     from grain_sft.cli.arguments import Parser
     from grain_sft.version import __version__
@@ -153,9 +137,8 @@ def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
 def _grain_without_jax() -> Iterator[None]:
     """Hide JAX from the imports in the context, and import Grain at the end of the context. If JAX is loaded, do nothing.
 
-    Grain imports JAX if it is installed. While JAX is hidden, Grain's import takes a third of the time that it takes with JAX.
-    The garbage collector is off during the imports, and `gc.freeze` excludes the imported modules from later collections. This
-    saves 7 % of the CPU time of `grain-sft receipt`.
+    Without JAX, Grain's import takes a third of the time. No garbage collection during the imports, and none of the imported
+    modules afterwards, saves 7 % of the CPU time of `grain-sft receipt`.
     """
     if "jax" in sys.modules:
         yield

@@ -31,7 +31,6 @@ def index(parser: Parser) -> None:
 
 
 def _index(options: argparse.Namespace) -> int:
-    """Open the token files, print a description of the corpus, and write the index."""
     length = options.sequence_length
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
@@ -43,13 +42,13 @@ def _index(options: argparse.Namespace) -> int:
     masks = sum(shard.loss is not None for shard in corpus.shards)
     if masks or corpus.ignores_loss:
         _line("loss masks", f"{masks:,}" if masks else "ignored")
-    shard_counts = collections.Counter(shard.label for shard in corpus.shards)
-    token_counts: collections.Counter[str] = collections.Counter()
+    shards, tokens = collections.Counter[str](), collections.Counter[str]()
     for shard in corpus.shards:
-        token_counts[shard.label] += shard.num_tokens
-    for label, count in token_counts.most_common() if any(shard_counts) else ():
+        shards[shard.label] += 1
+        tokens[shard.label] += shard.num_tokens
+    for label, count in tokens.most_common() if any(shards) else ():
         share = count / max(1, corpus.num_tokens)
-        print(f"  {share:6.2%}  {count:>18,} tokens  {shard_counts[label]:>5,} shards  {label}")
+        print(f"  {share:6.2%}  {count:>18,} tokens  {shards[label]:>5,} shards  {label}")
     if length is not None:
         _line("rows", f"{len(WindowLayout(corpus, length)):,} of {length:,} tokens")
     if options.output:
@@ -80,7 +79,7 @@ def pack(parser: Parser) -> None:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    """Print and write the figures. Return status 1 if algorithms were compared and no algorithm can pack the corpus, else 0."""
+    """Print and write the figures. Return status 1 if algorithms were compared and all failed, else 0."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
     check_output(options.materialize, folder=True)
@@ -89,7 +88,6 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Pack the corpus. Print the figures, and return them as JSON values."""
     corpus = open_paths(options.corpus, options)
     check_output(options.output, inputs=(file.path for file in corpus.files()))
     packing = values_of(options, PACKING)
@@ -107,15 +105,16 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _describe(corpus: Corpus) -> dict[str, Any]:
-    """Print and return the figures of a corpus, with the seconds that it took to find its documents."""
     begin = time.perf_counter()
     counts = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin
     in_documents = int(corpus.documents.length.sum())
     _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**counts), f", in {len(corpus.shards):,} files")
-    if outside := corpus.num_tokens - in_documents:  # below 0 if documents overlap
-        overlap = f"documents overlap by {-outside:,} tokens or more"
-        _line("", f"{outside:,} tokens are in no document" if outside > 0 else overlap)
+    outside = corpus.num_tokens - in_documents
+    if outside > 0:
+        _line("", f"{outside:,} tokens are in no document")
+    elif outside < 0:
+        _line("", f"documents overlap by {-outside:,} tokens or more")
     _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
     return {**counts, "tokens_in_documents": in_documents, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
 
@@ -167,7 +166,6 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate."""
     from grain_sft.replay import learning_rate
 
     ratio = learning_rate.supervised_ratio(corpus)
@@ -181,7 +179,6 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
-    """Write the rows of a layout as a corpus. Print and return what was written, and the seconds that it took."""
     from grain_sft.prepare import materialize
 
     begin = time.perf_counter()
@@ -194,5 +191,4 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
 
 
 def _line(name: str, *texts: str) -> None:
-    """Print a line of a report: its name, aligned, then the texts."""
     print(f"{name:14}{''.join(texts)}")

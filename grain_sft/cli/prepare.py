@@ -58,14 +58,12 @@ def prepare(parser: Parser) -> None:
 
 
 def _add_schema(parser: Parser) -> None:
-    """Add `--schema`."""
     schema = f"schema of the records: {', '.join(SCHEMAS)}. If keys have other names in the file, name them, as in "
     schema += "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)"
     parser.add_argument("--schema", type=_schema, default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
 
 
 def _schema(text: str) -> str:
-    """Check the argument of `--schema`."""
     try:
         preparing.check_schema(text)
     except PrepareError as error:
@@ -82,7 +80,6 @@ def add_run_options(parser: Parser) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    """Prepare the corpus, or show the first records."""
     template, chat_template = options.template, options.chat_template
     if template not in TEMPLATES and not _is_imported(template):
         if chat_template is not None:
@@ -102,7 +99,6 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _template(word: str) -> str:
-    """Check the argument of `--template`."""
     if word in TEMPLATES or _is_imported(word) or files.is_remote(word) or files.is_file(word):
         return word
     expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"

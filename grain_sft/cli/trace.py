@@ -74,11 +74,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """Return a title, and the traces that answer the question of the options.
-
-    A trace of steps has a title such as "steps 1000:7000". The title of a trace of documents has the number of segments that
-    hold their tokens: "document 5: seen 3 times". For preference pairs, it has the number of rows.
-    """
+    """Return a title, such as "steps 1000:7000" or "document 5: seen 3 times", and the traces that answer the question."""
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     if options.between is not None or options.steps is not None:
@@ -99,7 +95,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
-    """Return the numbers of the documents that the options ask for, and the question in words."""
+    """Return the documents that the options ask for, by number, and the question in words."""
     run = pipeline.documents
     documents: list[int] = []
     if options.document is not None:
@@ -117,8 +113,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            # `matches` are numbers of the part's corpus. `numbers_in` maps them to numbers of the part, which begin at
-            # `first_document` in the layout, and `run.of` maps numbers of the layout to numbers of the run.
+            # numbers of the part's corpus become numbers of the part, of the layout, and of the run
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # such as a source without a tokenizer; raised if every source fails
             if len(parts) == 1:
@@ -152,10 +147,7 @@ def _columns(part: Trace, kind: str) -> dict[str, Any]:
 
 
 def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
-    """Yield one table: the tokens and documents of each source, over all `parts` of a trace.
-
-    If `kind` is "table", its last line has the totals of all sources.
-    """
+    """Yield one table: the tokens and documents of each source, and, for `kind` "table", the totals of all sources."""
     columns = provenance.summarize(parts)
     if kind == "table":
         if len(columns["source"]) != 1:

@@ -62,10 +62,10 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         for number, stage in enumerate(configs_of_stages(sections)):
             with naming(where, f"{where}: stages[{number}]"):
                 parts_of_stages.append(maker.make(stage))
-        amendments, amendments_of_stages = make_amendments(entries, [source.layout for source, _, _ in parts_of_stages])
+        amendments, by_stage = make_amendments(entries, [source.layout for source, _, _ in parts_of_stages])
         stages = [
             Stage(*parts, steps=stage.get("steps"), tokens=stage.get("tokens"), amendments=own)
-            for parts, stage, own in zip(parts_of_stages, sections["stages"], amendments_of_stages, strict=True)
+            for parts, stage, own in zip(parts_of_stages, sections["stages"], by_stage, strict=True)
         ]
         return StagedPipeline(stages, **observed, amendments=amendments)
 
@@ -107,10 +107,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the new names of renamed keys. Names of sources stay: a source may be called like a former key.
-
-    Lists, such as stages, are not searched: versions with the former keys had none of them in lists.
-    """
+    """Return a section with the new names of renamed keys. Names of sources stay. Lists never had keys with former names."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}
@@ -120,8 +117,8 @@ def _renamed(section: Any, where: str) -> Any:
             warnings.warn(f"{where}: {key} is now {new}.", FutureWarning, stacklevel=4)
             if new in section:
                 raise ConfigError(f"{where}: {key} and {new}, its new name, are both given. Remove {key}.")
-        if key == "mixture" and isinstance(value, Mapping):
-            renamed[new] = {name: _renamed(source, where) for name, source in value.items()}
-        else:
-            renamed[new] = _renamed(value, where)
+        is_mixture = key == "mixture" and isinstance(value, Mapping)
+        renamed[new] = (
+            {name: _renamed(each, where) for name, each in value.items()} if is_mixture else _renamed(value, where)
+        )
     return renamed

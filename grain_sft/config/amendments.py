@@ -1,7 +1,4 @@
-"""Section `amendments` of a config: changes of a run from a step on, such as skipped steps or withdrawn documents.
-
-This module has the keys of the section and their checks, and makes `Amendment`s of the entries.
-"""
+"""Section `amendments` of a config: changes of a run from a step on, such as skipped steps or withdrawn documents."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -76,23 +73,18 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Section) -> dict[str, Any]:
-    """Return the keys of a `replace` amendment that need a new stage.
+    """Return the keys of a `replace` amendment that need a new stage, because they belong to the stage's corpus and sampler.
 
-    The steps of a stage share a corpus and a sampler, so a new `path`, `max_epochs` or `on_exhausted` needs a new stage. A new
-    `weight` needs a new stage if its source is in an inner mixture (`MIXTURE/NAME`). The weight of a source of the outermost
-    mixture can change within a stage, see `weights_of`.
+    Only the weight of a source of the outermost mixture changes within a stage (`weights_of`).
     """
-    names = ["path", "max_epochs", "on_exhausted"]
-    if "/" in section["source"]:
-        names.append("weight")
+    names = ("path", "max_epochs", "on_exhausted", *(["weight"] if "/" in section["source"] else []))
     return {name: section[name] for name in names if section.get(name) is not None}
 
 
 def weights_of(section: Section) -> dict[str, Any]:
     """Return {source: weight} if a `replace` amendment changes the weight of a source of the outermost mixture, else {}."""
-    if section.get("weight") is None or "/" in section["source"]:
-        return {}
-    return {section["source"]: section["weight"]}
+    source, weight = section["source"], section.get("weight")
+    return {} if weight is None or "/" in source else {source: weight}
 
 
 def check_amendments(entries: Sequence[object], where: str) -> None:
@@ -109,14 +101,10 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, and those of each stage of the run. Each list has one item for each entry.
+    """Return the amendments of a run, and those of each of its stages, whose layouts are given: one item for each entry.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has only the first of these amendments.
-
-    Args:
-      entries: Section `amendments`, checked.
-      layouts: Layout of each stage.
     """
     by_entry = [_amendments_of_stages(kind, section, layouts) for entry in entries for kind, section in entry.items()]
     run = [next(each for each in of_stages if each is not None) for of_stages in by_entry]

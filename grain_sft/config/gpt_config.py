@@ -67,10 +67,7 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""For each required key of a GPTConfig: a section, and keys of that section which replace the required key.
-
-A config with `{"layout": {"sequence_length": 1025}}` needs no `block_size`.
-"""
+"""For each required key of a GPTConfig: a section, and its keys, one of which may take the place of the required key."""
 
 _NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
 
@@ -82,11 +79,7 @@ def is_gpt_config(stated: Section) -> bool:
 
 
 def sections_of(stated: Section, where: str) -> dict[str, Any]:
-    """Return the sections that a GPTConfig means, overridden by our sections in the same config.
-
-    Raises:
-      ConfigError: A required key is missing, a value has the wrong type, or an unknown key looks like a misspelt key of ours.
-    """
+    """Return the sections that a GPTConfig means, overridden by our sections in the same config."""
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
@@ -104,8 +97,8 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # In an order with `runs_on`, and in a mixture, a batch may have rows of two epochs even if `last_batch` is "drop".
-    # The mode "random" ignores `epoch_shuffle`, so its `shuffle` is true. False would make the order sequential.
+    # An order with `runs_on`, and a mixture, run on even with "drop". The mode "random" ignores `epoch_shuffle`, because
+    # `shuffle: false` would make its order sequential.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

@@ -20,13 +20,11 @@ from grain_sft.transforms import TRANSFORMS
 Sizes = list[tuple[int, int]]
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
-"""Keys of a source of a mixture that do not describe its corpus, such as `weight`, `max_epochs` and `mixture`."""
+"""Keys of a source of a mixture that do not describe its corpus, such as `weight`."""
 
 
 class PartsMaker:
-    """Maker of the parts of a pipeline: its source, its sampler and its transforms.
-
-    Stages with equal sections share one source, so that each file is opened once.
+    """Maker of the source, sampler and transforms of a pipeline. Stages with equal sections share corpora and sources.
 
     Args:
       where: Name of the config, for messages.
@@ -34,8 +32,7 @@ class PartsMaker:
     """
 
     def __init__(self, where: str, host: Host | None) -> None:
-        self._where = where
-        self._host = host
+        self._where, self._host = where, host
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
@@ -73,7 +70,6 @@ class PartsMaker:
     def _single(
         self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
     ) -> tuple[NpyDataSource, Sampler]:
-        """Return the source and the sampler of one corpus."""
         self._corpus(corpus)  # opened first, so that errors of the corpus come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
@@ -92,17 +88,13 @@ class PartsMaker:
     def _mixture(
         self, corpus: Section, layout: Section, sampler: Section, schedule: Sizes
     ) -> tuple[MixtureSource, MixtureSampler]:
-        """Return the source and the sampler of a mixture.
-
-        By default, each source has all keys of `layout`, the keys of `corpus` except `mixture`, and `order`, `seed` and
-        `shuffle` of `sampler`.
-        """
+        """Return the source and the sampler of a mixture. Its sources inherit the keys of all three sections."""
         _check_sampler(sampler, False, self._where)
         orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
         sources: dict[str, NpyDataSource] = {}
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-            """Return the mixture of a section with a key `mixture`. `prefix`, such as "web/", precedes its sources' names."""
+            # `prefix`, such as "web/", precedes the names of the sources
             named = section["mixture"].items()
             members = {name: (keys["weight"], open_source(keys, defaults, prefix + name)) for name, keys in named}
             weights = {name: keys["weight"] for name, keys in named}
@@ -114,8 +106,7 @@ class PartsMaker:
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Open the source `name`, add it to `sources` and return its order. If it is a mixture, open its sources instead,
-            and return the mixture."""
+            # adds the source `name` to `sources`, or those of its mixture
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -141,8 +132,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
-        # `{TOKENIZER}` in the paths of a mix becomes the name as the config states it, not the path that it was resolved to.
-        name = getattr(tokenizer, "name", tokenizer)
+        name = getattr(tokenizer, "name", tokenizer)  # as the config states it, without its folder
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
     if "pad_token_id" not in section:
@@ -207,11 +197,7 @@ def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:
-    """Refuse a packing algorithm that a source of a mixture can't have.
-
-    An algorithm that makes whole batches is always refused. An algorithm that packs each epoch anew orders the rows itself, so
-    it is refused unless the order of the source is sequential.
-    """
+    """Refuse a packing algorithm that a source of a mixture can't have."""
     name = layout.get("algorithm")
     if name is None:
         return
@@ -225,17 +211,13 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 
 
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
-    """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs each epoch anew. Ignore other algorithms.
+    """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs all epochs when the layout is made.
 
-    Such an algorithm packs all epochs when the layout is made. The sampler has to read each row once, in the order of the row
-    numbers. So the config states either of these:
+    The sampler then has to read each row once, in the order of the row numbers. So the config states either of these:
       `layout.seed`, and a sampler with order `sequential` and one epoch;
       the order whose batches the algorithm replays, such as `openchat` for `multipack`. Then the layout takes the sampler's
         `seed` and `epochs`, and the sampler becomes sequential with one epoch.
     An algorithm that packs whole batches also takes the batch size from the sampler.
-
-    Raises:
-      ConfigError: The sampler has a key or value that does not fit the algorithm, or `layout.seed` and `sampler.seed` differ.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:

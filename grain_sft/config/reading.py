@@ -24,10 +24,7 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 _FILES = ("path", "mixture")
 _EXCLUSIVE = (SIZES, SIZES[::-1], _FILES, _FILES[::-1])
-"""Pairs (stated key, inherited key) of keys that exclude each other.
-
-If a config states `global_batch_tokens` and inherits `global_batch_size`, `overlay` removes `global_batch_size`.
-"""
+"""Pairs (stated key, inherited key): a config that states the one does not inherit the other."""
 
 
 class _RefusedError(Exception):
@@ -42,13 +39,11 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Return the tag of a scalar. The tag of 2:17 is that of text."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Return the node of a mapping. A repeated key is refused."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -59,7 +54,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Return the value of a number. A number such as 010, whose value depends on the version of YAML, is refused."""
         value = int(super().construct_yaml_int(node))
         if re.fullmatch("[-+]?0[0-7_]+", node.value) and value != (decimal := int(node.value.replace("_", ""))):
             found = f"{node.start_mark.line + 1}: {node.value} is {value} in YAML 1.1 and {decimal} in YAML 1.2"
@@ -73,10 +67,8 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file, merged with the sections that it inherits. They are not validated yet.
 
-    Args:
-      path: Path of the file.
-      inheriting: Chain of configs that inherit this one. In ["a.yaml", "b.yaml"], a inherits b, and b inherits `path`. `path`
-        and the configs that it inherits are appended.
+    `inheriting` is the chain of configs that inherit this one: in ["a.yaml", "b.yaml"], a inherits b, and b inherits `path`.
+    `path` and the configs that it inherits are appended.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
@@ -113,15 +105,10 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return the sections of a config, laid over the sections that it inherits.
+    """Return `stated`, the sections of a config in `folder`, laid over the sections that it inherits.
 
-    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory.
-
-    Args:
-      where: Name of the config, for messages.
-      folder: Folder of the config.
-      stated: Sections that the config itself states.
-      inheriting: Chain of configs that ends with this one: in ["a.yaml", "b.yaml"], a inherits b, and `stated` is b.
+    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory. `inheriting` is as
+    in `read`, but ends with this config.
     """
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
@@ -142,9 +129,8 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[st
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
-    There are two exceptions. If a key of `top` and a key of `base` exclude each other (`_EXCLUSIVE`), the result has only the
-    key of `top`. If the values of `layout.kind` differ, the result has the `layout` of `top`, with only
-    `sequence_length` from `base`.
+    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If the values of `layout.kind` differ, only
+    `sequence_length` is left of the `layout` of `base`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -167,11 +153,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 def _located(stated: Any, paths: Any, folder: str) -> Any:
     """Return a value of a config, with each relative path joined to `folder` if it exists there.
 
-    Args:
-      stated: Value of the config: the whole config, a section, or a value in a section.
-      paths: Part of the tree `_PATHS` that belongs to this value. It is a dict for a section that has keys with paths, a
-        function for a path (it locates the path), and None for a value without paths.
-      folder: Folder of the config.
+    `paths` is the part of the tree `_PATHS` that belongs to this value; None for a value without paths.
     """
     if isinstance(stated, list):
         return [_located(item, paths, folder) for item in stated]
@@ -201,11 +183,9 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the `ListFile` called `name` in `folder`, or `name` itself if `folder` has no such file.
-
-    Numbers of documents, such as "5" and "web:5", are not names of files.
-    """
-    if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
+    """Return the `ListFile` called `name` in `folder`, or `name` itself if `folder` has no such file."""
+    is_document = isinstance(name, str) and re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)  # such as "5" and "web:5"
+    if not isinstance(name, str) or files.is_remote(name) or is_document:
         return name
     path = _locate(name, folder)
     if not isinstance(path, str) or path == name or not files.is_file(path):
@@ -222,17 +202,12 @@ class TokenizerPath(str):
 
 
 def _locate_tokenizer(name: object, folder: str) -> object:
-    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if `folder` has no such file or folder.
-
-    A `folder` in a bucket is not searched.
-    """
+    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if the local `folder` has no such file or folder."""
     if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
-        return name
-    if not os.path.exists(_joined(folder, name)):
         return name
     path = TokenizerPath(_joined(folder, name))
     path.name = name
-    return path
+    return path if os.path.exists(path) else name
 
 
 def _joined(folder: str, path: str) -> str:

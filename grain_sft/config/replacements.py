@@ -18,11 +18,10 @@ from grain_sft.sampling import BatchSizes, StepMap
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a validated config with a new stage at each replacement that needs one, such as a new path of a source.
+    """Return a validated config with a new stage at each replacement that needs one (`keys_of_stage`).
 
-    `keys_of_stage` decides which replacements need a stage. The weight of a source of the outermost mixture changes without a
-    new stage. The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which
-    restores the weights that a schedule has set before (see `_weights_to_restate`).
+    The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which restores
+    the weights that a schedule has set before (`_weights_to_restate`).
 
     Raises:
       ConfigError: A replacement changes nothing, or its source is in no stage from its step on.
@@ -47,19 +46,16 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # Each stage has its part of the schedule. A config with stages can't have a schedule outside of the stages. So the config's
-    # own corpus and sampler lose their schedules, and get the last values of these schedules.
+    # Each stage has its part of the schedule. A config with stages can't have a schedule outside of them, so its own corpus and
+    # sampler get the last values of their schedules instead.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
 def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, Section]]) -> Iterator[Section]:
-    """Divide a stage at each replacement of one of its sources, and yield the parts.
+    """Divide a stage, which has the data steps `begin` to `end` - 1, at each replacement of one of its sources.
 
-    Args:
-      stage: Stage with its whole corpus and sampler.
-      begin, end: First data step of the stage, and the data step after its last data step.
-      sections: Pairs (data step, section `replace`), ascending.
+    `sections` are pairs (data step, section `replace`), ascending.
     """
     for step, section in sections:
         if step >= end or section["source"] not in _sources(stage["corpus"]):
@@ -86,23 +82,19 @@ def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, 
 
 
 def _num_steps(config: Section, tokens: int) -> int:
-    """Return the number of steps that a stage with this config takes to read `tokens`, as `Stage.num_steps` does."""
+    """Return the number of steps in which a stage with this config reads `tokens`, as `Stage.num_steps` does."""
     length, sampler = config["layout"]["sequence_length"], config["sampler"]
     sizes = BatchSizes(rows_of_batch(sampler, length) or 1, sizes_of(sampler.get("schedule", ()), length))
     return sizes.step_of(-(-tokens // length) - 1) + 1
 
 
 def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
-    """Return a stage with another number of steps; None for no end."""
     endless = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
     return endless if steps is None else {**endless, "steps": steps}
 
 
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
-    """Return a stage without its first `steps`.
-
-    Example with `steps` 100: a schedule's entry at step 60 becomes the initial value, and an entry at step 130 gets step 30.
-    """
+    """Return a stage without its first `steps`. If they are 100, a schedule's entry at step 60 becomes the initial value."""
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
     for entry in schedule:
@@ -117,9 +109,9 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
     """Return a mixture with the weights that `schedule` gives at step `steps`. An inner mixture follows its own schedule."""
     weights: dict[str, Any] = {}
+    later = {}
     for entry in schedule:
         weights |= (entry.get("weights") or {}) if entry["step"] <= steps else {}
-    later = {}
     for name, source in mixture.items():
         inner = dict(source)
         if inner.get("mixture"):
@@ -130,10 +122,7 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return `{"schedule": ...}` with the entries after step `steps`, or {} if no entry is after it.
-
-    The new steps count from `steps`: with `steps` 100, an entry at step 130 gets step 30.
-    """
+    """Return `{"schedule": ...}` with the entries after `steps`, or {}. If `steps` is 100, step 130 becomes step 30."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
@@ -159,17 +148,15 @@ def _weights_to_restate(
       300    a replacement divides the stage        3        weight 3, because the new stage would begin with weight 2
       400    the next stage of the config begins    2        weight 2, because the stage would begin with weight 3 of step 300
 
-    Args:
-      section: Section `replace` with keys that need a new stage.
-      stages: Stages as triples (first data step, data step after the last one, stage).
-      amended: Result of `_amended_weights`.
+    `section` is a section `replace` that needs a new stage, `stages` come from `_stages_of`, and `amended` from
+    `_amended_weights`.
     """
     division = skips.data_step(section["from"])
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # For each source, up to `division`: the step of the latest amendment that set its weight (`amended_at`), and the step
-        # and weight of the latest entry of the schedule that did (`scheduled`).
+        # for each source, up to `division`: the step at which the latest amendment set its weight, and step and weight of the
+        # latest entry of the schedule
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
         scheduled = {
             name: (begin + entry["step"], weight)
@@ -190,13 +177,12 @@ def _weights_to_restate(
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
-    """Return a section `corpus` with only `keys` of the source `name`, such as "web" or, in mixture "web", "web/news"."""
+    """Return a section `corpus` with only `keys` of the source `name`, such as "web/news" of the mixture "web"."""
     outer, _, inner = name.partition("/")
     return {"mixture": {outer: _corpus_of_source(inner, keys) if inner else dict(keys)}}
 
 
 def _check(section: Section, stages: Sequence[Section], where: str) -> None:
-    """Refuse a replacement that changes nothing, or whose source is in none of `stages`."""
     where = f"{where}: replace from step {section['from']}"
     if not keys_of_stage(section) and not weights_of(section):
         raise ConfigError(f"{where}: changes nothing. Give path, weight, max_epochs or on_exhausted.")

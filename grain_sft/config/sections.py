@@ -1,7 +1,4 @@
-"""Keys of each section of a config, and the JSON Schema of configs.
-
-Most keys of a section are arguments of the constructor that the section calls. The classes of this file declare the other keys.
-"""
+"""Keys of each section of a config that are not arguments of the constructor that it calls, and the JSON Schema of configs."""
 
 import inspect
 from collections.abc import Mapping
@@ -158,7 +155,6 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _without(options: Options, *names: str) -> dict[str, Option]:
-    """Return `options` without `names`."""
     return {name: option for name, option in options.items() if name not in names}
 
 
@@ -191,7 +187,7 @@ def order_of(sampler: Section) -> Order:
 
 
 def layout_options(kind: str) -> Options:
-    """Return the keys of a layout of this kind, without the keys `LAYOUT`, which layouts of all kinds have."""
+    """Return the keys of a layout of this kind, without the keys `LAYOUT`."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
 
 
@@ -235,10 +231,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Add a schema to `definitions` for each name in `options`. Return references to the schemas, by name.
-
-    Example: for {"Sampler": SAMPLER}, the schema describes an object that has the keys `SAMPLER`.
-    """
+    """Add to `definitions` a schema of an object for each name in `options`. Return references to the schemas, by name."""
     structs = [struct_of(name, keys) for name, keys in options.items()]
     references, added = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     for definition in added.values():  # Python before 3.13 keeps the indentation of docstrings

@@ -33,10 +33,8 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
     Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both stages order windows of 8192
-    tokens. The first stage cuts each window into four rows, which stay together.
-
-    The layout's option `max_target_sequence_length` is the length of the windows. By default, it is the length of a row. But if
-    the stages have rows of different lengths, the default is the length of the longest rows.
+    tokens. The first stage cuts each window into four rows, which stay together. Thus the default of the layout's option
+    `max_target_sequence_length` is the length of the longest rows of all stages.
     """
     configs = []
     for stage in config["stages"]:
@@ -54,18 +52,20 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
 
 
 def _replaces(own: object, inherited: object) -> bool:
-    """Return whether a stage inherits no key of the config's `corpus`, because its own `corpus` names other files."""
+    """Return whether a stage inherits no key of the config's `corpus`, because its own `corpus` names other files.
+
+    Two mixtures are merged source by source, so a stage may change one weight.
+    """
     if not isinstance(own, Mapping) or not isinstance(inherited, Mapping):
         return False
-    # two mixtures are merged source by source, so a stage may change one weight
     return "path" in own or ("mixture" in own and "mixture" not in inherited)
 
 
 def _layouts_with_max_length(config: Section) -> Iterator[dict[str, Any]]:
     """Yield the sections `layout` of a config and of its sources, if their kind of layout has the option `_MAX_LENGTH`."""
-    layout, corpus = config.get("layout"), config.get("corpus")
+    layout = config.get("layout")
     if isinstance(layout, dict) and "sequence_length" in layout:
-        yield from filter(_has_max_length, (layout, *_layouts_of_sources(corpus)))
+        yield from filter(_has_max_length, (layout, *_layouts_of_sources(config.get("corpus"))))
 
 
 def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:

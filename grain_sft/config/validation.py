@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from grain_sft.config import sections
 from grain_sft.config.amendments import check_amendments
+from grain_sft.config.reading import overlay
 from grain_sft.config.stages import check_stages, configs_of_stages
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
@@ -12,7 +13,7 @@ from grain_sft.storage import RemoteOptions
 
 
 def validate(config: Section, where: str) -> None:
-    """Check the keys and values of a config, or of each of its stages. Raise a ConfigError for the first wrong one."""
+    """Raise a ConfigError for the first wrong key or value of a config, or of one of its stages."""
     check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
     check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
     check_amendments(config.get("amendments", ()), where)
@@ -65,12 +66,7 @@ def _check_mixed(sampler: Section, mixed: bool, where: str) -> None:
 
 
 def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) -> None:
-    """Check a section `corpus`, or a source of a mixture, which may itself be a mixture.
-
-    Args:
-      layout: Section `layout` of the config.
-      lacking: Words for the message if the section has neither path nor mixture: "'path'" or "'path' (or 'mixture')".
-    """
+    """Check a section `corpus`, or a source of a mixture. `lacking` names the key that it may lack."""
     if "remote" in corpus:
         try:
             RemoteOptions.of(corpus["remote"])
@@ -96,21 +92,15 @@ def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) ->
 def _check_source(source: Section, layout: Section, where: str) -> None:
     """Check a source of a mixture. `layout` is the config's section; the source's own `layout` replaces keys of it."""
     is_mixture = source.get("mixture") is not None
-    if is_mixture:
-        misplaced, message = ["layout", "sampler", "max_epochs"], "is for a source with a path. Take it out"
-    else:
-        misplaced, message = ["schedule"], "is for a source that is a mixture. Take it out"
-    for key in misplaced:
+    for key in ("layout", "sampler", "max_epochs") if is_mixture else ("schedule",):
         if key in source:
-            raise ConfigError(f"{where}.{key}: {message}.")
+            fitting = "with a path" if is_mixture else "that is a mixture"
+            raise ConfigError(f"{where}.{key} is for a source {fitting}. Take it out.")
     _check_corpus(source, layout, where, "'path' (or 'mixture')")
     if "schedule" in source:
         _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
     if not is_mixture:
-        own = source.get("layout", {})
-        if own.get("kind", layout["kind"]) != layout["kind"]:
-            layout = {"sequence_length": layout["sequence_length"]}  # the config's other options are for another kind
-        check_layout({**layout, **own}, f"{where}.layout")
+        check_layout(overlay({"layout": layout}, {"layout": source.get("layout", {})})["layout"], f"{where}.layout")
         own_sampler = source.get("sampler", {})
         check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
         if None not in (source.get("max_epochs"), own_sampler.get("epochs")):
@@ -118,17 +108,12 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
 
 
 def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:
-    """Check a schedule.
+    """Check a schedule of the weights of the sources `names`, and of the size of batches whose rows have `length` tokens.
 
-    Args:
-      names: Names of the sources whose weights may change; None if no weights may change.
-      length: Number of tokens of a row, for the check of batch sizes; None if batch sizes may not change.
+    If `names` or `length` is None, the weights or the size may not change.
     """
-    known = list(options_of(sections.ScheduleEntry))
-    if length is None:
-        known = [name for name in known if name not in sections.SIZES]
-    if names is None:
-        known.remove("weights")
+    refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
+    known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
     for number, entry in enumerate(entries):
