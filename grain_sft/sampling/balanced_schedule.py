@@ -1,8 +1,8 @@
-"""ScheduleTable: the source of each row of a mixture, chosen so that no source is ever a whole row away from its share.
+"""Table of the source of each row of a mixture, chosen so that no source is ever a whole row away from its share.
 
-The share of a source is the number of rows that its weight entitles it to: with weights 2 and 1, the first source has a share
-of 2/3 * t in the first t rows of the mixture. The deficit of a source is its share so far minus the rows that it gave. In this
-file, rows of the mixture and rows of a source count from 0, and share(t) is the share of a source in the first t rows.
+The share of a source in the first t rows of the mixture, share(t), is the number of rows that its weight entitles it to: with
+weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share so far minus the rows that it gave. Rows of
+the mixture and of a source count from 0.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Each row of a source has a
 first and a last row of the mixture at which it may be taken. The rule takes, of the rows that may be taken now, the one whose
@@ -46,9 +46,9 @@ Sources = npt.NDArray[np.unsignedinteger]
 class ScheduleTable:
     """Table of the source of each row, for constant weights.
 
-    From some row on, the sources repeat with a period. The table has the rows before the first period, and the rows of one
-    period. Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row of the table
-    takes 9 bytes, and a million rows take about 0.5 s to make.
+    From some row on, the sources repeat with a period. The table has the rows before the first period, and those of one period.
+    Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row of the table takes 9
+    bytes, and a million rows take about 0.5 s to make.
 
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
@@ -90,10 +90,7 @@ class ScheduleTable:
         return [int(count) for count in in_table + periods * self._per_period]
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n].
-
-        If row 2 of the source is row 9 of the mixture, [2] returns [9]. The result is -1 where the source has fewer rows.
-        """
+        """Return the rows of the mixture at which `source` gives its rows `numbers`, or -1 for none: int64 [n] each."""
         rows, per_period = self._rows[source], int(self._per_period[source])
         # a source without rows in a period has all of its rows before the first period; `max` avoids a division by 0
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
@@ -108,8 +105,7 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows up to the end of the first period, and the row at which this period begins.
 
-    If `num_rows` is given and the period ends later, return the sources of `num_rows` rows, and 0. `num_rows` only ends the
-    table earlier: it changes no source.
+    If the period ends after row `num_rows`, return the sources of `num_rows` rows, and 0.
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
@@ -129,8 +125,7 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
     """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if a deficit at the start would make rows late with that slack.
 
-    With slack 0, a row is late once its source lacks more than a whole row. Rows may be late even with slack 0. Late rows are
-    taken like all others: first the row whose last row in time is the earliest.
+    With slack 0, a row is late once its source lacks more than a whole row. Late rows are taken like all others.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -142,7 +137,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
     """Yield, for each row of the mixture, its source, and whether this row of the source is due and in time.
 
-    Only a deficit at the start can make a row late, or leave no row that is due. Then the row that is due next is taken early.
+    After a deficit at the start, there may be no row that is due. Then the row that is due next is taken early.
     """
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)
@@ -160,10 +155,8 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     """Yield (due row, key) for each row of each source, earliest due row first.
 
     The due row is the row of the mixture at which the row of the source becomes due. The key joins the last row in time and the
-    source: if the last row in time is 70, for source 2 of 5, the key is 70 * 5 + 2. So the smallest key has the earliest last
-    row in time.
-
-    The pairs are computed in arrays: a table of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.
+    source: if the last row in time is 70, for source 2 of 5, the key is 70 * 5 + 2. The pairs are computed in arrays: a table
+    of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.
     """
     num_sources, total = len(weights), sum(weights)
     active = np.flatnonzero(weights)

@@ -16,15 +16,10 @@ MOST_ROWS = 1 << 62  # most rows of a schedule or a mixture, so that numbers of 
 
 
 class StepRows(NamedTuple):
-    """Rows of some steps.
+    """Rows before and in some steps."""
 
-    Attributes:
-      before: int64 [n], number of rows of the run before each step.
-      size: int64 [n], number of rows in each step.
-    """
-
-    before: Ints
-    size: Ints
+    before: Ints  # int64 [n], number of rows of the run before each step
+    size: Ints  # int64 [n], number of rows in each step
 
 
 class BatchSizes:
@@ -36,7 +31,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. In a `ComputedSizes`, this is another list: every size that some step may have.
+      sizes: Size from each of `steps` on. In a `ComputedSizes`, every size that some step may have.
       schedule: The pairs (step, size) of the argument.
 
     Raises:
@@ -102,20 +97,13 @@ class ComputedSizes(BatchSizes):
 
 
 class _Part(NamedTuple):
-    """Consecutive steps of a run that take their sizes from one `BatchSizes`.
-
-    Attributes:
-      first_step, first_row: First step of the part, and number of rows of the run before this step.
-      sizes: Batch sizes of the part.
-      step_shift: Step k of the run is step k + step_shift of `sizes`.
-      row_shift: Row r of the run is row r + row_shift of `sizes`.
-    """
+    """Consecutive steps of a run that take their sizes from one `BatchSizes`."""
 
     first_step: int
-    first_row: int
+    first_row: int  # number of rows of the run before `first_step`
     sizes: BatchSizes
-    step_shift: int
-    row_shift: int
+    step_shift: int  # step k of the run is step k + step_shift of `sizes`
+    row_shift: int  # row r of the run is row r + row_shift of `sizes`
 
     def before(self, step: int) -> int:
         return self.sizes.before(step + self.step_shift) - self.row_shift
@@ -154,7 +142,6 @@ class JoinedSizes(ComputedSizes):
         return part.sizes.at(max(step, part.first_step) + part.step_shift)
 
     def of_steps(self, steps: Ints) -> StepRows:
-        """See `BatchSizes.of_steps`. Each part computes the rows of its own steps."""
         rows = StepRows(np.zeros_like(steps), np.zeros_like(steps))
         numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
         for number, selected in groups(numbers):
@@ -181,15 +168,9 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Check that the steps of a schedule ascend, from 1 on. Return its pairs (step, value).
+    """Return the pairs (step, value) of a schedule. Raise an error unless the steps ascend, from 1 on.
 
-    Args:
-      schedule: Pairs to check.
-      form: Form of a pair for messages, such as "(step, global_batch_size)".
-
-    Raises:
-      SamplerError: An entry is not a pair, its step is below 1, or its step is not above that of the preceding entry.
-      WrongTypeError: `schedule` is not iterable.
+    `form` is the form of a pair for messages, such as "(step, global_batch_size)".
     """
     check_type("schedule", schedule, Iterable, f"a list of pairs {form}")
     entries: list[tuple[int, object]] = []

@@ -4,7 +4,7 @@ A bucket has all rows of one length. All rows of a batch are of one bucket. Buck
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,26 +16,15 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
-"""`natural` draws batches of all buckets at random. The other two are growing curricula. Their epochs are divided into cycles,
-and each cycle goes from short rows to long rows.
-
-A cycle has one subcycle for each bucket. The first subcycles have mostly batches of short rows, and the last subcycles mostly
-batches of long rows.
-"""
+"""`natural` draws batches of all buckets at random. In the other two, the growing curricula, an epoch is divided into cycles,
+each of which goes from short rows to long rows in as many subcycles as there are buckets."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
     """Return the number of batches of each bucket in an epoch, int64 [buckets].
 
-    Args:
-      curriculum: Name of the curriculum.
-      rows: Number of rows of each bucket, int64 [buckets].
-      sizes: Number of rows of a batch of each bucket, int64 [buckets].
-      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
-      balanced: Whether a growing curriculum takes the same number of batches of every bucket.
-
-    Raises:
-      SamplerError: No batch is left, or OLMo-core cannot build the curriculum from these buckets.
+    `rows` and `sizes` are the rows of each bucket, and of a batch of each bucket: int64 [buckets]. For the others see
+    `CurriculumSampler`. If no batch is left, or OLMo-core cannot build the curriculum, raise a `SamplerError`.
     """
     counts: Ints = rows // sizes
     where = f"curriculum {curriculum!r}, batches of {sizes.tolist()} rows of buckets of {rows.tolist()} rows"
@@ -59,11 +48,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
     """Return the numbers of an epoch's batches in the order of reading, int64 [batches]. Bucket 0 has the lowest numbers.
 
-    Args:
-      curriculum: Name of the curriculum.
-      counts: Number of batches of each bucket, as `batch_counts` returns it.
-      seed: Seed of the epoch.
-      num_cycles: Number of cycles of a growing curriculum.
+    `counts` is a result of `batch_counts`, and `seed` is the seed of the epoch.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
@@ -71,37 +56,31 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     first_longest = num_batches - int(counts[-1])
     if curriculum == "natural":
         order: Ints = np.arange(num_batches)
-        _swap(order, int(rng.integers(first_longest, num_batches)))
+        first = int(rng.integers(first_longest, num_batches))
+        order[0], order[first] = first, 0
         rng.shuffle(order[1:])
         return order
     per_cycle = (counts // num_cycles).tolist()
     subcycles = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle)]
-    next_batches = (np.cumsum(counts) - counts).tolist()  # next batch of each bucket
+    begins = np.cumsum(counts) - counts  # next batch of each bucket
     parts = []
-    for _ in range(num_cycles):
-        for counts_of_subcycle in zip(*subcycles, strict=True):
-            ends = [begin + count for begin, count in zip(next_batches, counts_of_subcycle, strict=True)]
-            part = np.concatenate([np.arange(begin, end) for begin, end in zip(next_batches, ends, strict=True)])
-            rng.shuffle(part)
-            parts.append(part)
-            next_batches = ends
+    for counts_of_subcycle in np.tile(np.transpose(subcycles), (num_cycles, 1)):
+        ends = begins + counts_of_subcycle
+        parts.append(np.concatenate(list(map(np.arange, begins, ends))))
+        rng.shuffle(parts[-1])
+        begins = ends
     order = np.concatenate(parts)
-    _swap(order, int(np.argmax(order >= first_longest)))
+    first = int(np.argmax(order >= first_longest))
+    order[0], order[first] = order[first], order[0]
     return order
 
 
-def _swap(order: Ints, number: int) -> None:
-    """Exchange the first element and element `number`."""
-    order[0], order[number] = order[number], order[0]
+def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> list[int]:
+    """Divide `count`, the number of batches of a bucket in a cycle, among the subcycles of a growing curriculum.
 
-
-def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
-    """Return the number of batches of a bucket in each subcycle of a growing curriculum.
-
-    The `count` batches of the bucket in a cycle are divided in proportion to the odds of the subcycles, which follow from their
-    ranks. The subcycle that has the bucket's own number has the highest rank, `num_buckets`. The ranks rise by 1 up to this
-    subcycle. The subcycles after it have the remaining ranks, in descending order. For bucket 1 of 4, counted from 0, the ranks
-    are 3, 4, 2 and 1. In "grow_linear", the odds are these ranks. In "grow_p2", the odds are 2 ** (rank - 1): 4, 8, 2 and 1.
+    The subcycle that has the bucket's own number has the highest rank, `num_buckets`. The ranks rise by 1 up to this subcycle.
+    The subcycles after it have the remaining ranks, in descending order. For bucket 1 of 4, counted from 0, the ranks are 3, 4,
+    2 and 1. In "grow_linear", the shares are in proportion to these ranks; in "grow_p2", to 2 ** (rank - 1): 4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
@@ -112,26 +91,21 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Order of an epoch's rows, in parts. First, each step has a part. Then each bucket has a part of rows that no step reads.
+    """Order of an epoch's rows, in parts: the rows of each step, then the rows of each bucket that no step reads.
 
-    Attributes:
-      bucket: int64 [parts], bucket of the rows of each part.
-      first_row: int64 [parts], index of each part's first row in the order of its bucket's rows.
-      begins: int64 [parts], index in the epoch at which each part begins.
+    All columns are int64 [parts].
     """
 
     bucket: Ints
-    first_row: Ints
-    begins: Ints
+    first_row: Ints  # index of the part's first row in the order of its bucket's rows
+    begins: Ints  # index in the epoch at which the part begins
 
 
 class CurriculumSizes(ComputedSizes):
     """Batch sizes of a run with a curriculum. Every epoch has the same batches, in another order.
 
     Args:
-      rows: Number of rows of each bucket, int64 [buckets].
-      sizes: Number of rows of a batch of each bucket, int64 [buckets].
-      counts: Number of batches of each bucket in an epoch, int64 [buckets].
+      rows, sizes, counts: Rows of each bucket, rows of a batch of each, and batches of each in an epoch: int64 [buckets].
       order: Function of an epoch's number that returns the order of the epoch's batches, as `batch_order` does.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""CurriculumSampler: the sampler of rows of several lengths. A curriculum, such as short rows first, orders the batches."""
+"""Sampler of rows of several lengths. A curriculum, such as short rows first, orders the batches."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -99,7 +99,6 @@ class CurriculumSampler(EpochSampler):
         self._set_stream(source, epochs_of_stream, self._sizes.num_rows, self._rows_of, batching)
 
     def _order(self, epoch: int) -> Ints:
-        """Return the batches of an epoch in order, int64 [batches]."""
         if not self.shuffle:
             return np.arange(int(self._counts.sum()))
         return batch_order(self.curriculum, self._counts, self.seed + epoch + 1, self.num_cycles)
@@ -116,10 +115,7 @@ class CurriculumSampler(EpochSampler):
         return MappedSampler(self, [(0, steps_read)])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of a step.
-
-        All rows of a step are of one bucket, so this takes 4 us. `_rows_of`, which takes indices of any steps, takes 20 us.
-        """
+        # all rows of a step are of one bucket, so this takes 4 us; `_rows_of`, for indices of any steps, takes 20 us
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
         bucket = int(epoch.bucket[step_of_epoch])
@@ -133,7 +129,7 @@ class CurriculumSampler(EpochSampler):
 
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of an epoch's order. Rows that no step reads follow those of the last step."""
-        parts = self._sizes.epoch(epoch)  # the rows of each step, then the rows of each bucket that no step reads
+        parts = self._sizes.epoch(epoch)
         part = parts.begins.searchsorted(indices, side="right") - 1
         bucket_indices = parts.first_row[part] + indices - parts.begins[part]
         rows = np.empty_like(indices)
@@ -162,5 +158,5 @@ class CurriculumSampler(EpochSampler):
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:
-    """Return a function that maps a run's seed and an epoch to the seed that shuffles the rows of `length` tokens."""
+    """Return the argument `seed_of` of `stored_order` for the order of rows of `length` tokens."""
     return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1

@@ -1,4 +1,4 @@
-"""EpochSampler: base of the samplers that read one stream of rows: the epochs of one source, one after the other."""
+"""Base of the samplers that read one stream of rows: the epochs of one source, one after the other."""
 
 import functools
 
@@ -15,33 +15,19 @@ from grain_sft.types import Ints
 
 
 class EpochSampler(StreamSampler):
-    """Base of the samplers that read one stream of rows.
+    """Base of the samplers that read one stream of rows. A subclass calls `_set_stream`.
 
-    A subclass calls `_set_stream` with the rows' order and with `RunningEpochs`, which computes the rows of each step.
-
-    Each epoch's order is divided into blocks. Without `host_blocks`, one block is the whole order. With `host_blocks`, each
-    host reads another block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499. All blocks are cut into steps
-    in the same way, so `RunningEpochs` computes indices in a block. In this example, host 1 reads index 3 of its block, which
-    is index 253 of the order.
+    Each epoch's order is divided into blocks: one block, or with `host_blocks` a block for each host. All blocks are cut into
+    steps in the same way, so `RunningEpochs` computes indices in a block. Of 1,000 rows, host 1 of 4 reads the block of indices
+    250 to 499, and index 3 of its block is index 253 of the order.
     """
 
     def _set_stream(
         self, source: SourceOrder, epochs: RunningEpochs, block_rows: int, rows_at: RowsAt, batching: str = ""
     ) -> None:
-        """Set the stream that the sampler reads.
-
-        Args:
-          source: Rows of the stream and their order.
-          epochs: Which step reads which rows of a block in which epoch.
-          block_rows: Number of rows of a block.
-          rows_at: Function that maps an epoch and indices in its order to rows.
-          batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A
-            later stage of the run can only continue inside an epoch if its sampler has the same text. "" means that each
-            batch is simply the next rows of the order, so a later stage can continue at any row.
-        """
+        """Set the stream that the sampler reads. `epochs` cuts blocks of `block_rows` rows into steps; see `EpochStream`."""
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, block_rows, rows_at
-        # The stream has no name (""), and its row 0 is row 0 of the layout: a layout of one source has no other stream.
         self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
 
     @property
@@ -56,11 +42,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end.
-
-        If steps straddle epochs, not every epoch has `steps_per_epoch` steps. Then the number may differ from
-        `epochs * steps_per_epoch`.
-        """
+        """Number of steps; None means no end. If steps straddle epochs, it may differ from `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -78,13 +60,9 @@ class EpochSampler(StreamSampler):
     def _read_block(self, epoch: Ints, index: Ints, block_start: Ints | int) -> tuple[Ints, Ints, Ints]:
         """Map indices in a block to their epochs, their indices in the epochs' orders, and their rows: int64 [n] each.
 
-        Without `runs_on`, an index past the end of its epoch has the row `FILL_ROW`.
-
-        Args:
-          epoch: int64 [n], an epoch for each index.
-          index: int64 [n], indices in the block, counted from the beginning of `epoch`. With `runs_on`, an index may be in a
-            later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
-          block_start: Index of the block's first row in an epoch's order: int64 [n], or one number for all indices.
+        With `runs_on`, an index may be in a later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
+        Without, an index past the end of its epoch has the row `FILL_ROW`. `block_start` is the index of the block's first row
+        in an epoch's order: int64 [n], or one number for all indices.
         """
         if self.runs_on:
             later_epochs, index = np.divmod(index, self._block_rows)

@@ -38,10 +38,7 @@ class RunningEpochs:
         return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self._num_rows)
 
     def _first_row(self, epoch: int) -> int:
-        """Return the number of rows from the first row of step 0 to the first row of `epoch`.
-
-        It is negative if `epoch` begins before step 0.
-        """
+        """Return the number of rows from step 0 to the beginning of `epoch`; negative if `epoch` begins before step 0."""
         return epoch * self._num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:
@@ -49,10 +46,7 @@ class RunningEpochs:
         return self._sizes.step_of(max(0, self._first_row(epoch)))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
-        """Return the steps that read an epoch in a run of `num_steps`; None if no step reads it.
-
-        `num_steps` is None for a run without end.
-        """
+        """Return the steps that read an epoch in a run of `num_steps` (None: without end); None if no step reads it."""
         epoch_begin = self._first_row(epoch)
         begin = max(0, epoch_begin)
         end = epoch_begin + self._num_rows
@@ -64,46 +58,30 @@ class RunningEpochs:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cuts(self, epoch: int) -> Ints:
-        """Return the index in `epoch` at which each of its steps begins, then the index after the last row read.
-
-        The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
-        """
+        """Return the index in `epoch` at which each of its steps begins, then the index after the last row read: int64
+        [steps + 1]. For a step that begins in an earlier epoch, the entry is 0."""
         span = self.span(epoch, None) or EpochSpan(0, -1, 0)
         epochs, begins = self.begins(np.arange(span.first, span.last + 1))
         return np.append(np.where(epochs < epoch, 0, begins), span.start + span.rows)
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the step and the slot that read each of `indices` of `epoch`: int64 [n] each.
-
-        The step is -1 where no step reads the index.
-        """
+        """Return the step (-1 for none) and the slot that read each of `indices` of `epoch`: int64 [n] each."""
         rows = indices + self._first_row(epoch)
         steps = self._sizes.steps_of(np.maximum(rows, 0))
         return np.where(rows < 0, -1, steps), rows - self._sizes.of_steps(steps).before
 
 
 class _Piece(NamedTuple):
-    """Consecutive steps of one batch size. Where the batch size changes, `EndingEpochs` begins another piece.
+    """Consecutive steps of one batch size. A piece may begin inside an epoch."""
 
-    A piece may begin inside an epoch.
-
-    Attributes:
-      step: First step of the piece.
-      size: Number of rows of each step.
-      epoch, first_index: Epoch of the first row of `step`, and index of that row in the epoch.
-      steps_left: Number of steps from `step` to the end of `epoch`.
-      steps_per_epoch: Number of steps in each later epoch.
-    """
-
-    step: int
-    size: int
-    epoch: int
-    first_index: int
-    steps_left: int
-    steps_per_epoch: int
+    step: int  # first step of the piece
+    size: int  # rows of each step
+    epoch: int  # epoch of the first row of `step`
+    first_index: int  # index of that row in the epoch
+    steps_left: int  # steps from `step` to the end of `epoch`
+    steps_per_epoch: int  # steps in each later epoch
 
     def begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch of the first row of `step`, and the index of that row in the epoch."""
         steps = step - self.step
         if steps < self.steps_left:
             return self.epoch, self.first_index + steps * self.size
@@ -111,17 +89,17 @@ class _Piece(NamedTuple):
         return self.epoch + 1 + later_epochs, steps * self.size
 
     def first_step(self, epoch: int) -> int:
-        """Return the first step of this piece that is in `epoch` or later, as if the piece never ended."""
+        """Return the first step that is in `epoch` or later, as if the piece never ended."""
         if epoch <= self.epoch:
             return self.step
         return self.step + self.steps_left + (epoch - self.epoch - 1) * self.steps_per_epoch
 
 
 class EndingEpochs(RunningEpochs):
-    """Epochs that each begin with a new step, so that no step has rows of two epochs.
+    """Epochs that each begin with a new step.
 
-    Rows at the end of an epoch that don't make a full batch are dropped. With `fill`, they make a last batch with empty slots.
-    With epochs of 10 rows and batches of 4, step 2 begins epoch 1. With `fill`, step 2 has the last two rows of epoch 0.
+    With epochs of 10 rows and batches of 4, the last two rows are dropped: step 2 begins epoch 1. With `fill`, step 2 has these
+    two rows and two empty slots.
     """
 
     def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0), *, fill: bool) -> None:

@@ -1,4 +1,4 @@
-"""`HalvingTree`: computes which source gives row N of a mixture, for weights whose pattern is too long for a table of rows."""
+"""Tree that computes which source gives row N of a mixture, for weights whose pattern is too long for a table of rows."""
 
 import dataclasses
 import math
@@ -35,13 +35,12 @@ class _Split:
         return lefts
 
     def find(self, numbers: Ints, left: bool) -> Ints:
-        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the node that is row k of a branch.
+        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the node that is row k of its left or right branch.
 
-        Rows count from 0. The branch is the left one if `left`, else the right one. Rows from 2^62 - 1 on are returned as
-        2^62 - 1. With share 1/3 and offset 1/2, the left branch gets rows 1, 4, 7, ... of the node, so its row 2 is row 7.
+        Rows from 2^62 - 1 on are returned as 2^62 - 1. With share 1/3 and offset 1/2, the left branch gets rows 1, 4, 7, ... of
+        the node, so its row 2 is row 7.
         """
-        # Let t be the smallest number for which the branch gets k + 1 of the first t rows of the node. Then the branch gets the
-        # last of these t rows, row t - 1 of the node, as its row k. So the result is t - 1:
+        # Let t be the smallest number for which the branch gets k + 1 of the first t rows of the node. The result is t - 1:
         #   left:   floor(share * t + offset) >= k + 1
         #           share * t + offset >= k + 1
         #           t = ceil((k + 1 - offset) / share)
@@ -81,13 +80,11 @@ class HalvingTree:
     distance, and the rounding adds up to half a row: if a node is up to 0.5 rows off, a branch with half of its rows is up to
     0.25 + 0.5 rows off. `bound` is the distance of the worst source: at most 1 row for up to 4 sources, 1.2 rows for up to 10,
     and less than 2 rows for any number of sources. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2
-    to 24 sources (tests/sampling/test_proportions.py). In a `ScheduleTable` the distance is below one row, so a mixture uses
-    such a table if its sources repeat after few enough rows.
+    to 24 sources (tests/sampling/test_proportions.py).
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
-      deficit: Deficit of each source before row 0 of the tree: its share of all earlier rows of the mixture, minus the rows
-        that it gave. The deficits sum to 0.
+      deficit: Deficit of each source before row 0 of the tree, as in `ScheduleTable`.
 
     Attributes:
       bound: Most rows by which a source may differ from its share, if all deficits are 0.
@@ -105,9 +102,8 @@ class HalvingTree:
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
         """Return the tree of `sources`, heaviest first.
 
-        A cut sends the first sources to the left branch, and the others to the right branch. For up to `_ALL_TRIED` sources,
-        the cut is the one whose worst source has the smallest distance. For more sources, the cut makes the weights of both
-        branches as equal as possible.
+        A cut sends the first sources to the left branch, and the others to the right branch. For more than `_ALL_TRIED`
+        sources, it makes the weights of both branches as equal as possible.
 
         Args:
           sources: Sources of the tree, heaviest first.
@@ -126,9 +122,8 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
-        # The left branch gets its share of the node's rows. If all `sources` together have a deficit, the node gets more rows
-        # to make up for it, and `share` gives a part of these rows to the left branch. So the offset adds the deficit of the
-        # left branch minus this part. Adding 1/2 rounds to the nearest integer.
+        # If all `sources` together have a deficit, the node gets more rows to make up for it, and `share` gives a part of them
+        # to the left branch. So the offset adds the deficit of the left branch minus this part. 1/2 rounds to the nearest.
         split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
         left_share = float(share)
         left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)
@@ -138,21 +133,19 @@ class HalvingTree:
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
-        # Triples (node, entries, node_rows). `entries` are the indices in `rows` of the rows that reach the node. `node_rows`
-        # are the numbers of these rows among all rows that reach the node: if rows 0, 2, 4, ... of the mixture reach it, row 4
-        # of the mixture is row 2 of the node.
-        stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
-        while stack:
-            node, entries, node_rows = stack.pop()
+
+        def descend(node: _Tree, entries: Ints, node_rows: Ints) -> None:
+            """Take the rows `rows[entries]` to their sources. They are rows `node_rows` of `node`."""
             if isinstance(node, int):
-                sources[entries] = node
-                numbers[entries] = node_rows
+                sources[entries], numbers[entries] = node, node_rows
             elif len(entries):
                 split, left_branch, right_branch = node
                 left_before = split.lefts(node_rows)
                 left = split.lefts(node_rows + 1) > left_before
-                stack.append((left_branch, entries[left], left_before[left]))
-                stack.append((right_branch, entries[~left], (node_rows - left_before)[~left]))
+                descend(left_branch, entries[left], left_before[left])
+                descend(right_branch, entries[~left], (node_rows - left_before)[~left])
+
+        descend(self._root, np.arange(len(rows)), rows)
         return sources, numbers
 
     def counts(self, row: int) -> list[int]:
@@ -167,10 +160,7 @@ class HalvingTree:
         return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the mixture that is row k of `source`.
-
-        Rows count from 0. The result is -1 if the weight of the source is 0.
-        """
+        """Return the rows of the mixture at which `source` gives its rows `numbers`: int64 [n] each. -1 if its weight is 0."""
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
         for split, left in reversed(self._paths[source]):
@@ -181,8 +171,7 @@ class HalvingTree:
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
     """Return the distance of the worst source in the best tree, and the number of sources in the left branch of its root.
 
-    The best tree is the one whose worst source has the smallest distance. `weights` are the weights of the sources, heaviest
-    first. `distance` is as in `HalvingTree._tree`.
+    The best tree is the one whose worst source has the smallest distance. The arguments are as in `HalvingTree._tree`.
     """
     if len(weights) == 1:
         return distance, 0

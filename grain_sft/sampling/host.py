@@ -24,10 +24,7 @@ class Host:
 
     @classmethod
     def from_jax(cls) -> Self:
-        """Return the host of this JAX process.
-
-        This starts JAX's backend, so call `jax.distributed.initialize` first.
-        """
+        """Return the host of this JAX process. This starts JAX's backend: call `jax.distributed.initialize` first."""
         import jax
 
         return cls(jax.process_index(), jax.process_count())

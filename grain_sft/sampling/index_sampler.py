@@ -1,4 +1,4 @@
-"""IndexSampler: computes the rows that this host reads at each step."""
+"""Sampler of one source of rows."""
 
 import functools
 import hashlib
@@ -25,13 +25,11 @@ LastBatch = Literal["drop", "fill", "run_on"]
 class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
-    Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. Each
-    epoch has its own permutation of the rows. By default, an epoch has `num_instances // global_batch_size` steps, and the run
-    never ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler itself divides the rows
-    between hosts. So it declares `NoSharding`, which keeps `grain.DataLoader` from dividing them again.
-
-    docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`. Only in order `maxtext`, host h reads the h-th
-    contiguous block of each permutation, so that batches depend on the number of hosts.
+    Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. Only in order
+    `maxtext`, host h reads the h-th contiguous block of each permutation. Each epoch has its own permutation of the rows. By
+    default, an epoch has `num_instances // global_batch_size` steps, and the run never ends. `sampler[i]` returns the same rows
+    one by one, as Grain's samplers do. The sampler divides the rows between hosts itself, so it declares `NoSharding` for
+    `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`.
 
     Args:
       num_instances: Number of rows.
@@ -92,13 +90,11 @@ class IndexSampler(EpochSampler):
             problem = f"order {order!r} arranges the rows of whole epochs one by one"
             fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
-        # Epochs are computed for one block. It has the rows of one host if each host reads its own block, else all rows.
-        num_blocks = self._num_blocks
+        num_blocks = self._num_blocks  # epochs are computed for one block: see `EpochSampler`
         block_rows = self.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)
         self.batch_sizes.check_from(0, num_blocks)
-        rows_read = block_rows * num_blocks
-        if self.host_blocks and rows_read < most:
+        if self.host_blocks and (rows_read := block_rows * num_blocks) < most:
             raise SamplerError(f"global_batch_size={most} is more than the {rows_read} rows that an epoch reads.")
         schedule_of_block = [(step, size // num_blocks) for step, size in self.schedule]
         sizes_of_block = BatchSizes(self.global_batch_size // num_blocks, schedule_of_block)
@@ -114,7 +110,7 @@ class IndexSampler(EpochSampler):
             raise SamplerError(f"{problem}. Take more epochs or a smaller batch.")
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
-        return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})
+        return self._with(start=starts.get("", (0, 0)))
 
     @property
     def data_key(self) -> str:

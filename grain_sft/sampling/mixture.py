@@ -23,9 +23,8 @@ class Mixture:
     """Sources of rows and their weights. A weight states how often a source gives a row.
 
     Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. Of the
-    first 100 rows, a source with the share 1/3 gives 33 or 34: the difference from its share is less than one row. With five
-    or more weights of many digits, the difference is less than two rows (see `Proportions`). A source may be a mixture itself.
-    Then its own sources divide its rows with the same bounds.
+    first 100 rows, a source with the share 1/3 gives 33 or 34: less than one row off its share. With five or more weights of
+    many digits, it is less than two rows off (see `Proportions`). A source may be a mixture, which divides its rows likewise.
 
     Args:
       sources: Pair (weight, rows) of each source, by name. Row numbers count through all sources in this order.
@@ -69,11 +68,9 @@ class Mixture:
         return {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
 
     def _shares(self, weights: Mapping[str, Weight]) -> tuple[Fraction, ...]:
-        """Return the share of each source by `weights`."""
         return as_shares([(name, weights[name]) for name in self.sources])
 
     def _on_exhausted(self) -> list[OnExhausted]:
-        """Return what happens when each source is exhausted, in the order of the sources."""
         return [
             self.on_exhausted if order is None or order.on_exhausted is None else order.on_exhausted
             for _, order, _ in self.parts()
@@ -112,8 +109,7 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows of the mixture; None if it never ends, or has a schedule. A schedule states steps, but the mixture
-        does not know the number of rows in a step."""
+        """Number of rows of the mixture; None if it never ends, or has a schedule: that counts in steps of unknown size."""
         return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
 
     @property
@@ -130,8 +126,8 @@ class Mixture:
         """Return a copy of this mixture. Its sources begin at `starts`.
 
         Args:
-          starts: Pair (epoch, index) of a source's first row, by name of the source. If source "code" is a mixture, the name of
-            its source "python" is "code/python". A source that is not in `starts` begins at (0, 0).
+          starts: Pair (epoch, index) of a source's first row, by name of the source, such as "code/python" for source "python"
+            of the mixture "code". A source that is not in `starts` begins at (0, 0).
           prefix: Prefix of the names of this mixture's sources, such as "code/".
         """
         sources: dict[str, tuple[Weight, SourceOrder | Mixture]] = {}
@@ -152,21 +148,18 @@ class Mixture:
         Raises:
           SamplerError: `changes` has a name that is not a source of the mixture.
         """
-        planned = self._planned
+        for _, others in changes:
+            if unknown := others.keys() - self.sources.keys():
+                raise SamplerError(f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}.")
         weights: dict[str, Weight] = {}  # weights at `step`, with the changes
-        planned_weights: dict[str, Weight] = {}  # weights at `step` without the changes
+        planned: Mapping[str, Weight] = {}  # weights at `step`, without the changes
         entries: dict[int, dict[str, Weight]] = {}
-        for step in sorted({*planned, *(step for step, _ in changes)}):
-            for name, weight in planned.get(step, {}).items():
-                if weight != planned_weights.get(name):
-                    planned_weights[name] = weights[name] = weight
-            for change_step, other_weights in changes:
-                if unknown := other_weights.keys() - self.sources.keys():
-                    raise SamplerError(
-                        f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}."
-                    )
+        for step in sorted({*self._planned, *(step for step, _ in changes)}):
+            before, planned = planned, self._planned.get(step, planned)
+            weights |= {name: weight for name, weight in planned.items() if weight != before.get(name)}
+            for change_step, others in changes:
                 if change_step == step:
-                    weights |= other_weights
+                    weights |= others
             entries[step] = dict(weights)
         first_weights = entries.pop(0)
         sources = {name: (first_weights[name], rows) for name, (_, rows) in self.sources.items()}

@@ -1,7 +1,4 @@
-"""MixtureSampler, which joins the rows of several sources into one sequence and cuts it into steps.
-
-The sequence is called the mixture's rows: index 9 is the tenth row of the run. The rows of a source are a stream, which has an
-order of its own."""
+"""Sampler of a mixture: joins the rows of several sources into one sequence, the mixture's rows, and cuts it into steps."""
 
 import math
 import os
@@ -27,12 +24,7 @@ MixtureLastBatch = Literal["drop", "fill"]
 
 
 class NoRowLeftError(SamplerError):
-    """A step needs a row of a source that has none left.
-
-    Args:
-      step: Step that needs the row.
-      text: The message after "step N: ".
-    """
+    """A step needs a row of a source that has none left. The arguments are the step, and the message after "step N: "."""
 
     def __str__(self) -> str:
         step, text = self.args
@@ -52,8 +44,7 @@ class MixtureSampler(StreamSampler):
       last_batch: Treatment of the last rows of a mixture that ends, if they don't fill a step: "drop" leaves them out, "fill"
         fills the step with `FILL_ROW`s.
       schedule: Pairs (step, global_batch_size). From `step` on, each step has `global_batch_size` rows.
-      cache_dir: Folder in which orders that replay another system are cached; None means $GRAIN_SFT_CACHE_DIR/orders, or the
-        user's cache.
+      cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
       SamplerError: Arguments that don't fit together.
@@ -84,12 +75,12 @@ class MixtureSampler(StreamSampler):
             raise SamplerError(f"{problem}. Take a smaller batch, or last_batch='fill' for evaluation.")
 
     def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
-        """Append the streams of the sources of a mixture, and return its proportions.
+        """Append the streams of a mixture's sources, and return its proportions.
 
         Args:
           mixture: The sampler's mixture, or a mixture in it.
-          prefix: Prefix of the names of the mixture's streams, such as "code/".
-          first_row: Number of the first row of the mixture's first source.
+          prefix: Prefix of the names of the streams, such as "code/".
+          first_row: Number of the first row of the first source.
           path: Path from the sampler's mixture to this mixture.
         """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
@@ -115,10 +106,10 @@ class MixtureSampler(StreamSampler):
         return proportions
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
-        return type(self)(**self.__getstate__() | {"mixture": self.mixture.continued(starts)})
+        return self._with(mixture=self.mixture.continued(starts))
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Weight]]]) -> Self:
-        return type(self)(**self.__getstate__() | {"mixture": self.mixture.reweighted(changes)})
+        return self._with(mixture=self.mixture.reweighted(changes))
 
     @cached_property
     def num_steps(self) -> int | None:
@@ -139,7 +130,6 @@ class MixtureSampler(StreamSampler):
         return [*super().changes, *self.mixture.changes]
 
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """See `Sampler.steps_of_epochs`."""
         epochs = self._checked_epochs(epochs)
         if self.num_steps is not None and epochs is None:
             return self.num_steps
@@ -182,10 +172,7 @@ class MixtureSampler(StreamSampler):
     def _choose(self, mixture: Proportions, rows: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Return the stream of each row of a mixture, and the number of earlier rows of that stream in the run: int64 [n] each.
 
-        Args:
-          mixture: The sampler's mixture, or a mixture in it.
-          rows: int64 [n], rows of `mixture`, counted from the start of the run.
-          indices: int64 [n], index of each of these rows in the sampler's mixture.
+        `rows` are rows of `mixture`, which is the sampler's mixture or one in it. `indices` are their indices in the former.
         """
         if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
             self._fail((mixture, mixture.failure[1]), int(lacking.min()))
@@ -201,10 +188,7 @@ class MixtureSampler(StreamSampler):
         return streams, rows_of_sources
 
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
-        """Raise the error that a source has no row for `index` of the sampler's mixture.
-
-        `lacking` identifies the source: the proportions of the mixture that it belongs to, and its number in that mixture.
-        """
+        """Raise the error that `lacking`, an entry of a `Path`, has no row for `index` of the sampler's mixture."""
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
         fix = "End the run before this step, or amend it with other weights from an earlier step."

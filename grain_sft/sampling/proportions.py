@@ -21,41 +21,29 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Weights with a period of at most this many rows take a `ScheduleTable`, other weights a `HalvingTree`.
-
-The period of integer weights is their sum: with 2 and 1, the sources repeat after 3 rows.
-"""
+"""Integer weights with at most this sum, after which the sources repeat, take a `ScheduleTable`, others a `HalvingTree`."""
 
 
 class _Phase(NamedTuple):
-    """Consecutive rows of a mixture, between two changes of its weights.
+    """Consecutive rows of a mixture, between two changes of its weights."""
 
-    Attributes:
-      row: First row.
-      counts: Number of rows of each source before `row`.
-      chooser: Table or tree that gives the source of each row. It counts rows from `row` on.
-    """
-
-    row: int
-    counts: tuple[int, ...]
-    chooser: ScheduleTable | HalvingTree
+    row: int  # first row
+    counts: tuple[int, ...]  # number of rows of each source before `row`
+    chooser: ScheduleTable | HalvingTree  # gives the source of each row, counted from `row` on
 
 
 class Proportions:
     """The source of each row of a mixture, in proportion to the shares: a pure function of the row, in constant time.
 
-    With constant weights whose common denominator is at most `TABLE_ROWS` (4,194,304), each source is less than one row from
-    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, a source is at most `bound`
-    rows from its share: at most 1 row for up to 4 sources, 1.2 rows for up to 10, and less than 2 rows for any number
-    (`HalvingTree`).
+    With constant weights whose common denominator is at most `TABLE_ROWS`, each source is always less than one row from its
+    share (`ScheduleTable`). With other weights, such as 0.123456789, it is less than 2 rows from it (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
-    all rows so far minus its rows. Each source keeps its deficit at a change, and later rows make up for the deficit. But a
-    source whose weight becomes 0 gets no later rows.
+    Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
+    so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets none.
 
-    After a change, every source stays within one row of its share if there are up to three sources. With more sources, no rule
-    can promise that without knowing the change in advance. Example: the sources A to F have a weight of 1/6 each. At row 3, the
-    sources that have had no row go on alone, with a weight of 1/3 each. They are D, E and F, and they get rows 3, 4 and 5:
+    After a change, up to three sources stay within one row of their share. With more, no rule can promise that without knowing
+    the change in advance. Example: the sources A to F have a weight of 1/6 each. From row 3 on, D, E and F, which have had no
+    row, go on alone, with a weight of 1/3 each:
 
       rows so far   sources of these rows   share of F           rows of F   deficit of F
       3             A B C                   3/6 = 1/2            0           1/2
@@ -66,9 +54,7 @@ class Proportions:
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
       limits: Number of rows of each source; None for a source without an end. Used only with `on_exhausted`.
-      on_exhausted: For each source, what happens when it has no row left; empty if no source ends. "stop": the mixture ends
-        before the first row that the source lacks. "fail": the same, and `failure` is set. "renormalize": after the last row
-        of the source, the other sources divide its share. "repeat": the source has no end.
+      on_exhausted: For each source, what happens when it has no row left, as in `Mixture`; empty if no source ends.
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
@@ -140,19 +126,14 @@ class Proportions:
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
         """Return the row at which a source is exhausted first, and the source; None if no source is exhausted.
 
-        With "stop" and "fail", a source is exhausted at the first row that it lacks. With "renormalize", it is exhausted at the
-        row after its last row. If two sources are exhausted at one row, the source with "renormalize" is returned, because the
-        mixture goes on after it.
+        A source with "renormalize" is exhausted at the row after its last row, others at the first row that they lack. If two
+        are exhausted at one row, the one with "renormalize" is returned, because the mixture goes on after it.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
-            limit = self._limits[source]
-            if limit is None:
-                continue
-            after_last = 1 if on_exhausted == "renormalize" else 0
-            # Which row of the source to find: 0 is its first row in this phase. Example: the source has 10 rows, and 4 of them
-            # come before the phase. Of its rows in this phase, the last is number 5, and the first that it lacks is number 6.
-            number = limit - phase.counts[source] - after_last
+            limit, after_last = self._limits[source], int(on_exhausted == "renormalize")
+            # which row of the source to find, counted from 0 in this phase: the last one, or the first that it lacks
+            number = -1 if limit is None else limit - phase.counts[source] - after_last
             if number < 0:
                 continue
             row = int(phase.chooser.find(source, np.array([number]))[0])
@@ -191,10 +172,7 @@ class Proportions:
         return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row of the mixture that is row `numbers[i]` of `source`, for each i: int64 [n].
-
-        The result is -1 where the mixture has no such row.
-        """
+        """Return the row of the mixture that is row `numbers[i]` of `source`, or -1 for none, for each i: int64 [n]."""
         rows = np.full(len(numbers), -1, np.int64)
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
@@ -207,34 +185,24 @@ class Proportions:
 
 
 def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
-    """Return `counts` and `more` added item by item."""
     return tuple(map(sum, zip(counts, more, strict=True)))
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Way from the outermost mixture to a source, as (proportions of a mixture, number of one of its sources) for each mixture.
-
-The numbered source is the next mixture on the way. In the last pair, it is the source itself.
-"""
+"""Way from the outermost mixture to a source: the proportions of each mixture on it, and the number of the source of this
+mixture at which the way continues."""
 
 
 def count_drawn(path: Path, row: int) -> int:
-    """Return the number of rows that the source at the end of a path has before `row` of the outermost mixture.
-
-    If 100 rows of the outermost mixture have 60 rows of an inner mixture, and 60 rows of the inner mixture have 20 rows of the
-    source, the result for row 100 is 20.
-    """
+    """Return the number of rows that the source at the end of a path has before `row` of the outermost mixture."""
     for proportions, source in path:
         row = proportions.counts(row)[source]
     return row
 
 
 def find_drawn(path: Path, numbers: Ints) -> Ints:
-    """Return the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path, for each i.
-
-    Both are int64 [n]. The result is -1 where the outermost mixture never draws the row. The loop begins at the source: it
-    finds the rows in the innermost mixture, then these rows in the mixture around it, and so on.
-    """
+    """Return the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path, for each i: int64
+    [n]. It is -1 where the outermost mixture never draws the row."""
     for proportions, source in reversed(path):
         rows = np.full(len(numbers), -1, np.int64)
         is_drawn = numbers >= 0

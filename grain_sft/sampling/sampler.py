@@ -37,8 +37,7 @@ class Sampler(abc.ABC):
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
-      streams: Sequences of rows, each with its own count of epochs. A run of one corpus has one stream, a mixture has one for
-        each source.
+      streams: Sequences of rows, each with its own epochs: one, or in a mixture one for each source.
       runs_on: Whether a step may have rows of two epochs.
       epochs: Number of epochs after which the run ends. None if it never ends, or if its sources have epochs of their own.
 
@@ -60,8 +59,7 @@ class Sampler(abc.ABC):
         self.batch_sizes = batch_sizes
         self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
-        # With sizes 8 and 12, the numbers of hosts 4 and 8 are accepted here. With 8 hosts, `check_from` and `rows` refuse the
-        # steps of 12 rows.
+        # with sizes 8 and 12, 8 hosts are accepted here; `check_from` and `rows` refuse the steps of 12 rows
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
@@ -93,12 +91,9 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps that read the first `epochs` epochs.
+        """Return the number of steps that read the first `epochs` epochs. More epochs than the run has are a `SamplerError`.
 
         None means the epochs of the run, or one epoch if the run never ends.
-
-        Raises:
-          SamplerError: More epochs than the run has.
         """
 
     @abc.abstractmethod
@@ -151,7 +146,7 @@ class Sampler(abc.ABC):
 
     def with_host(self, host: Host) -> Self:
         """Return the same run, seen from another host."""
-        return type(self)(**self.__getstate__() | {"host": host})
+        return self._with(host=host)
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
         """Return this sampler for a run whose earlier stages read some of its rows.
@@ -200,7 +195,7 @@ class Sampler(abc.ABC):
         return sys.maxsize if self.num_steps is None else self.batch_sizes.before(self.num_steps) // self.host.count
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
-        """Return record `index` of this host. The records are the host's rows of step 0, then its rows of step 1, and so on."""
+        """Return record `index` of this host: its rows of step 0, then those of step 1, and so on."""
         index = as_integer("record", index, 0, RowIndexError)
         if index >= self._num_records:
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
@@ -216,6 +211,10 @@ class Sampler(abc.ABC):
             end = "or more" if self.num_steps is None else f"to {self.num_steps - 1}"
             raise RowIndexError(f"step={step}: expected {self.first_step} {end}.")
         return step
+
+    def _with(self, **changes: Any) -> Self:
+        """Return a sampler whose constructor's arguments are those of this one, with `changes`."""
+        return type(self)(**self.__getstate__() | changes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}

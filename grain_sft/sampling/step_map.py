@@ -11,7 +11,7 @@ import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 class StepMap:
-    """Map between the steps of a trainer and the data steps of a sampler. Some data steps are skipped.
+    """Map between the steps of a trainer and the data steps of a sampler.
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0. If 3 data steps are skipped before `origin`, it reads data step 3.
+      origin: Step of the trainer that reads data step 0, or data step 3 if 3 data steps are skipped before `origin`.
 
     Attributes:
       steps: `origin` and the later steps of the trainer before which data steps are skipped, ascending.
@@ -68,7 +68,7 @@ class StepMap:
         return min(data_step - self._shifts[entry], self._ends[entry])
 
     def steps_of(self, data_steps: Ints) -> Ints:
-        """Return int64 [n], the trainer's step that reads each of `data_steps`, int64 [n]; -1 for a skipped data step."""
+        """Return the trainer's step that reads each of `data_steps`, or -1 for a skipped one: int64 [n]."""
         entry = np.searchsorted(self._data_steps, data_steps, side="right") - 1
         steps = data_steps - np.array(self._shifts)[entry]
         is_read = (entry >= 0) & (data_steps >= 0) & (steps < np.array(self._ends)[entry])
@@ -83,7 +83,7 @@ class StepMap:
 
 
 class MappedSampler(Sampler):
-    """Sampler that reads some steps of another sampler: the steps that are not skipped, or the steps of one stage of a run.
+    """Sampler that reads some steps of another sampler: those that are not skipped, or those of one stage of a run.
 
     Batch sizes and mixture weights are those of the data step. So a skip moves later batches to earlier steps, unchanged.
 
@@ -122,10 +122,6 @@ class MappedSampler(Sampler):
 
         Example: data steps 0, 1 and 2 read an epoch of 12 rows, 4 rows each, and data step 0 is skipped. The trainer's steps 0
         and 1 read data steps 1 and 2. So the result is `EpochSpan(first=0, last=1, rows=8, start=4)`.
-
-        The data steps of the epoch that are not skipped make ranges, such as 1 to 2. The number of rows of a range is the
-        number of rows before its end, minus the number before its beginning. The first and the last range with rows give the
-        first and the last row that the trainer reads, and the steps that read these rows.
         """
         span = stream.span(epoch)
         if span is None:
@@ -138,17 +134,14 @@ class MappedSampler(Sampler):
 
         def rows_before(data_step: int) -> int:
             """Return the number of rows of `span` that data steps before `data_step` read."""
-            # If each host reads its own block of the epoch, `rows` counts the rows of all blocks, and `span.start` counts those
-            # of one block.
             epoch_at_step, rows = stream.begin(data_step)
             if epoch_at_step == epoch:
-                return rows - span.start * stream.num_blocks
+                return rows - span.start * stream.num_blocks  # `rows` is of all blocks, `span.start` of one
             return span.rows if epoch_at_step > epoch else 0
 
         def step_that_reads(row: int, data_steps: range) -> int:
             """Return the trainer's step that reads row `row` of `span`, counted from 0. One of `data_steps` has the row."""
-            # In a mixture, data steps have different numbers of rows of this source, or none. The first data step with more
-            # than `row` rows before its end reads `row`.
+            # a bisection, because the data steps of a mixture have different numbers of rows of this source, or none
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
             return self._map.step_of(data_steps[number])
 
@@ -163,15 +156,12 @@ class MappedSampler(Sampler):
         first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(last_row, last_range)
         return EpochSpan(first_step, last_step, sum(counts), span.start + first_row // stream.num_blocks)
 
-    def _mapped(self, sampler: Sampler) -> MappedSampler:
-        return MappedSampler(sampler, self.skips, origin=self.origin, end=self.end)
+    def with_host(self, host: Host) -> Self:
+        return self._with(sampler=self.sampler.with_host(host))
 
-    def with_host(self, host: Host) -> MappedSampler:
-        return self._mapped(self.sampler.with_host(host))
-
-    def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> MappedSampler:
+    def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Self:
         in_data_steps = [(max(0, self._map.data_step(step)), weights) for step, weights in changes]
-        return self._mapped(self.sampler.reweighted(in_data_steps))
+        return self._with(sampler=self.sampler.reweighted(in_data_steps))
 
     @functools.cached_property
     def num_steps(self) -> int | None:

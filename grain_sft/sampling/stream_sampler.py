@@ -1,4 +1,4 @@
-"""StreamSampler: base of the samplers that read each source epoch after epoch, as an `EpochStream`."""
+"""Base of the samplers that read each source epoch after epoch, as an `EpochStream`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,22 @@ _INDICES_AT_ONCE = 1 << 20  # indices of an order that `find_slots` searches at 
 class StreamSampler(Sampler):
     """Base of the samplers with `streams`. It computes the rows of many steps at once, and finds the slots of rows.
 
-    The run is one sequence of rows: the rows of step 0, then those of step 1, and so on. With `host_blocks`, each host reads
-    its part of an epoch, so each host has its own sequence. A subclass maps indices of the sequence to rows, and rows to slots.
+    The run is one sequence of rows: the rows of step 0, then those of step 1, and so on. With `host_blocks`, each host has its
+    own sequence. A subclass maps indices of the sequence to rows, and rows to slots.
     """
 
     def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
         super().__init__(batch_sizes, host, host_blocks=host_blocks)
-        # The first of several computed steps, and the rows of these steps, [steps, rows]. Several threads may replace the pair,
-        # so it is one attribute: its two values always fit together.
+        # The first of several computed steps, and their rows [steps, rows]: one attribute, as several threads replace the pair.
         self._computed: tuple[int, Ints] = 0, np.zeros((0, 0), np.int64)
         self._last_step = -1
         self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the run's sequence of rows, int64 [n].
+        """Return the rows at `indices` of the run's sequence of rows, counted from the first row of `step`: int64 [n].
 
-        Index 0 is the first row of `step`: with 4 rows in a step, index 5 is in the step after it. An index past the end of the
-        run has the row `FILL_ROW`. If `runs_on` is False, an index past the end of the epoch has it, too.
+        The row is `FILL_ROW` past the end of the run and, unless `runs_on`, past the end of the epoch.
         """
 
     @abc.abstractmethod
@@ -54,21 +52,17 @@ class StreamSampler(Sampler):
 
     @abc.abstractmethod
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the step, slot and host that read some rows of one epoch of stream `number`: int64 [n] each.
-
-        `indices` are the indices of these rows in the epoch's order. The step is -1 where no step reads the row.
-        """
+        """Return the step (-1 for none), slot and host that read `indices` of an epoch of stream `number`: int64 [n] each."""
 
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
-        """See `Sampler.rows`. When steps are requested in sequence, several are computed at once."""
+        """See `Sampler.rows`. For a caller that reads in sequence, several steps are computed at once."""
         first, computed = self._computed
         if type(step) is not int or not 0 <= step - first < len(computed):
             step = first = self._checked_step(step)
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # `_last_step` was the last computed step. If `distance` from it is 1, 2 or 3, the caller reads in sequence: several
-            # threads that read in sequence may request the steps in the order 4, 6, 5.
+            # distances of 2 and 3: several threads that read in sequence may request the steps in the order 4, 6, 5
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
@@ -79,8 +73,7 @@ class StreamSampler(Sampler):
     def _rows_of_steps(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of `step` and of up to 63 steps after it: int64 [steps, rows].
 
-        With many steps at once, a batch of 32 rows takes 3 us instead of 45 in a mixture, and 9 us instead of 98 in order
-        "shuffle" of 724,000,000 rows.
+        So a batch of 32 rows takes 3 us instead of 45 in a mixture, and 9 instead of 98 in order "shuffle" of 724,000,000 rows.
         """
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // len(indices), self._steps_of_one_size(step, size))
@@ -92,7 +85,7 @@ class StreamSampler(Sampler):
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return how many steps from `step` on have `size` rows each and follow each other without a gap in the sequence."""
+        """Return how many steps from `step` on have `size` rows each, without a gap in the sequence."""
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 
@@ -106,7 +99,6 @@ class StreamSampler(Sampler):
         return self._rows(step, indices[places])
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """See `Sampler.slots`."""
         numbers = np.arange(steps.start, steps.stop)
         sizes = self.batch_sizes.of_steps(numbers).size
         which, slot = expand_counts(sizes)
@@ -117,14 +109,13 @@ class StreamSampler(Sampler):
         return self._slots(numbers, which, slot, host)
 
     def _hosts(self, slot: Ints, sizes: Ints) -> Ints:
-        """Return the host that reads each slot: int64 [n]. `sizes` are the numbers of rows of the slots' steps, int64 [n]."""
+        """Return the host that reads each slot, int64 [n]. `sizes` are the batch sizes of the slots' steps."""
         count = self.host.count
         return slot // (sizes // count) if self.host_blocks or self.consecutive_slots else slot % count
 
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        """See `Sampler.find_slots`."""
         slots = BatchSlots.joined(self._search(rows, self._checked_epochs(epochs)))
         is_read = (slots.step >= 0) & (slots.step < self.end_step)
         if hosts is not None:

@@ -30,8 +30,8 @@ class SourceOrder:
       epochs: Number of epochs after which the source is exhausted; None if it never is.
       on_exhausted: What the source's mixture does after the last epoch: "stop", "renormalize" or "fail", as in `Mixture`. None
         means the mixture's own `on_exhausted`.
-      chunk_size: Number of consecutive rows that stay together, as `chunk_size` of OLMo-core's data loader. It divides
-        `num_instances`. With 4, the order permutes the chunks of rows 0 to 3, 4 to 7, and so on.
+      chunk_size: Number of consecutive rows that stay together, as in OLMo-core's data loader. It divides `num_instances`.
+        With 4, the order permutes the chunks of rows 0 to 3, 4 to 7, and so on.
       start: First row to read: its epoch, and its index in that epoch's order. It is (0, 0) unless an earlier stage of the run
         read rows of the source.
 
@@ -87,14 +87,14 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows. If the rows do not depend on the seed, it has 'sequential' for order and seed."""
+        """Text of all that decides the rows, with 'sequential' for an order that uses no seed."""
         order = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         on_exhausted = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
         return f"SourceOrder({self.num_instances}, {order}, epochs={self.epochs}{on_exhausted}{self.options_text})"
 
     @property
     def options_text(self) -> str:
-        """Text of `chunk_size` and `start` for a `data_key`. A value that is the default is left out."""
+        """Text of `chunk_size` and `start` for a `data_key`, without defaults."""
         chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
         start = f", start={self.start}" if self.start != (0, 0) else ""
         return chunks + start
@@ -130,16 +130,14 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """Part of an epoch that a run reads.
-
-    If the run ends inside the epoch, the span ends there too. In a run without end, an epoch stays unfinished if the weight of
-    its source becomes 0 for good. Then `last` is `sys.maxsize`, because an amendment may give the source a weight again.
+    """Part of an epoch that a run reads. If the run ends inside the epoch, the span ends there too.
 
     Attributes:
-      first, last: First and last step that read rows of the epoch.
+      first, last: First and last step that read rows of the epoch. In a run without end, an epoch stays unfinished if the
+        weight of its source becomes 0 for good. Then `last` is `sys.maxsize`: an amendment may give the source a weight again.
       rows: Number of rows of the epoch that the run reads.
-      start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, each host
-        reads a block of the epoch, and `start` is an index in each block.
+      start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, it is an
+        index in each block.
     """
 
     first: int
@@ -152,16 +150,12 @@ class EpochSpan(NamedTuple):
 class EpochStream:
     """Rows of one source in a run, epoch after epoch. A mixture has a stream for each source.
 
-    A stream answers two questions about the source: how far it has been read before a step (`begin`), and which steps read an
-    epoch (`span`). If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2): steps 0 to 2 have read
-    all of epoch 0, and 2 rows of epoch 1.
-
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
       first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
       begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
-        earlier steps read.
+        earlier steps read. If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2).
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
@@ -196,8 +190,8 @@ class BatchSlots:
       source: Index of the row's stream in `sampler.streams`.
       epoch: Epoch of the row in its stream, from 0.
       index: Index of the row in the order of that epoch.
-      row: Number of the row in the layout. It is `FILL_ROW` for a slot that `last_batch="fill"` fills with padding. In a
-        mixture, `source`, `epoch` and `index` of such a slot are -1.
+      row: Number of the row in the layout; `FILL_ROW` for padding by `last_batch="fill"`. In a mixture, `source`, `epoch` and
+        `index` of such a slot are -1.
     """
 
     step: Int64[np.ndarray, " slots"]

@@ -19,16 +19,13 @@ _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return an order in which a hash of the seed and the epoch chooses the permutation of each epoch.
 
-    The permutation is one of `grain.experimental.index_shuffle` or, for fewer than 2^16 rows, one of numpy.
-
     Advantages: constant memory, and constant time per index, at any number of rows.
     Disadvantages: the key has 32 bits, so there are at most 2^32 permutations of the rows. An index takes 6 microseconds if few
     indices are requested at once, and 0.3 to 0.7 microseconds if thousands are. The permutation is not cryptographic.
 
-    The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. Below
-    2^16 rows, `index_shuffle` is slow, so numpy makes the permutation of an epoch, which is kept in memory.
+    The permutation is that of `grain.experimental.index_shuffle` with 8 rounds. Grain's own shuffle has 4, with which the
+    permutations of two keys are visibly correlated. Below 2^16 rows, `index_shuffle` is slow, so numpy permutes an epoch.
     """
-
     if num_rows < _FEW_ROWS:
         return cached_by_epoch(
             lambda epoch: np.random.Generator(np.random.PCG64(_key(seed, epoch))).permutation(num_rows)
@@ -61,7 +58,7 @@ def _grain_seed(seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _key(seed: int, epoch: int) -> int:
-    """Return 32 bits of a hash of seed and epoch. With seed + epoch instead, epoch 1 of seed 0 would be epoch 0 of seed 1."""
+    """Return 32 bits of a hash of seed and epoch: with seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1."""
     digest = hashlib.blake2b(f"grain_sft shuffle:{seed}:{epoch}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
@@ -70,8 +67,7 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return an order that draws rows with replacement. A draw depends on the seed and on the draw's number alone.
 
     Draw g = epoch * num_rows + index is value g of Philox 4x64 modulo `num_rows`. The key of Philox is a hash of the seed. The
-    modulo favours some rows by less than num_rows / 2^64. The draws are not those of the episode-indexed loader (see order
-    `episode`). That loader takes its draws one after the other from a RandomState, so its runs cannot start in the middle.
+    modulo favours some rows by less than num_rows / 2^64.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")
@@ -83,9 +79,7 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
         first_draw = epoch * num_rows + int(indices.min())
         last_draw = epoch * num_rows + int(indices.max())
         counter = first_draw // _VALUES_PER_COUNT
-        # Philox can start only at a counter, so it may generate up to 3 values before the first draw. `values[0]` is draw
-        # `first_value`.
-        first_value = counter * _VALUES_PER_COUNT
+        first_value = counter * _VALUES_PER_COUNT  # draw of `values[0]`: Philox can start only at a counter
         values = np.random.Philox(key=key, counter=counter).random_raw(last_draw - first_value + 1)
         return (values[indices + (epoch * num_rows - first_value)] % np.uint64(num_rows)).astype(np.int64)
 

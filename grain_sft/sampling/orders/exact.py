@@ -1,7 +1,8 @@
 """Orders of rows that equal those of other systems, such as OLMo-core and MaxText.
 
-In these orders, an epoch is a permutation of all rows by one of numpy's generators. A permutation of 2^21 rows or more is made
-once per machine, as a file that all processes of the machine map into memory."""
+An epoch is a permutation of all rows by one of numpy's generators. If it has 2^21 rows or more, it is made once per machine, as
+a file that all processes of the machine map into memory.
+"""
 
 import functools
 import hashlib
@@ -34,8 +35,6 @@ IN_MEMORY_ROWS = 1 << 21
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
     """Return the function `Order.make` of an order whose epochs are permutations by a generator of numpy.
 
-    Example: with `seed_of` the sum of seed and epoch, epoch 2 of a run with seed 5 is numpy's permutation by seed 7.
-
     Args:
       name: Name of the order, which is part of the names of its files.
       generator: Name of the generator, as in `permute.permutation`.
@@ -43,7 +42,6 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     """
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-        """See `Order.make`."""
         seed_of(seed, 0)  # an invalid seed raises an error here, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
@@ -67,19 +65,15 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
     """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from a file in the cache folder.
 
-    A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. To
-    make the file of 724,000,000 rows takes a minute. Each process that opens a file checks its hash, which takes 3.5 s of
-    processor time for as many rows.
+    A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. For
+    724,000,000 rows, this takes a minute. Each process that opens the file checks its hash, in 3.5 s of processor time.
 
     Args:
       key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,
         "epoch": 0}. "orders" is the version of the files. The file is named after the other values. Its header has all of them,
         and a file whose header has other values is made again.
-      generator: Name and seed of the generator that makes the permutation, as in `permute.permutation`.
+      generator: Name and seed of the generator, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
-
-    Raises:
-      StorageError: The file can't be made.
     """
     num_rows: int = key["rows"]
     if cache_dir is not None:
@@ -100,7 +94,6 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
 
 
 def _write(target: Path, key: Mapping[str, Any], generator: tuple[str, int]) -> None:
-    """Write the file `target` in a child process. `key` and `generator` are as in `load_permutation`."""
     num_rows: int = key["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(key)]

@@ -4,9 +4,8 @@ The library computes one index at a time, in 3 to 6 us. For 512 indices at once,
 depending on the number of rows.
 
 The library enciphers an index to get its row. The cipher is Simon (Beaulieu et al. 2013, "The SIMON and SPECK families of
-lightweight block ciphers"). It enciphers a block of bits, which holds the index. A block has an even number of bits, at least
-16. Its upper half and its lower half are called words. Each round of the cipher makes a new word from both words. If the result
-is not below the number of rows, the library enciphers the result again.
+lightweight block ciphers"). It enciphers a block of an even number of bits, at least 16, which holds the index. The two halves
+of a block are called words. If the result is not below the number of rows, the library enciphers the result again.
 """
 
 import functools
@@ -60,12 +59,8 @@ def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) ->
 
 
 def _block_bits(last: int) -> int:
-    """Return the number of bits of a block, as the library computes it: one bit too few if `last` is 4^k, k >= 8.
-
-    If `last` is a power of two, `bits` is one too few. If `bits` is odd or below 16, the rounding up in the return line makes
-    the block large enough.
-    """
-    bits = (last - 1).bit_length()
+    """Return the number of bits of a block, as the library computes it: one bit too few if `last` is 4^k, k >= 8."""
+    bits = (last - 1).bit_length()  # one too few for a power of two; if it is odd or below 16, rounding up repairs that
     return max(bits + bits % 2, _LEAST_BITS)
 
 

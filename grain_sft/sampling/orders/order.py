@@ -20,7 +20,7 @@ EPOCHS_KEPT = 2  # epochs whose rows are cached, because a batch may straddle tw
 
 
 def cached_by_epoch(rows_of_epoch: Callable[[int], Ints]) -> RowsAt:
-    """Return the `RowsAt` that caches the last `EPOCHS_KEPT` results of `rows_of_epoch`, which returns all rows of an epoch."""
+    """Return the `RowsAt` of a function that returns all rows of an epoch. It keeps those of `EPOCHS_KEPT` epochs."""
     cached = functools.lru_cache(maxsize=EPOCHS_KEPT)(rows_of_epoch)
     return lambda epoch, indices: cached(epoch)[indices]
 
@@ -63,19 +63,16 @@ class Order:
 
     @classmethod
     def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Self:
-        """Return the order of a function that permutes one epoch. The function's last `EPOCHS_KEPT` results stay in memory.
+        """Return the order of a function that permutes one epoch. The rows of `EPOCHS_KEPT` epochs stay in memory.
 
         Args:
           permutation: Function of (seed, epoch, num_rows) that returns every row once: integers [num_rows], the same on
             every machine.
-          traits: Other fields of `Order`, except `by_cost`.
+          **traits: Other fields of `Order`, except `by_cost`.
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-            """Return the `RowsAt` of checked permutations."""
-
             def rows_of(epoch: int) -> Ints:
-                """Return the checked permutation of an epoch: int64 [num_rows]."""
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
                 with entry_errors(SamplerError, f"order {permutation!r}, epoch {epoch}", expected):
                     rows = np.asarray(permutation(seed, epoch, num_rows))
@@ -103,13 +100,11 @@ class Order:
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
-            """Return the `RowsAt` of `entry` with a check of each row."""
             expected = "Return the numbers of the rows at the indices."
             with entry_errors(SamplerError, f"order {entry.make!r}", expected):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
-                """Return the rows at `indices` of an epoch. Raise a SamplerError unless they are row numbers."""
                 where = f"order {entry.make!r}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))

@@ -22,7 +22,7 @@ def row_dtype(num_rows: int) -> np.dtype[Any]:
 def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
     """Return `permutation(num_rows)` of a numpy generator, but as uint32 or uint64 [num_rows].
 
-    `generator` is "RandomState", or a bit generator of `numpy.random` such as "PCG64", which `default_rng` uses.
+    `generator` is "RandomState", or a bit generator of `numpy.random` such as "PCG64".
     """
     rows = np.arange(num_rows, dtype=row_dtype(num_rows))
     if generator == "RandomState":
