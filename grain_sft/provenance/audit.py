@@ -40,15 +40,13 @@ def _json_line(time: str, fields: Fields) -> str:
 
 
 FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
-"""For each suffix of a log file, the function that returns an entry as a line, without the newline."""
+"""By suffix of the file, the function that returns an entry as a line, without the newline."""
 
 
 def read_line(line: bytes) -> dict[str, str]:
     """Return the fields of a line, with values in the form of `as_text`.
 
-    Raises:
-      ValueError: The line is not an entry.
-      RecursionError: The line is JSON with too many lists in lists.
+    Raise ValueError if the line is not an entry, RecursionError if it is JSON with too many lists in lists.
     """
     text = line.decode()
     if text.startswith("{"):
@@ -66,19 +64,17 @@ def read_line(line: bytes) -> dict[str, str]:
 
 
 def _distinct(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return `fields`, pairs (name, value), as a dict. Raise ValueError if a name is repeated."""
-    if len(names := dict(fields)) != len(fields):
+    if len(distinct := dict(fields)) != len(fields):
         raise ValueError("it has a field twice")
-    return names
+    return distinct
 
 
 def as_text(value: object) -> str:
     """Return the form of a value in a line of text. Lists and objects become JSON in quotes."""
-    if isinstance(value, str):
-        return value if _UNQUOTED.fullmatch(value) else json.dumps(value)
-    if isinstance(value, (list, dict)):
-        return json.dumps(json.dumps(value))
-    return json.dumps(value)
+    if isinstance(value, str) and _UNQUOTED.fullmatch(value):
+        return value
+    text = json.dumps(value)
+    return json.dumps(text) if isinstance(value, (list, dict)) else text
 
 
 class AuditLog(Observer):
@@ -123,22 +119,21 @@ class AuditLog(Observer):
     def batch_handed_out(self, delivery: Delivery) -> None:
         """Write the entries of the batch that the trainer gets now. A second call for the same delivery does nothing.
 
-        Ctrl-C may raise an exception between any two statements. So attributes that belong together change in one assignment.
-
         Raises:
           StorageError: A file can't be written. Then no file is changed, and another call for the step writes to all files.
         """
+        # Ctrl-C may raise an exception between any two statements, so attributes that belong together change in one assignment.
         with self._lock:
-            step = delivery.step
             if delivery is self._recorded:
                 return
-            if step == self._next and step < self._next_entry_step:
-                self._next, self._recorded = step + 1, delivery
+            if delivery.step == self._next and delivery.step < self._next_entry_step:
+                self._next, self._recorded = delivery.step + 1, delivery
             elif delivery.writer:
-                self._write(delivery.pipeline, step, delivery)
+                self._write(delivery)
 
-    def _write(self, pipeline: Run, step: int, delivery: Delivery) -> None:
-        """Write the entries of `step` to all files. If this raises, the files are unchanged."""
+    def _write(self, delivery: Delivery) -> None:
+        """Write the entries of the delivered step to all files. If this raises, the files are unchanged."""
+        pipeline, step = delivery.pipeline, delivery.step
         with contextlib.ExitStack() as locks:  # other writers wait until the entries are written
             opened = [(path, locks.enter_context(_locked(path))) for path in self.paths]
             sizes = [os.fstat(fd).st_size for _, fd in opened]
@@ -161,10 +156,7 @@ class AuditLog(Observer):
                 raise
 
     def _entries(self, pipeline: Run, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
-        """Return new values of `_events` and `_since`, and the entries of `step`.
-
-        `sizes` are the present sizes of the files. If one differs from `_ends`, `dataset_load` is the first entry.
-        """
+        """Return new values of `_events` and `_since`, and the entries of `step`. `sizes` are the files' present sizes."""
         loads = self._events is None or sizes != self._ends
         run_is_new = self._events is None and not any(sizes) and step == 0
         events = self._events or Events(pipeline)
@@ -173,9 +165,8 @@ class AuditLog(Observer):
         entries = [events.load(pipeline.sampler.host.count)] if loads else []
         if jumps and not run_is_new:
             entries.append(events.resume(step))
-        for event in itertools.takewhile(lambda event: event.step == step, events.following(step)):
-            entries.append(events.entry(event, since))
-        return events, since, entries
+        due = itertools.takewhile(lambda event: event.step == step, events.following(step))
+        return events, since, [*entries, *(events.entry(event, since) for event in due)]
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         return type(self), (self.path,)  # the copy in a worker process delivers no batches and writes nothing
@@ -195,7 +186,6 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def _warn_of_other_writer(path: str, fd: int, end: int) -> None:
-    """Log a warning: another process or pipeline has added entries after those of this log, which ended at `end`."""
     with _storage_errors(path):
         first = os.pread(fd, 200, end).split(b"\n")[0].decode(errors="replace")
     found = f"another process or pipeline has added entries after those of this run, the first of them {first!r}"
@@ -222,7 +212,6 @@ def _append(path: str, fd: int, time: str, entries: Sequence[Fields]) -> int:
 
 @contextlib.contextmanager
 def _storage_errors(path: str) -> Iterator[None]:
-    """Turn an OSError in the context into a StorageError."""
     try:
         yield
     except OSError as error:

@@ -33,11 +33,11 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
         fix = "A run writes its log with its first batch. Give the log of a run that has begun."
         raise CorpusError(f"{os.fspath(path)}: is empty. {fix}")
     lines = _parsed_lines(data)
-    loads = [number for number, fields in enumerate(lines) if fields.get("action") == LOAD]
+    loads = [index for index, fields in enumerate(lines) if fields.get("action") == LOAD]
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # The first entry of each process has the action LOAD. All lines of a process come from one version of the run.
+    # the first entry of each process has the action LOAD, and all its lines come from one version of the run
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -51,13 +51,13 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
 
 
 def _parsed_lines(data: bytes) -> list[dict[str, str]]:
-    """Return the fields of each line, as `_parsed` does."""
+    """Return the fields of each line: {} for an unfinished line, and {"unreadable": reason} for one that is not an entry."""
     *lines, last = data.split(b"\n")
     if last:  # the last line has no newline, so it is unfinished
         lines.append(last + CUT)
     parsed = [_parsed(line) for line in lines]
-    # Version 0.1.0 did not mark unfinished lines with `CUT`, but it wrote the field `chain` at the end of each entry. So an
-    # entry without `chain` is unfinished if the entry after it has a `chain`.
+    # Version 0.1.0 did not mark unfinished lines with `CUT`, but ended each entry with the field `chain`. So an entry without
+    # `chain` is unfinished if the next entry has one.
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:
             parsed[number] = {}
@@ -65,7 +65,6 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
-    """Return the fields of a line: {} for an unfinished line, and {"unreadable": reason} for a line that is not an entry."""
     if line.endswith(CUT):
         return {}
     try:
@@ -75,11 +74,10 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
-    """Return the pipeline for `hosts` hosts. Return it unchanged if its order is the same for any number of hosts.
+    """Return the pipeline for `hosts` hosts if its order depends on them, and they divide all batch sizes; else unchanged.
 
-    Also return it unchanged if `hosts` does not divide every batch size, because the pipeline can't be made for `hosts` hosts.
-    The log may still be right: a run with batches of 8 and then 12 rows may have had 8 hosts first and 12 later. `LineChecker`
-    reports a number that divides no batch size.
+    A log of hosts that don't divide all batches may still be right: a run with batches of 8 and then 12 rows may have had 8
+    hosts first and 12 later. `LineChecker` reports a number that divides no batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

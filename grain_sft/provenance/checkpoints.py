@@ -55,9 +55,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Args:
       pipeline: Pipeline of the run, of any host.
       every: Number of steps between the lines of the table.
-      epochs: Number of epochs after which the table ends; None ends it with the run. If the run never ends, None ends the table
-        after one epoch, or in a mixture when every source has been read once. If an endless run has stages, None ends the table
-        at the end of the epoch in which the last stage begins.
+      epochs: Number of epochs after which the table ends. None ends it with the run; for an endless run after one epoch, in a
+        mixture when every source has been read once, and with stages at the end of the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
@@ -94,15 +93,13 @@ def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
     sizes, first = pipeline.sampler.batch_sizes, stage.first_step
     end = np.clip(steps, first, stage.end_step)
     row_length = stage.sampler.row_length(first)
-    if row_length is None:
-        num_tokens: Ints = (sizes.of_steps(end).before - sizes.before(first)) * stage.source.layout.sequence_length
-    else:  # rows differ in length between steps, but each step has the same number of tokens
-        num_tokens = (end - first) * sizes.at(first) * row_length
-    return num_tokens
+    if row_length is not None:  # rows differ in length between steps, but each step has the same number of tokens
+        return (end - first) * (sizes.at(first) * row_length)
+    return (sizes.of_steps(end).before - sizes.before(first)) * stage.source.layout.sequence_length
 
 
 def _progress_in_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
-    """Return the columns `epoch`, `steps_into_epoch` and `rows_into_epoch` of the table, after `step` steps."""
+    """Return (epoch, steps_into_epoch, rows_into_epoch) of the table after `step` steps."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if layout.epochs > 1:  # the layout packs each epoch anew, and numbers the rows of all epochs
         rows = sampler.batch_sizes.before(step)

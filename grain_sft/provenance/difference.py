@@ -20,8 +20,7 @@ class Difference:
     """How the batches of two pipelines differ.
 
     Attributes:
-      reasons: A sentence for each part in which the receipts of the pipelines differ. In it, "here" means the first pipeline,
-        and "there" the second.
+      reasons: A sentence for each part in which the receipts differ: "here" is the first pipeline, "there" the second.
       compared: Steps that were searched for a difference. No step is after the end of the longer run.
       first_step: First step with different batches. If the runs differ only in length, it is the first step that only one run
         has. None if all batches of the steps `compared` are equal.
@@ -68,15 +67,13 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     shorter_end, longer_end = sorted((one.end_step, other.end_step))
     steps = steps[: max(0, longer_end - steps.start)]
     shared = steps[: max(0, shorter_end - steps.start)]
-    # The search stops at the first step with different batches in both runs, or after the steps that both runs have.
     differing_rows = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
     first = next((step for step, num_rows in differing_rows(one, other, shared) if num_rows), None)
     if first is None and len(shared) < len(steps):
         first = shared.stop  # only one run has this step
     if first is None:
         return Difference(reasons, steps, None, range(0))
-    # Example: 100 steps are counted from step 950 on, and one run ends after step 999. In steps 950 to 999, the rows of both
-    # runs are compared. In steps 1000 to 1049, every row is in one run only, so all of them differ.
+    # Example: 100 steps are counted from step 950 on, and one run ends after step 999. From step 1000 on, all rows differ.
     counted = range(first, min(first + count, longer_end))
     counted_in_both = counted[: max(0, shorter_end - first)]
     sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
@@ -99,10 +96,7 @@ def _last_change(*pipelines: Pipeline) -> int:
 
 
 def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
-    """Return whether rows of equal numbers are equal, apart from withdrawn documents.
-
-    They are if the receipts differ only in the sampler and in amendments: then the files, the layout and the transforms agree.
-    """
+    """Return whether files, layout and transforms agree, so that rows of equal numbers differ only in withdrawn documents."""
     if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
     parts, other_parts = one.receipt.parts, other.receipt.parts
@@ -119,7 +113,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            # row i of one batch is compared with row i of the other; the longer batch has rows without a partner, which differ
+            # row i of one batch is compared with row i of the other; the last rows of the longer batch have none, and differ
             num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
             equal = rows == other_rows
@@ -129,18 +123,15 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
 
 
 def _rows_of_step(slots: BatchSlots, step: int) -> npt.NDArray[np.int64]:
-    """Return the row numbers of the batch of `step`."""
-    begin, end = slots.step.searchsorted((step, step + 1))
-    return slots.row[begin:end]
+    return slots.row[slice(*slots.step.searchsorted((step, step + 1)))]
 
 
 def _withdrawn(pipeline: Pipeline, step: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return whether each token of `rows` is withdrawn at `step`, bool [rows, L]."""
     pipeline = pipeline.at(step)
     withdrawn = np.zeros((len(rows), pipeline.source.layout.width(rows)), np.bool_)
-    if pipeline.withdrawals is None:
-        return withdrawn
-    for start, stop in pipeline.withdrawals.spans(rows, step):
+    spans = () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step)
+    for start, stop in spans:
         withdrawn.reshape(-1)[start:stop] = True
     return withdrawn
 
@@ -151,39 +142,36 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         batch, other_batch = one[step], other[step]
         num_rows, other_num_rows = (len(next(iter(each.values()))) for each in (batch, other_batch))
         shapes, other_shapes = ({key: each[key].shape[1:] for key in each} for each in (batch, other_batch))
-        # if keys or shapes differ, no row is equal
         equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
-        if shapes == other_shapes:
-            for key, array in batch.items():
-                equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
-                equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
+        for key, array in batch.items() if shapes == other_shapes else ():  # else no row is equal
+            equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
+            equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
         yield step, max(num_rows, other_num_rows) - int(equal.sum())
 
 
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return how many documents only `one` reads in `steps`, and how many only `other` reads.
+    """Return how many documents only `one` reads in `steps`, and how many only `other` reads; None if a layout can't tell.
 
     Two documents are the same if they have the same number in the same corpus, or the same source and record, such as line 7 of
-    `a.jsonl`. Return None if a layout does not know its documents.
+    `a.jsonl`.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # `read` has the (source, record) of each document by its number. In two copies of a corpus, a document has two numbers, but
-    # one record. In two mixtures that name a corpus differently, it has one number, but two records, because the source has the
-    # corpus's name. So documents of equal numbers are left out first, and then documents of equal records.
+    # In two copies of a corpus, a document has two numbers, but one (source, record). In two mixtures that name a corpus
+    # differently, it has one number, but two records, because the source has the corpus's name. So documents of equal numbers
+    # are left out first, then those of equal records.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents that `steps` read, by their numbers in `run`.
+    """Return the documents that `steps` read, by their numbers in `run`, without documents whose tokens are all withdrawn.
 
-    The value of a document is its (source, record), or ("", its number) if it has no record. A document whose tokens are all
-    withdrawn does not count.
+    The value of a document is its (source, record), or ("", its number) if it has no record.
     """
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:

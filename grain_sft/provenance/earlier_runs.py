@@ -1,28 +1,18 @@
-"""Earlier versions of a run, for the check of an audit log.
-
-A run's config may get amendments and stages while the log grows. An entry that was written before such a change must be checked
-against the run as it was then, without the change.
-"""
+"""Earlier versions of a run. An entry of an audit log is checked against the amendments and stages that the run had then."""
 
 import contextlib
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from grain_sft.errors import GrainSftError
 from grain_sft.pipeline import Pipeline
 
 
 class Change(NamedTuple):
-    """Amendment or later stage of a run.
+    """Amendment or later stage of a run. `text` is its text in the receipt."""
 
-    Attributes:
-      kind: "an amendment" or "a stage", for messages.
-      first_step: First step that the amendment or stage changes.
-      text: Text of the amendment or stage in the receipt.
-    """
-
-    kind: str
+    kind: Literal["an amendment", "a stage"]
     first_step: int
     text: str
 
@@ -41,9 +31,8 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
     """Return the versions of a run that may have written the log's entry `load`.
 
-    The receipt in the entry lists the amendments and stages that the run had then: if it lists 2 stages, the version has the
-    first 2 stages of the run. The receipt does not state where stage 2 ended then, and the config may have changed that since.
-    So the result has a version for each possible end of the last stage. The caller takes the version that fits the log best.
+    The receipt in the entry lists the amendments and stages that the run had then, but not where the last of the stages ended.
+    So the result has a version for each possible end of this stage. The caller takes the version that fits the log best.
 
     Args:
       pipeline: Pipeline of the run as it is now.
@@ -55,7 +44,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
         return [pipeline]
     num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
     num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
-    amended = pipeline  # the run with all its stages, but only with the amendments of that time
+    amended = pipeline  # with all its stages, but only with the amendments of that time
     if num_amendments < len(pipeline.amendments):
         amended = pipeline.replace(num_amendments=num_amendments)
     try:

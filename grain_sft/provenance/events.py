@@ -17,31 +17,18 @@ _SHOWN = 10  # number of rows that an entry `epoch_start` lists
 
 
 class Event(NamedTuple):
-    """Start or completion of an epoch of one stream.
+    """Start or completion of an epoch of one stream."""
 
-    Attributes:
-      step: Step whose batch has the first or the last row of the epoch.
-      action: `START` or `COMPLETE`.
-      epoch: Number of the stream's epoch, from 0.
-      stream: Index of the stream in `Events.streams`.
-    """
-
-    step: int
-    action: str
-    epoch: int
-    stream: int = 0
+    step: int  # its batch has the first or the last row of the epoch
+    action: str  # START or COMPLETE
+    epoch: int  # of the stream, from 0
+    stream: int  # index in `Events.streams`
 
 
 class StreamOfStage(NamedTuple):
-    """Rows of one corpus, or of one source of a mixture, in one stage of a run.
+    """Rows of one corpus, or of one source of a mixture, in one stage of a run."""
 
-    Attributes:
-      number: Number of the stage, from 1; None if the run has only one stage.
-      stage: Pipeline of the stage.
-      stream: The rows, epoch after epoch.
-    """
-
-    number: int | None
+    number: int | None  # number of the stage, from 1; None if the run has only one stage
     stage: Run
     stream: EpochStream
 
@@ -69,13 +56,10 @@ class Events:
 
     def following(self, step: int) -> Iterator[Event]:
         """Return an iterator of the events from `step` on, in order. It never ends if the epochs never end."""
-        if step >= self._pipeline.end_step:
-            return iter(())
         streams = (self._of_stream(number, step) for number in range(len(self.streams)))
         return heapq.merge(*streams, key=lambda event: event.step)
 
     def _of_stream(self, number: int, step: int) -> Iterator[Event]:
-        """Yield the events of `streams[number]` from `step` on."""
         _, stage, stream = self.streams[number]
         if step >= stage.end_step:
             return
@@ -118,13 +102,7 @@ class Events:
         return {"action": RESUME, "step": step, "epoch": epoch, "epoch_offset": offset, **self._receipt}
 
     def entry(self, event: Event, since: int) -> Fields:
-        """Return the entry of an event.
-
-        Args:
-          event: Start or completion of an epoch.
-          since: Step at which this process began or resumed the run. If the epoch began earlier, the entry of its completion
-            has this step as `since_step`.
-        """
+        """Return the entry of an event, in a process that began or resumed the run at the step `since`."""
         number, stage, stream = self.streams[event.stream]
         fields: Fields = {"action": event.action}
         if number is not None:
@@ -149,10 +127,7 @@ class Events:
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:
-    """Return the fields that decide the order of a sampler's rows.
-
-    A sampler without `steps_per_epoch`, such as that of a mixture or of a stage, gives lists with an item for each stream.
-    """
+    """Return the fields that decide the order of rows; lists by stream if there is no `steps_per_epoch`, as in a mixture."""
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {
         "epoch_seed": [source.seed for source in sources],
@@ -162,7 +137,9 @@ def _fields_of_order(sampler: Sampler) -> Fields:
     if sampler.steps_per_epoch is not None:
         fields = {name: values[0] for name, values in fields.items()}
         return {**fields, "steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
-    fields = {"sources": [stream.name for stream in sampler.streams], **fields}
-    fields["rows_of_sources"] = [source.num_instances for source in sources]
-    fields["epochs"] = [source.epochs for source in sources]
-    return fields
+    return {
+        "sources": [stream.name for stream in sampler.streams],
+        **fields,
+        "rows_of_sources": [source.num_instances for source in sources],
+        "epochs": [source.epochs for source in sources],
+    }

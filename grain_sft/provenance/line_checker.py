@@ -1,7 +1,4 @@
-"""LineChecker: checks that each line of an audit log agrees with what the run's pipeline computes.
-
-An audit log has a line for each load of the data, for each resume, and for the start and the end of each epoch.
-"""
+"""LineChecker: checks that each line of an audit log agrees with what the run's pipeline computes."""
 
 import copy
 import dataclasses
@@ -56,17 +53,11 @@ class Checked:
 
 
 class LineChecker:
-    """Checks the lines of an audit log, from the first to the last.
+    """Checks the lines of an audit log, from the first to the last. `checked` is the result so far.
 
     The checker computes the next event of the run (the start or the end of an epoch), and compares it with the next line. If a
     line is missing or was changed, the checker continues with the step that the next intact line states. So one mistake in the
     log gives about one finding.
-
-    Args:
-      pipeline: Pipeline of the run, as the config describes it now.
-
-    Attributes:
-      checked: Result so far.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -81,10 +72,7 @@ class LineChecker:
         self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker that compares the next lines with `pipeline`.
-
-        `pipeline` is the version of the run that wrote these lines, such as the run before its last amendment.
-        """
+        """Return a copy of this checker that compares the next lines with `pipeline`, the version that wrote them."""
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline
@@ -93,12 +81,7 @@ class LineChecker:
         return copied
 
     def check(self, fields: Mapping[str, str]) -> None:
-        """Check the next line.
-
-        Args:
-          fields: Fields of the line. They are {} for an unfinished line, and {"unreadable": reason} for a line that is not an
-            entry.
-        """
+        """Check the next line: {} if it is unfinished, {"unreadable": reason} if it is not an entry, else its fields."""
         self._line += 1
         if not fields:
             self._note("was being written when its process ended.")
@@ -119,7 +102,6 @@ class LineChecker:
         kinds[action](fields)
 
     def _check_entry_number(self, fields: Mapping[str, str]) -> None:
-        """Check that the field `entry` is the number of the line. After a missing or an added line, accept shifted numbers."""
         number = natural_number(fields.get("entry"))
         shift = number - self._line
         if shift in self._shifts:
@@ -143,9 +125,8 @@ class LineChecker:
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
         hosts = natural_number(fields.get("hosts"))
-        # `any`, not `all`: a run may change its number of hosts with its batch size
-        fits = hosts > 0 and any(rows % hosts == 0 for rows in sizes)
-        if not fits:
+        # one size is enough: a run may change its number of hosts with its batch size
+        if hosts <= 0 or all(rows % hosts for rows in sizes):
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._position.events.load(hosts), {"hosts"})
@@ -160,8 +141,8 @@ class LineChecker:
         changes = changes_of(self._pipeline)
         is_first_load = self.checked.loads == 1
         self._added = [] if is_first_load else [change for change in changes if change not in self._changes]
-        first_steps = (change.first_step for change in self._added)
-        self._position.max_resume_step = min([self._position.max_resume_step, *first_steps])
+        for change in self._added:
+            self._position.max_resume_step = min(self._position.max_resume_step, change.first_step)
         self._changes = changes
 
     def _resume(self, fields: Mapping[str, str]) -> None:
@@ -197,8 +178,7 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # If the step was known, this line or an earlier line is wrong, and the step becomes unknown. If the step was
-            # unknown, this line states it.
+            # if the step was known, this line or an earlier one is wrong, and it becomes unknown; else this line states it
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return
@@ -212,14 +192,11 @@ class LineChecker:
     def _event_of(self, fields: Mapping[str, str]) -> Event | None:
         """Return the event with the action, stage, source and epoch of a line; None if the run has no such event."""
         epoch = natural_number(fields.get("epoch"))
-        if epoch < 0:
-            return None
+        stated = fields.get("stage"), fields.get("source")
         for number, (stage, _, stream) in enumerate(self._position.events.streams):
-            source = as_text(stream.name) if stream.name else None
-            stage_number = None if stage is None else str(stage)
-            if fields.get("source") != source or fields.get("stage") != stage_number:
+            if stated != (None if stage is None else str(stage), as_text(stream.name) if stream.name else None):
                 continue
-            span = stream.span(epoch)
+            span = stream.span(epoch) if epoch >= 0 else None
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None
             step = span.first if fields["action"] == START else span.last
@@ -231,8 +208,8 @@ class LineChecker:
         """Report `message`, if any, and make the step unknown: the line may have been an entry of any kind."""
         if message:
             self._report(message)
-        self._needed = None
-        self._position.lose()
+        self._needed = self._position.since = None
+        self._position.is_known = False
 
     def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
         """Report each field that differs from `expected`, except the fields named in `unknown`. Return whether all agree."""
@@ -243,8 +220,8 @@ class LineChecker:
                 self._report(f"has no {name}; expected {name}={computed}.")
             elif stated != computed:
                 parts = receipt_parts(stated) if name == "receipt_parts" else {}
-                why = " " + " ".join(self._pipeline.receipt.differences(parts)) if parts else ""
-                self._report(f"{name}={stated}; expected {computed}.{why}")
+                differences = self._pipeline.receipt.differences(parts) if parts else []
+                self._report(" ".join([f"{name}={stated}; expected {computed}.", *differences]))
         for name in fields.keys() - expected.keys() - _NOT_COMPUTED:
             self._report(f"{name}={fields[name]}; expected no such field.")
         return len(self.checked.findings) == before

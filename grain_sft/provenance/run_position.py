@@ -9,12 +9,7 @@ from grain_sft.provenance.events import Event, Events
 
 
 class RunPosition:
-    """Position of a run between two events. An event is the start or the completion of an epoch.
-
-    `LineChecker` moves the position with each line of the audit log.
-
-    Args:
-      pipeline: Pipeline of the run.
+    """Position of a run between two events. `LineChecker` moves it with each line of the audit log.
 
     Attributes:
       events: Events of the run.
@@ -44,7 +39,7 @@ class RunPosition:
         return position
 
     def continue_at(self, step: int) -> None:
-        """Continue at `step`, as the run does when it begins or resumes. The next event is the first event from `step` on."""
+        """Continue at `step`, as the run does when it begins or resumes."""
         self.since, self.delivered = step, step - 1
         self._upcoming = self.events.following(step)
         self._advance()
@@ -59,10 +54,6 @@ class RunPosition:
         """Go from `event`, the next event, to the event after it."""
         self.delivered = event.step
         self._advance()
-
-    def lose(self) -> None:
-        """Make the step unknown, since a changed line may have been an entry of any kind."""
-        self.is_known, self.since = False, None
 
     def _advance(self) -> None:
         """Go to the next event. The run may have delivered all steps before it."""

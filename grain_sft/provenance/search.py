@@ -22,12 +22,10 @@ _BLOCK = 1 << 22  # tokens searched at once
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The first and the last token of a text depend on the words around the text; the tokens between them, the inner tokens,
-    usually do not. So the search decodes only the documents that contain the inner tokens, and looks for the text in these
-    documents. A text of one or two tokens has no inner tokens, so the search decodes every document.
-
-    In some documents, the words around the text change the inner tokens too. The search misses these documents. A search for a
-    shorter text may find them.
+    The first and the last token of a text depend on the words around it; the inner tokens, those between them, usually do not.
+    So the search decodes only the documents that contain the inner tokens; for a text of one or two tokens, every document.
+    Where the words around the text change the inner tokens too, the search misses the document. A search for a shorter text
+    may find it.
 
     Raises:
       CorpusError: The text is empty, the boundaries of documents are unknown or invalid, or a token is not in the
@@ -45,7 +43,6 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
 
 
 def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
-    """Return the text of a document."""
     tokens = corpus.document(number).tokens
     highest = int(tokens.max(initial=0))
     if highest >= tokenizer.vocab_size:
@@ -87,11 +84,11 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
 
 
 def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
-    """Return the numbers of the documents that contain one of `needles`, ascending. A needle is a sequence of token ids."""
+    """Return the numbers of the documents that contain one of `needles`, sequences of token ids, ascending."""
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
-        # A needle that begins in this block may end in the next block, so the first tokens of the next block are read too.
+        # a needle that begins in this block may end in the next one, so the first tokens of the next one are read too
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
             num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))

@@ -1,4 +1,4 @@
-"""Columns of a trace for one stage of a run. A trace is a table of the documents that are in each slot of each batch."""
+"""Columns of a `Trace` for one stage of a run."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +15,11 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 
 
 class Names:
-    """Names of one kind, such as the paths of shards, numbered through all stages of a run.
+    """Names of one kind, such as the paths of shards, numbered through all stages of a run: `texts`, in order of the numbers.
 
-    A name has the same number in all stages. A name that occurs twice in one stage has two numbers: two inputs without a name
-    are both called "", but are different inputs. Example: the first stage has the names (a, ""), the second ("", ""). Then
-    `texts` is (a, "", ""), `numbers(("a", ""))` begins with 0, 1, and `numbers(("", ""))` begins with 1, 2.
-
-    Attributes:
-      texts: Names in the order of their numbers.
+    A name has the same number in all stages. Equal names in one stage have two numbers: two inputs without a name are both
+    called "", but are different inputs. Example: the stages have the names ("a", "") and ("", ""). Then `texts` is ("a", "",
+    ""), `numbers(("a", ""))` begins with 0, 1, and `numbers(("", ""))` begins with 1, 2.
     """
 
     def __init__(self, stages: Iterable[Sequence[str]]) -> None:
@@ -31,10 +28,7 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return int64 [names + 1]: the number of each of a stage's `names`, and -1 at the end.
-
-        The caller indexes the result with a column of the stage. A -1 in the column, for no name, selects the -1 at the end.
-        """
+        """Return int64 [names + 1]: the number of each of a stage's `names`, then -1 for the index -1, which is no name."""
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
 
@@ -47,16 +41,7 @@ def _occurrences(names: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 class RunNames:
-    """Names and numbers that the traces of all stages of a run share.
-
-    Attributes:
-      sources_of_stages: `Sources` of each stage's layout.
-      sources: Names of the sources of all stages.
-      shards: Paths of the shards of all stages.
-      documents: Numbering of the documents of all stages.
-      receipt: Code of the run's receipt.
-      withdraws: Whether an amendment withdraws documents in any stage.
-    """
+    """Names and numbers of sources, shards and documents that the traces of all stages of a run share."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         layouts = [stage.source.layout for stage in pipeline.stages]
@@ -69,14 +54,7 @@ class RunNames:
 
 
 class StageColumns:
-    """Columns of the trace of one stage, computed from the slots of the stage's batches.
-
-    Args:
-      stage: Pipeline of the stage.
-      sources: Sources of the stage's layout.
-      run: Names of the whole run. The columns hold their numbers.
-      trainable: Whether to count tokens that take loss.
-    """
+    """Columns of the trace of one stage, computed from the slots of the stage's batches. They hold the numbers of `run`."""
 
     def __init__(self, stage: Pipeline, sources: Sources, run: RunNames, *, trainable: bool) -> None:
         self._layout: Layout = stage.source.layout
@@ -88,10 +66,7 @@ class StageColumns:
         self._shard_numbers = run.shards.numbers([shard.path for shard in self._layout.corpus.shards])
 
     def of(self, slots: BatchSlots) -> dict[str, Ints | None]:
-        """Return the columns of a `Trace` by name, int64 [lines] each. The lines are in the order of `slots`.
-
-        A slot has one line for each piece (consecutive tokens of one shard) of its row. A slot without a row has one line too.
-        """
+        """Return the columns of a `Trace` by name, int64 [lines] each: a line for each piece of each of `slots`, in order."""
         with_row, without_row = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
         pieces = self._layout.pieces(slots.row[with_row])
         columns = self._columns_of_pieces(pieces, slots.select(with_row))
@@ -110,7 +85,6 @@ class StageColumns:
         return {**of_slots, "trainable": None, "withdrawn": None, **columns}
 
     def _columns_of_pieces(self, pieces: Pieces, slots: BatchSlots) -> dict[str, Ints]:
-        """Return the columns that depend on the pieces of the rows of `slots`, with a line for each piece."""
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         columns = {

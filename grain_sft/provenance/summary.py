@@ -55,11 +55,9 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 
 
 class _SeenDocuments:
-    """Set of document numbers, with one byte per number.
+    """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers may have large gaps. In a run with stages, each stage has its own range of numbers. A stage whose layout does
-    not follow documents, such as `WindowLayout`, reserves one number for each token of its corpus. So the set divides the
-    numbers into blocks of 2^20 numbers, and has an array only for a block with a document.
+    The numbers may have large gaps: each stage has its own range, and a stage of windows reserves one for each of its tokens.
     """
 
     def __init__(self) -> None:

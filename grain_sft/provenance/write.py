@@ -22,7 +22,7 @@ class Labels(NamedTuple):
     """Column of texts that repeat. Each text is stored once.
 
     Attributes:
-      numbers: Index in `texts` for each line, int64 [lines]; -1 for the text "".
+      numbers: int64 [lines], index in `texts`; -1 for the text "".
       texts: Texts that the lines may have.
     """
 
@@ -67,7 +67,6 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     widths: dict[str, int] = {}
 
     def write(columns: Columns) -> None:
-        """Write aligned lines. The first call writes the names of the columns before them."""
         is_first_call = not widths
         aligned_columns = []
         for name, column in columns.items():
@@ -90,7 +89,6 @@ def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     writer = csv.writer(file, lineterminator="\n")
 
     def write(columns: Columns) -> None:
-        """Write lines. The first call writes the names of the columns before them."""
         if not head:
             head.extend(columns)
             writer.writerow(head)
