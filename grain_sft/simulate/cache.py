@@ -1,4 +1,4 @@
-"""Model of one host's shard cache, for simulated runs. It keeps the sizes of the cached blocks, and touches no file."""
+"""Model of one host's shard cache, for simulated runs."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,15 +15,11 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a whole file, or one of the parts of `options.unit` bytes that a file is divided into. A gather is the reading of
-    all pieces that one call of `read` gets.
-
-    Args:
-      options: Size limit and block size of the cache.
+    A block is a whole file, or one of the parts of `options.unit` bytes that a file is divided into. The model keeps the sizes
+    of the blocks, and touches no file.
 
     Attributes:
-      hits: Number of blocks that gathers found in the cache. A block counts once in each gather that reads it.
-      misses: Number of blocks that gathers did not find, counted in the same way.
+      hits, misses: Number of blocks that calls of `read` found in the cache, or did not find. A call counts a block once.
       used: Bytes that all blocks in the cache take on disk.
     """
 
@@ -35,7 +31,7 @@ class HostCache:
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Count the reads of one gather. Return the number of requests and the bytes of their answers."""
-        sizes: dict[_Key, int] = {}  # by block: its size
+        sizes: dict[_Key, int] = {}
         parts: dict[_Key, list[int]] = {}  # by block: the bytes that each piece reads from it
         for path, file_size, offset, size in pieces:
             unit = self._block_bytes or max(1, file_size)
@@ -43,13 +39,11 @@ class HostCache:
                 start, stop = number * unit, min(file_size, (number + 1) * unit)
                 sizes[path, number] = stop - start
                 parts.setdefault((path, number), []).append(min(offset + size, stop) - max(offset, start))
-        missing = []
-        for key in sizes:
-            if key in self._file_bytes:
-                self._file_bytes.move_to_end(key)  # now the most recently used one
-            else:
-                missing.append(key)
-        self.hits += len(sizes) - len(missing)
+        found = [key for key in sizes if key in self._file_bytes]
+        for key in found:
+            self._file_bytes.move_to_end(key)  # now the most recently used one
+        missing = [key for key in sizes if key not in self._file_bytes]
+        self.hits += len(found)
         self.misses += len(missing)
         requests = received = 0
         for batch in shard_cache.batches(missing, sizes.__getitem__):
@@ -69,9 +63,7 @@ class HostCache:
     def _reserve(self, size: int, unfinished: int) -> bool:
         """Make room for a file of `size` bytes, and return whether it fits.
 
-        Args:
-          size: Bytes of the file.
-          unfinished: Bytes of the files that the same batch has already reserved. These files can't be removed to make room.
+        The same batch has already reserved `unfinished` bytes, whose files can't be removed.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more than needed, so that the next blocks find room, too

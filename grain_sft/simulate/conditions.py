@@ -52,12 +52,10 @@ class Conditions:
 
 
 class Waits:
-    """Clock of a run, which tells how long the trainer waits for batches. A step begins when every host has its batch.
+    """Clock of a run, which states how long the trainer waits for batches. A step begins when every host has its batch.
 
-    A host with two threads makes the batches of steps 0, 2, 4, … in one thread, and those of steps 1, 3, 5, … in the other. A
-    thread begins a batch when it is free, and when the trainer has ended the step that is `max(prefetch, threads)` steps
-    earlier. The bucket answers all requests of a step before those of the next step. If it needs 0.5 s for the
-    requests of a step, it needs 2 s for those of 4 steps.
+    The threads of a host make the batches in turns. A thread begins a batch when it is free, and when the trainer has ended the
+    step that is `max(prefetch, threads)` steps earlier. The bucket answers all requests of a step before those of the next.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

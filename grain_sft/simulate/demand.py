@@ -17,17 +17,11 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of bytes that one gather requests together. A gather is a group of reads that a batch makes at the same time.
-
-    Attributes:
-      gather: Gather that reads the ranges.
-      ranges: Ranges to request.
-      checks: Whether the ranges are the ends of files, which a host reads to check the files.
-    """
+    """Ranges of bytes that one gather requests together."""
 
     gather: Gather
     ranges: Ranges
-    checks: bool
+    checks: bool  # whether the ranges are the ends of files, which a host reads to check the files
 
 
 class Demand:
@@ -36,12 +30,8 @@ class Demand:
     A cell is the batch of one step on one host. Its number is the index into an array when flattened: with 4 hosts, step 2 on
     host 3 is cell 2 * 4 + 3 = 11.
 
-    Args:
-      steps, hosts: Numbers of steps and hosts.
-      rows: int64 [n], numbers of all rows that these hosts read, except `FILL_ROW`.
-      conditions: Speeds of hosts and network.
-
     Attributes:
+      rows: int64 [n], numbers of all rows that these hosts read, except `FILL_ROW`.
       requests: int64, number of all requests, including checks.
       checks: int64, number of requests that check a file before its first read on a host.
       received: int64, bytes of the answers.
@@ -56,24 +46,13 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return the sum of `values` for each cell, int64 [steps, hosts]. Without `values`, count how often each cell occurs.
-
-        Args:
-          cell: int64 [n], cell of each value.
-          values: int64 [n].
-        """
+        """Return int64 [steps, hosts], the sum of `values` [n] by their cells `cell` [n]; without `values`, their number."""
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
-        """Add requests and the bytes of their answers.
+        """Add requests and the bytes of their answers, both int64 [steps, hosts].
 
         A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`.
-
-        Args:
-          requests: int64 [steps, hosts], number of requests.
-          received: int64 [steps, hosts], bytes of the answers.
-          at_once: Maximum number of requests at a time.
-          min_rounds: Minimum number of rounds.
         """
         speeds = self._conditions
         rounds = np.maximum(-(-requests // at_once), min_rounds)
@@ -84,17 +63,10 @@ class Demand:
 
 
 class DemandModel:
-    """Model of the demand of some hosts. It walks through the steps, and keeps what each host has cached and checked.
+    """Model of the demand of `hosts`, ascending. It walks through the steps, and keeps what each host has cached and checked.
 
-    Without a shard cache, each piece of a row is one request. With a shard cache, each block that the cache lacks is one
-    request. Before a host reads a file for the first time, it checks the file: it requests both ends of the file. If the index
-    lacks the file's version, the host also requests the version.
-
-    Args:
-      reads: Ranges of bytes that each row is read from.
-      sampler: Sampler of the run with its number of hosts.
-      conditions: Speeds of hosts and network.
-      hosts: Numbers of the hosts, ascending.
+    Each piece of a row is one request; with a shard cache, each block that the cache lacks. Before a host reads a file for the
+    first time, it requests both ends of the file to check it, and the file's version if the index lacks it.
 
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
@@ -119,13 +91,11 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
-            # The threads make the run's first `prefetch` batches in turns, as `_checking_reads` describes. 2 threads make 4
-            # batches in 2 turns.
+            # the threads make the run's first `prefetch` batches in turns, see `_checking_reads`
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
     def _demand(self, steps: range, turns: int) -> Demand:
-        """Return the demand of `steps`. See `_checking_reads` for `turns`."""
         slots = self._sampler.slots(steps, hosts=self.hosts.tolist())
         has_row = slots.row != FILL_ROW
         rows = slots.row[has_row]
@@ -151,15 +121,9 @@ class DemandModel:
         return demand
 
     def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
-        """Return what one gather requests from the bucket: the ends of files that it checks, then the ranges that it reads.
+        """Return what gather `number` requests: the ends of files that it checks, then `ranges`, which are sorted by cell.
 
-        The gather's reads of local files, and its requests for the versions of files, are added to `demand` directly.
-
-        Args:
-          demand: Demand of the steps.
-          number: Number of the gather.
-          ranges: Ranges that the gather reads, sorted by cell.
-          turns: See `_checking_reads`.
+        Its reads of local files, and its requests for the versions of files, are added to `demand` directly.
         """
         gather = self.reads.gathers[number]
         remote = gather.remote[ranges.file]
@@ -201,10 +165,7 @@ class DemandModel:
         return cell[checks], file[checks]
 
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
-        """Return the requests and received bytes of each ask with a shard cache: int64 [2, steps, hosts], by index in `asks`.
-
-        Each host reads its batches in the order of the steps. For each batch, it reads one gather after the other.
-        """
+        """Return the requests and received bytes, int64 [2, steps, hosts], of each ask with a shard cache, by its index."""
         pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
         counts: dict[int, Ints] = {}
         for number, ask in enumerate(asks):
@@ -214,7 +175,7 @@ class DemandModel:
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
             for cell, file, offset, size in zip(*(column.tolist() for column in ask.ranges), strict=True):
                 pieces.setdefault((cell, number), []).append((*files[file], offset, size))
-        for cell, number in sorted(pieces):
+        for cell, number in sorted(pieces):  # each host reads by step, and in a step one gather after the other
             step, host = divmod(cell, len(self.hosts))
             cache = self.caches[asks[number].gather.options.cache][host]
             counts[number][:, step, host] = cache.read(pieces[cell, number])

@@ -19,7 +19,7 @@ _DRAINS_IN = 600.0  # most seconds that the program waits for the batches that a
 
 
 class _BatchTimes(Observer):
-    """Observer that records, by step, the seconds that each batch took to make. It sets `done` after `count` batches."""
+    """Observer that records the seconds that each batch took, by step, and sets `done` after `count` batches."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -48,8 +48,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
       Figures by name.
         host: Index of the host.
         made: [first, stop] of the steps whose batches were made: [0, 12] for the steps 0 to 11.
-        import_s, open_s, first_batch_s: Seconds of start-up, in three parts: until the imports are done, until the pipeline is
-          open, and until the first batch is made.
+        import_s, open_s, first_batch_s: Seconds of the imports, then until the pipeline was open, then until the first batch.
         delayed_s: Seconds of start-up that the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds that each batch took to make.
@@ -62,8 +61,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
-    # The loop below takes the batches of `steps`. When it has taken a batch, the iterator has asked its threads for at least
-    # the next max(threads, prefetch) // 2 + 1 batches. So the threads make every batch before `end`, and maybe more.
+    # When a batch has been taken, the iterator has asked its threads for at least the next max(threads, prefetch) // 2 + 1
+    # batches. So the threads make every batch before `end`, and maybe more.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
@@ -75,7 +74,10 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         batch = next(iterator)
     times.done.wait(_DRAINS_IN)
     iterator.close()
-    _join_readers()
+    for thread in threading.enumerate():
+        if thread.name.startswith("grain_sft-read"):
+            with contextlib.suppress(RuntimeError):  # the thread has not started yet
+                thread.join(_DRAINS_IN)
     own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # others are shared
     return figures | {
         "host": host.index,
@@ -93,14 +95,6 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     }
 
 
-def _join_readers() -> None:
-    """Wait for the threads that read ahead."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("grain_sft-read"):
-            with contextlib.suppress(RuntimeError):  # the thread has not started yet
-                thread.join(_DRAINS_IN)
-
-
 def _counts() -> dict[str, int]:
     """Return the requests, received bytes and local bytes of this process until now."""
     return {name: activity.counts[counter] for name, counter in _COUNTS.items()}
@@ -109,8 +103,7 @@ def _counts() -> dict[str, int]:
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    The waits of the main thread are added to those of one other thread, the one that waited longest. The waits of all other
-    threads do not count, because these threads wait at the same time.
+    These are the waits of the main thread and of the thread that waited longest; the others wait at the same time.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

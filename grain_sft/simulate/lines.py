@@ -29,8 +29,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each figure."""
     run, first, steady, waits = (figures[key] for key in ("run", "first_step", "steady", "waits"))
     start, stop = figures["steps"]
-    hosts = _count(figures["hosts"], "host")
-    rows = _count(run["rows_per_host"], "row")
+    hosts, rows = _count(figures["hosts"], "host"), _count(run["rows_per_host"], "row")
     yield "run", f"steps {start:,} to {stop - 1:,} on {hosts}, {rows} of each host in a step"
     yield "rows", _coverage(figures["coverage"], run["rows"])
     yield "first step of a host", _host(first)
@@ -38,9 +37,9 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     files = figures["files"]
     remote = f"{files['files']:,}; a host reads {files['checked']['mean']:,.0f} of them from the bucket"
     yield "files", f"{remote}; a host opens at most {files['most_descriptors']:,} files and connections"
-    sums = f"{steady['requests']:,.0f} requests, {size_text(steady['received'])}"
+    sums = f"{steady['requests']:,.0f} requests, {_size_text(steady['received'])}"
     yield "a step of all hosts", f"{sums}; the slowest host takes {steady['slowest_batch_s']:.3f} s"
-    peak = f"{steady['requests_peak_per_second']:,.0f} requests/s, {size_text(steady['received_peak_per_second'])}/s"
+    peak = f"{steady['requests_peak_per_second']:,.0f} requests/s, {_size_text(steady['received_peak_per_second'])}/s"
     yield "peak step", f"{peak}, of all hosts together, if no step waits"
     first_batches = figures["first_batches"]
     asked = f"{first_batches['requests']:,.0f} requests of all hosts until each has {first_batches['batches']} batches"
@@ -48,7 +47,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (cache := figures["cache"]) is not None:
         hits, misses = cache["hits"]["mean"], cache["misses"]["mean"]
         hit_rate = hits / max(1.0, hits + misses)
-        size = size_text(cache["bytes"]["mean"])
+        size = _size_text(cache["bytes"]["mean"])
         yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
     if (start_up := figures["start"]) is not None:
         opening = "without the requests that open the corpus, because its files are local"
@@ -68,12 +67,10 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _count(number: int, noun: str) -> str:
-    """Return "1 host" or "1,000 hosts"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
-    """Return as text how many rows were read, and how many of the layout's `rows` rows were read at least once."""
     read = f"{coverage['rows_read']:,} read in {coverage['slots']:,} slots"
     if coverage["distinct"] is None:
         return read
@@ -81,22 +78,18 @@ def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
 
 
 def spread_text(name: str, value: float) -> str:
-    """Return the value of the figure `name` as text: "1.50 MB" for "received" and "local", a number for other figures."""
-    return size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
+    """Return the value of a figure as text: "1.50 MB" for "received" and "local", else a number."""
+    return _size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
 
 
 def _host(figures: Mapping[str, Any]) -> str:
-    """Return the requests and bytes of a host as text."""
     requests, received, local = (figures[name] for name in ("requests", "received", "local"))
-    text = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
-    text += f", {size_text(received['mean'])}"
-    if local["mean"]:
-        text += f", and {size_text(local['mean'])} of local files"
-    return text
+    local_text = f", and {_size_text(local['mean'])} of local files" if local["mean"] else ""
+    spread = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
+    return f"{spread}, {_size_text(received['mean'])}{local_text}"
 
 
-def size_text(count: float) -> str:
-    """Return a number of bytes with its unit."""
+def _size_text(count: float) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"

@@ -1,13 +1,13 @@
 """The HTML page of a simulated run: whether bucket, cache and hosts are fast enough, with figures and curves."""
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from grain_sft.html_table import html_columns, html_facts
 from grain_sft.simulate.lines import FIGURES, facts_of, spread_text
-from grain_sft.view import COLOURS, draw_bars, draw_pictures, make_page, part
+from grain_sft.view import COLOURS, Pictures, draw_bars, draw_pictures, make_page, part
 
 Figures = Mapping[str, Any]
 
@@ -45,39 +45,28 @@ def simulation_page(figures: Figures, name: str) -> str:
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    """Return an answer as an item of a list."""
     verdict = "enough" if answer["enough"] else "<strong>not enough</strong>"
     return f"<li>{html.escape(answer['asked'])}: {verdict}. {html.escape(answer['answer'])}</li>"
 
 
 def _hosts(figures: Figures) -> str:
     """Return an HTML table of what the hosts read, with the mean, the least and the most of all hosts."""
-    names = FIGURES | {"seconds": "seconds to read the batch"}
-    spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
-    spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]
-    spreads.append(("requests that check files, all steps", "checks", figures["checks"]))
-    columns = {"": [name for name, _, _ in spreads]}
+    names = FIGURES | {"seconds": "seconds to read the batch", "checks": "requests that check files"}
+    spreads = [(key, "all steps", spread) for key, spread in figures["per_host"].items()]
+    spreads += [(key, "first step", spread) for key, spread in figures["first_step"].items()]
+    spreads.append(("checks", "all steps", figures["checks"]))
+    columns = {"": [f"{names[key]}, {steps}" for key, steps, _ in spreads]}
     for statistic in ("mean", "least", "most"):
-        columns[statistic] = [spread_text(key, spread[statistic]) for _, key, spread in spreads]
+        columns[statistic] = [spread_text(key, spread[statistic]) for key, _, spread in spreads]
     return html_columns("", columns)
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` as a rate per second of a run in which no step waits. Also draw the limit that `option` sets.
-
-    Args:
-      name: Name of the curve.
-      unit: Size of the unit of the rate: 1e6 for MB/s.
-      label: Label of the axis.
-      option: Name of the condition that limits the rate.
-      figure: matplotlib figure.
-      figures: Figures of the simulation.
-    """
-    axes, curves = figure.subplots(), figures["curves"]
-    seconds = figures["conditions"]["step_ms"] / 1e3
+    """Draw the curve `name` as a rate per second, in units of `unit`, if no step waits, and the condition that limits it."""
+    axes, curves, conditions = figure.subplots(), figures["curves"], figures["conditions"]
+    seconds = conditions["step_ms"] / 1e3
     axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
-    bound = figures["conditions"][option]
-    axes.axhline(bound, color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}")
+    axes.axhline(conditions[option], color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}")
     figure.legend(loc="outside right upper", frameon=False)
     axes.set(xlabel="step", ylabel=label)
     if any(curves[name]):
@@ -87,7 +76,7 @@ def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures
 
 
 def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name`. In a `label` such as "s in {:,.0f} steps", the number of steps in one point is filled in."""
+    """Draw the curve `name`. In a `label` such as "s in {:,.0f} steps", fill in the number of steps in one point."""
     axes, curves = figure.subplots(), figures["curves"]
     axes.plot(curves["step"], curves[name], color=COLOURS[4])
     axes.set(xlabel="step", ylabel=label.format(len(range(*figures["steps"])) / len(curves["step"])))
@@ -95,18 +84,16 @@ def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
 
 
 def _errors(figure: Any, figures: Figures) -> None:
-    """Draw a bar for each figure, with the error of the model."""
     axes, errors = figure.subplots(), figures["errors"]
     labels = [f"{error:.1%}" for error in errors.values()]
     draw_bars(axes, [FIGURES[name] for name in errors], [100 * error for error in errors.values()], labels, COLOURS[1])
     axes.set(xlabel="% of the measured figure")
 
 
-_PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], None]]] = {
+_PICTURES: Pictures = {
     "requests": (lambda figures: True, partial(_rates, "requests", 1, "requests/s", "bucket_requests")),
     "received": (lambda figures: True, partial(_rates, "received", 1e6, "MB/s", "bucket_mb")),
     "batch": (lambda figures: True, partial(_curve, "seconds", "s")),
     "waited": (lambda figures: True, partial(_curve, "waited", "s in {:,.0f} steps")),
     "errors": (lambda figures: figures["errors"], _errors),
 }
-"""Two functions for each picture. The first returns whether the figures have its numbers. The second draws the picture."""

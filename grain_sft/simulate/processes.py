@@ -1,7 +1,4 @@
-"""Measurements of real host processes, which run one after the other on this machine, and the fit of the simulation to them.
-
-The simulation's model (`DemandModel`) computes the requests, bytes and seconds of each batch.
-"""
+"""Measurements of real host processes, which run one after the other on this machine, and the fit of `DemandModel` to them."""
 
 import dataclasses
 import json
@@ -31,32 +28,21 @@ Figures = Mapping[str, Any]
 
 
 class Fit(NamedTuple):
-    """Figures that the simulation takes from measured processes.
+    """Figures that the simulation takes from measured processes."""
 
-    Attributes:
-      request_ms: Milliseconds that a request takes in addition to `Conditions.latency_ms`.
-      open_s: Seconds from the start of a process until its first batch, without the reads of that batch. Imports, the
-        corpus, the plan and the order take this time.
-      open_cpu_s: Processor seconds until the pipeline was opened.
-      opening: Numbers of requests, received bytes and local bytes until the pipeline was opened.
-      base_mb: Memory of a process without its batches and without the answers of the bucket.
-      batch_bytes: Bytes of the arrays that each batch has for itself. Arrays that all batches share do not count.
-    """
-
-    request_ms: float
-    open_s: float
-    open_cpu_s: float
-    opening: Mapping[str, int]
-    base_mb: float
-    batch_bytes: int
+    request_ms: float  # that a request takes in addition to `Conditions.latency_ms`
+    open_s: float  # from the start of a process until its first batch, without the reads of that batch
+    open_cpu_s: float  # processor time until the pipeline was opened
+    opening: Mapping[str, int]  # requests, received bytes and local bytes until the pipeline was opened
+    base_mb: float  # memory of a process without its batches and without the answers of the bucket
+    batch_bytes: float  # of the arrays that each batch has for itself, not of those that all batches share
 
     @classmethod
     def median(cls, fits: Sequence[Self]) -> Self:
-        """Return the median of each figure of `fits`."""
         opening = {name: statistics.median_low([fit.opening[name] for fit in fits]) for name in fits[0].opening}
-        names = ("request_ms", "open_s", "open_cpu_s", "base_mb")
-        medians = {name: statistics.median([getattr(fit, name) for fit in fits]) for name in names}
-        return cls(opening=opening, batch_bytes=statistics.median_low([fit.batch_bytes for fit in fits]), **medians)
+        figures = (name for name in cls._fields if name != "opening")
+        medians = {name: statistics.median([getattr(fit, name) for fit in fits]) for name in figures}
+        return cls(opening=opening, **medians)
 
     def start_s(self, conditions: Conditions) -> float:
         """Return `open_s` under `conditions`: its processor time grows with the slowdown."""
@@ -87,8 +73,7 @@ class Measured(NamedTuple):
     def errors(self) -> dict[str, float]:
         """Largest relative error of each predicted figure. A figure is left out if its measured and predicted values are 0."""
         largest: dict[str, float] = {}
-        # `predicted` is empty if there is only one process
-        for measured, predicted in zip(self.measured, self.predicted, strict=False):
+        for measured, predicted in zip(self.measured, self.predicted, strict=False):  # `predicted` may be empty
             opening, reading = measured["opening"], measured["reading"]
             for name, prediction in predicted.items():
                 figure = opening[name] + reading[name] if name in opening else measured[name]
@@ -120,14 +105,13 @@ def measure_processes(
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    # If `conditions.cores` is below 1, the model adds waits for a processor. The measured `start_up_s` has no such waits, so
-    # the fit and the predictions assume one core.
+    # below one core, the model adds waits for a processor, which the measured `start_up_s` lacks
     one_core = dataclasses.replace(conditions, cores=1.0)
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
     for number, figures in enumerate(measured):
         if other_fits := fits[:number] + fits[number + 1 :]:
-            predicted.append(predict(pipeline, hosts, figures, Fit.median(other_fits), one_core))
+            predicted.append(_predicted(pipeline, hosts, figures, Fit.median(other_fits), one_core))
     fit = Fit.median(fits)
     return Measured(dataclasses.replace(conditions, request_ms=fit.request_ms), fit, measured, predicted)
 
@@ -157,10 +141,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with the caches of derived files and of shards moved to `folder`.
-
-    A cache of derived files in a bucket stays there. A shard cache is only moved if the environment sets one.
-    """
+    """Return the environment with the caches of derived files, if not in a bucket, and of shards, if set, in `folder`."""
     changed = dict(environment)
     if files.cache_url() is None:
         changed[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
@@ -174,7 +155,6 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
     folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
 
     def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that change in a corpus, or in a source of a mixture, with their new values."""
         changes: dict[str, Any] = {}
         if cache := (corpus.get("remote") or {}).get("cache"):
             new_folder = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))
@@ -211,7 +191,7 @@ def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditio
     return Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], base_mb, batch_bytes)
 
 
-def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
+def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
     """Return the model's predictions for the figures that were measured in a process."""
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
     demand = _modelled_demand(pipeline, hosts, measured, conditions)
@@ -224,7 +204,7 @@ def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditi
     }
 
 
-def _batches_mb(conditions: Conditions, batch_bytes: int, received: float) -> float:
+def _batches_mb(conditions: Conditions, batch_bytes: float, received: float) -> float:
     """Return the MB of the batches in memory, and of the answers of the bucket while they become batches."""
     ready = max(conditions.prefetch, conditions.threads)
     batches_in_memory = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch

@@ -14,19 +14,12 @@ from grain_sft.types import Ints
 
 
 class Ranges(NamedTuple):
-    """Byte ranges that one `Gather` reads, as columns int64 [ranges].
+    """Byte ranges that one `Gather` reads, as columns int64 [ranges]."""
 
-    Attributes:
-      cell: Number of the batch that reads the range, as in `Demand`: with 4 hosts, 11 for step 2 on host 3.
-      file: Number of the file in `Gather.files`.
-      offset: First byte.
-      size: Number of bytes, 1 or more.
-    """
-
-    cell: Ints
-    file: Ints
+    cell: Ints  # number of the batch that reads the range, as in `Demand`
+    file: Ints  # index in `Gather.files`
     offset: Ints
-    size: Ints
+    size: Ints  # 1 or more
 
     def select(self, lines: npt.NDArray[Any]) -> Self:
         """Return some of the ranges, by a mask or by their numbers."""
@@ -36,18 +29,15 @@ class Ranges(NamedTuple):
 class Gather(NamedTuple):
     """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
-    The gathers of a batch follow each other. A source with weights has two gathers: the first reads the tokens, the second the
-    weights.
+    The gathers of a batch follow each other. A source with weights has two: the first reads the tokens, the second the weights.
 
     Attributes:
-      files: Files that are read.
-      options: Options of remote files.
+      files: File of each shard. If shard i has no loss of this kind, `files[i]` is the file of another shard.
       remote: bool [files], whether a read of the file counts as a request to a bucket.
       unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
-      has_values: bool [files], whether this gather reads the file. `files[i]` belongs to shard i. If shard i has no loss of
-        this kind, `files[i]` is the file of another shard, and `has_values[i]` is False.
+      has_values: bool [files], whether the file belongs to its shard, so that this gather reads it.
     """
 
     files: Sequence[FileStamp]
@@ -97,13 +87,14 @@ class _SourceReads:
         self.gathers.append(Gather(stamps, options, remote, unversioned, offsets, width, has_values))
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
-        """Yield the number of each gather and its ranges."""
+        """Yield the number and the ranges of each gather that reads some of the rows."""
         row, shard, start, length = self._values(rows)
         for number, gather in enumerate(self.gathers, self._first):
             is_read = gather.has_values[shard] & (length > 0)
-            file = shard[is_read]  # file i of a gather belongs to shard i
-            offset = gather.offsets[file] + start[is_read] * gather.width
-            yield number, Ranges(cells[row[is_read]], file, offset, length[is_read] * gather.width)
+            if is_read.any():
+                file = shard[is_read]  # file i of a gather belongs to shard i
+                offset = gather.offsets[file] + start[is_read] * gather.width
+                yield number, Ranges(cells[row[is_read]], file, offset, length[is_read] * gather.width)
 
     def _values(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the pieces of the rows in four arrays: index into `rows`, shard, first value, and number of values.
@@ -119,14 +110,9 @@ class _SourceReads:
 
 
 class Reads:
-    """Byte ranges that the rows of a pipeline's layout are read from.
+    """Byte ranges that the rows of a pipeline's layout are read from. `gathers` are those of a batch, in order.
 
-    Args:
-      pipeline: Pipeline of the rows.
-      all_remote: Whether local files count as files in a bucket.
-
-    Attributes:
-      gathers: Gathers of a batch, in order.
+    `all_remote` states whether local files count as files in a bucket.
     """
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
@@ -137,18 +123,10 @@ class Reads:
         self._sources: dict[str, _SourceReads] = {}
         self.gathers: list[Gather] = []
         for name, layout in source.layout.parts.items():
-            reads = _SourceReads(layout, len(self.gathers), shifted=shifted, all_remote=all_remote)
-            self._sources[name] = reads
-            self.gathers += reads.gathers
+            self._sources[name] = _SourceReads(layout, len(self.gathers), shifted=shifted, all_remote=all_remote)
+            self.gathers += self._sources[name].gathers
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
-        """Yield the number and the ranges of each gather that reads some of the rows.
-
-        Args:
-          rows: int64 [n], row numbers without `FILL_ROW`.
-          cells: int64 [n], number of the batch that each row belongs to.
-        """
+        """Yield the number and the ranges of each gather that reads some of `rows`, int64 [n], which belong to `cells` [n]."""
         for name, index, own_rows in self._layout.split(rows):
-            for gather, ranges in self._sources[name].ranges(own_rows, cells[index]):
-                if len(ranges.cell):
-                    yield gather, ranges
+            yield from self._sources[name].ranges(own_rows, cells[index])

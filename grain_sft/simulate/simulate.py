@@ -29,17 +29,14 @@ class _Totals:
     """Sums, over all steps, of what hosts read: `requests`, bytes `received` from a bucket, and bytes of `local` files.
 
     Attributes:
-      model: Model of what each host reads at each step.
-      waits: Times at which the trainer waits for a batch.
       rows: Number of rows that the modelled hosts read.
       counts: uint32 [layout rows], how often each row is read. None if the layout has more than `MOST_COUNTED` rows, or if not
         all hosts are modelled.
       per_host: int64 [hosts] for each of `requests`, `received` and `local`, the sum over the steps.
       checks: int64 [hosts], number of the requests that check files.
       first: [hosts] for each of `requests`, `received`, `local` and `seconds`, the value of the first step.
-      per_step: Lists by name, with one number for each step. `requests`, `received` and `local` are sums over all hosts: if 16
-        of 64 hosts are modelled, the sum of the 16 hosts is multiplied by 4. `most_requests`, `most_received` and `seconds` are
-        those of the host with the most. `waited` is the wait of the trainer.
+      per_step: A number for each step, by name: the sum of `requests`, `received` and `local` over all hosts of the run; the
+        most of a host for `most_requests`, `most_received` and `seconds`; and the wait `waited` of the trainer.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -55,7 +52,6 @@ class _Totals:
         self.per_step: dict[str, list[float]] = {name: [] for name in names}
 
     def add(self, demand: Demand) -> None:
-        """Add the demand of the next steps."""
         self.rows += len(demand.rows)
         if self.counts is not None:
             np.add.at(self.counts, demand.rows, 1)
@@ -69,10 +65,9 @@ class _Totals:
         self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
         if not self.first:
             self.first = {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
-        added = len(demand.seconds)
-        requests, received = self.per_step["requests"][-added:], self.per_step["received"][-added:]
-        for seconds, *asked in zip(demand.seconds, requests, received, strict=True):
-            self.per_step["waited"].append(self.waits.add(seconds, self.model.conditions.bucket_seconds(*asked)))
+        asked = (self.per_step[name][-len(demand.seconds) :] for name in ("requests", "received"))
+        for seconds, *of_step in zip(demand.seconds, *asked, strict=True):
+            self.per_step["waited"].append(self.waits.add(seconds, self.model.conditions.bucket_seconds(*of_step)))
 
 
 def simulate(
@@ -147,7 +142,6 @@ def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandM
 
 
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the mean, the least and the most of the values of all hosts."""
     return {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
 
 
@@ -214,10 +208,7 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for the first `prefetch` batches of each host, and the bucket's time for these requests.
-
-    With `real`, the requests that open the corpus are included.
-    """
+    """Return the requests of all hosts for their first `prefetch` batches, with `real` also for opening the corpus."""
     conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
@@ -227,10 +218,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the measurements, the model's predictions of them, and `start`.
-
-    `start` has the time and the requests until all hosts have the first batch, and the memory of the largest process.
-    """
+    """Return the measurements, the predictions, and the time and requests until all hosts have the first batch (`start`)."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
@@ -256,7 +244,7 @@ def _restart(
 ) -> dict[str, Any] | None:
     """Return the requests, bytes and seconds of `step` in new processes on `hosts` hosts; None if the run has no such step.
 
-    The hosts keep the shard caches that `model` has filled at the steps before `step`. The new processes check all files again.
+    The hosts keep the shard caches that `model` has filled. The new processes check all files again.
     """
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
@@ -267,9 +255,8 @@ def _restart(
         kept = model.caches[options][: len(caches)]
         caches[: len(kept)] = kept
     (demand,) = restarted.demands(range(step, step + 1))
-    requests = float(demand.requests.sum()) * restarted.scale
-    received = float(demand.received.sum()) * restarted.scale
-    seconds = max(float(demand.seconds.max()), model.conditions.bucket_seconds(requests, received))
+    sums = (float(counts.sum()) * restarted.scale for counts in (demand.requests, demand.received))
+    seconds = max(float(demand.seconds.max()), model.conditions.bucket_seconds(*sums))
     return {
         "hosts": hosts,
         "step": step,
@@ -281,10 +268,7 @@ def _restart(
 
 
 def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
-    """Return curves with a point for each of at most `POINTS` groups of steps.
-
-    A point is the sum of `waited`, the maximum of `seconds`, or the mean of another figure over the steps of the group.
-    """
+    """Return curves of at most `POINTS` points. A group of steps has the sum of `waited`, the most `seconds`, other means."""
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
     curves: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
     for name, values in per_step.items():

@@ -2,7 +2,7 @@
 
 from grain_sft.view.inspect_page import inspect_page
 from grain_sft.view.page import make_page, part
-from grain_sft.view.pictures import COLOURS, Picture, draw_bars, draw_pictures, require_matplotlib
+from grain_sft.view.pictures import COLOURS, Picture, Pictures, draw_bars, draw_pictures, require_matplotlib
 from grain_sft.view.report import make_report
 from grain_sft.view.report_page import report_page
 from grain_sft.view.rows import Piece, RowView, view_rows
@@ -10,6 +10,6 @@ from grain_sft.view.terminal import row_lines, show, wants_colour
 from grain_sft.view.text import texts_of
 
 __all__ = [
-    "COLOURS", "Picture", "Piece", "RowView", "draw_bars", "draw_pictures", "inspect_page", "make_page", "make_report", "part",
-    "report_page", "require_matplotlib", "row_lines", "show", "texts_of", "view_rows", "wants_colour",
+    "COLOURS", "Picture", "Pictures", "Piece", "RowView", "draw_bars", "draw_pictures", "inspect_page", "make_page",
+    "make_report", "part", "report_page", "require_matplotlib", "row_lines", "show", "texts_of", "view_rows", "wants_colour",
 ]  # fmt: skip

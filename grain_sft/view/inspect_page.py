@@ -36,11 +36,10 @@ def inspect_page(
     """
     if rows is not None and not len(rows):
         raise RowIndexError("rows is empty; expected at least one row. Name a row, or give None for all.")
-    numbers = [step]
-    numbers += [other for other in (step - 1, step + 1) if pipeline.first_step <= other < pipeline.end_step]
+    neighbours = [other for other in (step - 1, step + 1) if pipeline.first_step <= other < pipeline.end_step]
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
-    for number in numbers:  # `step` first, so that errors are about it
+    for number in (step, *neighbours):  # `step` first, so that errors are about it
         count = len(pipeline.sampler.rows(number))  # a schedule of batch sizes may change it
         most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(number).source.layout.sequence_length))
         chosen = range(min(count, most_rows)) if rows is None else rows
@@ -49,8 +48,8 @@ def inspect_page(
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
             views += views_of_step
-            page_rows = [_row(view, texts) for view in views_of_step]
-            steps.append({"step": number, "rows_of_batch": count, "rows": page_rows})
+            rows_of_step = [_row(view, texts) for view in views_of_step]
+            steps.append({"step": number, "rows_of_batch": count, "rows": rows_of_step})
     steps.sort(key=lambda entry: entry["step"])
     ids = np.unique(np.concatenate([view.tokens for view in views])).tolist()
     data = {
@@ -97,15 +96,15 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         "segments": runs,
         "split": split,
         "names": list(view.names),
-        "ids": encode_array(view.tokens.astype(dtype)),
+        "ids": _encoded(view.tokens.astype(dtype)),
         "positions": np.stack([jumps, view.positions[jumps]], axis=1).tolist(),
-        "loss": encode_array(np.packbits(view.loss, bitorder="little")),
-        "weights": None if view.weights is None else encode_array(view.weights.astype("<f4")),
+        "loss": _encoded(np.packbits(view.loss, bitorder="little")),
+        "weights": None if view.weights is None else _encoded(view.weights.astype("<f4")),
         "pieces": pieces,
         "notes": list(map(visible_line, view.notes)),
     }
 
 
-def encode_array(array: npt.NDArray[Any]) -> str:
-    """Return the little-endian bytes of an array in base64."""
-    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+def _encoded(array: npt.NDArray[Any]) -> str:
+    """Return the bytes of an array in base64."""
+    return base64.b64encode(array.tobytes()).decode()

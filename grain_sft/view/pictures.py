@@ -13,13 +13,12 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Two functions for each picture, by the picture's name. The first takes a report and returns whether the report has the
-picture's numbers. The second takes a matplotlib figure and the report, and draws the picture."""
+"""By the name of the picture, two functions: whether a report has its numbers, and one that draws it in a figure."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
-# in an SVG element, each colour becomes a variable of the page's style sheet, such as --c0
+# variables of the page's style sheet, such as --c0, which replace the colours in an SVG element
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
 _MAX_SOURCES = 7  # a mixture of more than 8 sources shows the 7 largest, and the sum of the others
@@ -78,10 +77,7 @@ def _element(name: str, svg: str) -> str:
 
 
 def _html_tag(name: str, tag: str) -> str:
-    """Return a tag of an SVG file for an HTML page.
-
-    Its ids begin with the picture's `name`, so that ids of two pictures differ. Its colours become `var(--NAME)`.
-    """
+    """Return a tag of an SVG file for a page: its ids begin with the picture's `name`, its colours become `var(--NAME)`."""
     tag = re.sub(r'\bid="', f'id="{name}-', tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
     tag = re.sub(r' xmlns:?\w*="[^"]*"', "", tag).replace("xlink:href", "href")
@@ -96,21 +92,17 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the sources, largest first. If there are more than 8, return the 7 largest, and the sum of the rest as "N others".
-
-    Args:
-      tokens: Number of tokens in each step, by source.
-    """
+    """Return the tokens of each source in each step, largest source first. From 9 sources on, sum the last as "N others"."""
     by_size = sorted(tokens, key=lambda name: -sum(tokens[name]))
-    if len(by_size) <= _MAX_SOURCES + 1:
-        return {name: tokens[name] for name in by_size}
     largest, others = by_size[:_MAX_SOURCES], by_size[_MAX_SOURCES:]
+    if len(others) <= 1:
+        return {name: tokens[name] for name in by_size}
     sums = np.sum([tokens[name] for name in others], axis=0).tolist()
     return {name: tokens[name] for name in largest} | {f"{len(others)} others": sums}
 
 
-def short(name: str) -> str:
-    """Return a label for a file or a source: its name. If the name is too long, return an ellipsis and the end of the name."""
+def _short(name: str) -> str:
+    """Return a name as a label. If it is too long, only its end."""
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 
@@ -153,7 +145,7 @@ def _sources(figure: Any, report: Report) -> None:
     tokens, trainable, names = zip(*by_size[: _MAX_SOURCES + 1], strict=True)
     labels = [f"{with_loss / max(1, count):.1%} take loss" for with_loss, count in zip(trainable, tokens, strict=True)]
     axes = figure.subplots()
-    draw_bars(axes, [short(name) for name in names], tokens, labels, COLOURS[6])
+    draw_bars(axes, list(map(_short, names)), tokens, labels, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
     omitted = f"; the largest {len(names)} of {len(by_size)} sources" if len(by_size) > len(names) else ""
     axes.set(xlabel=f"tokens of the sampled steps; narrow: those that take loss{omitted}")
@@ -170,7 +162,7 @@ def _mixture(figure: Any, report: Report) -> None:
     axes.margins(x=0)
     _show_millions(axes.xaxis)
     # The legend gets the names directly, because matplotlib leaves out areas whose label begins with "_".
-    figure.legend(areas, [short(name) for name in sources], loc="outside right upper", frameon=False)
+    figure.legend(areas, list(map(_short, sources)), loc="outside right upper", frameon=False)
 
 
 def _throughput(figure: Any, report: Report) -> None:

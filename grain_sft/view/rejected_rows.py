@@ -15,17 +15,15 @@ _EXAMPLE_TOKENS = 48  # most tokens that an example shows; a longer period is sh
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Return counts and examples of the rows of `steps` that a filter rejects.
-
-    The filter is the pipeline's own NgramFilter. A pipeline without one is checked with the default NgramFilter.
+    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter, or else the default one, rejects.
 
     Returns:
       filter: repr of the filter.
       used: Whether the pipeline has the filter.
       rows, rejected: Number of all rows, and number of rejected rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: A dict for each of up to 5 rejected rows that would fail without their padding, too. It has the row's `step`,
-        its number `instance`, and the values of `_example`.
+      examples: Up to 5 rejected rows that would fail without their padding, too: a dict of the row's `step`, its number
+        `instance`, and the values of `_example`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
     ngram_filter = own_filters[0] if own_filters else NgramFilter()
@@ -53,8 +51,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
     From token `at` on, the same `period` tokens come `times` times; `text` shows them. The search covers the periods
-    that the filter checks, and prefers a repetition of `max_count` times or more, at least 3. A filter from another package may
-    lack `min_period`, `max_period` or `max_count`; then the default of `NgramFilter` holds.
+    that the filter checks, and prefers a repetition of `max_count` times or more, at least 3. For an attribute that a filter
+    from another package lacks, the default of `NgramFilter` holds.
     """
     names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
     min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
@@ -62,8 +60,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     # a rejected row has at least three repeats, so a period is at most a third of the row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
-        # `equal` has a False at both ends, so each run of True begins and ends with a change. In run i, tokens `starts[i]` to
-        # `ends[i]` (exclusive) equal the tokens one period later.
+        # in run i, tokens `starts[i]` to `ends[i]` (exclusive) equal the tokens one period later
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             longest = int((ends - starts).argmax())

@@ -53,9 +53,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
     source, sampler = pipeline.source, pipeline.sampler
     layout = source.layout
     corpus = layout.corpus
-    if sampler.num_steps is None:  # an endless run: the steps that read as many rows as the layout has
-        total = max(1, sampler.num_instances // sampler.global_batch_size)
-    else:
+    total = max(1, sampler.num_instances // sampler.global_batch_size)  # of an endless run: for the rows of the layout
+    if sampler.num_steps is not None:
         total = sampler.num_steps - sampler.first_step
     count = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
     evenly_spaced = np.unique(np.linspace(0, total - 1, count).astype(np.int64))
@@ -86,13 +85,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
 
 
 def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
-    """Return how many tokens of each source are in `steps`.
-
-    Returns:
-      columns: The result of `summarize` for all `steps`.
-      steps: The steps.
-      tokens: For each source, in the order of `columns`, its number of tokens in each step.
-    """
+    """Return the columns of `summarize` for all `steps`, the steps, and the tokens of each source in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
             with contextlib.suppress(GrainSftError):  # `trace` raises the error again
@@ -105,16 +98,9 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
 
 
 def lengths(layout: Layout) -> dict[str, Any]:
-    """Return statistics of the lengths of documents.
+    """Return statistics of the lengths of documents, in tokens; a sentence `error` if documents cannot be found.
 
-    Returns:
-      documents, tokens: Number of documents, and of their tokens.
-      mean, longest: Mean length and greatest length, in tokens.
-      longer_than_a_row: Number of documents that are longer than a row.
-      percentiles: Lengths in tokens, by names such as "50%".
-      bins: First and last length of each bin, such as 8 and 15, and the numbers of its documents and their tokens.
-      sampled: A sentence if only some files were scanned for documents, else None.
-      If documents cannot be found, the dict has only `error`, which is a sentence.
+    `sampled` is a sentence if only some files were scanned for documents, else None.
     """
     try:
         scanned = [_scanned(part) for part in layout.parts.values()]
@@ -143,12 +129,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return a corpus in which a search for documents takes little time.
-
-    Returns:
-      The corpus of `layout`, and None. Or, if a search of all its tokens would take too long, a corpus of some of its shards,
-      and a sentence about these shards for the reader of the report.
-    """
+    """Return the corpus of `layout` and None. If a search for its documents takes too long, `_some_shards` of it."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -157,13 +138,10 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return a comparison of the packing algorithms, with the config's options.
+    """Return the results of `compare_algorithms` with the config's options; a sentence `error` if documents are not packed.
 
-    Returns:
-      algorithms: The results of `compare_algorithms`.
-      used: The config's algorithm, or None if its layout is not packed.
-      sampled: A sentence if only some documents were packed, else None.
-      If documents cannot be packed, the dict has only `error`, which is a sentence.
+    `used` is the config's algorithm, or None if its layout is not packed. `sampled` is a sentence if only some documents were
+    packed, else None.
     """
     layout = pipeline.source.layout
     if "" not in layout.parts:
@@ -178,8 +156,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            # `corpus` may already be a sample of the shards. The new sample is taken from all shards, so its share is
-            # MOST_PACKED / count times the share of the first sample.
+            # `corpus` may be a sample of the shards already; the new sample is taken from all shards
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -189,15 +166,10 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
-    """Return how unevenly the cost of attention is spread over devices.
+    """Return how unevenly the cost of attention is spread over devices, for each of `ROWS_A_DEVICE` that divides all steps.
 
-    The spread of a step is the highest cost of a device divided by the mean cost of all devices.
-
-    Returns:
-      A list of dicts, one for each number in `ROWS_A_DEVICE` that divides the number of rows of every step:
-      - rows_a_device: this number, the rows that a device gets at a step;
-      - mean: mean spread of the steps;
-      - worst, step: highest spread, and the step that has it.
+    The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
+    mean and the highest spread of the steps, `step` is the step that has the highest.
     """
     layout = pipeline.source.layout
     costs = []
@@ -216,12 +188,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
 
 
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return what an epoch leaves out, and the padding of its last step.
-
-    Returns:
-      Dicts of `what`, a text such as "3 rows that fill no step ...", and `documents` and `tokens`, numbers. A number is None if
-      it is not counted.
-    """
+    """Return what an epoch leaves out, and the padding of its last step. A number is None if it is not counted."""
     layout = pipeline.source.layout
     entries: list[LeftOut] = []
     for name, part in layout.parts.items():
@@ -229,16 +196,15 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
             entries.append((f"{name}: {what}" if name else what, documents, tokens))
     sampler = pipeline.sampler
     steps = sampler.steps_per_epoch  # None if sources have their own epochs
-    # Rows without a step are reported only if their number is the same in every epoch.
+    # rows without a step are reported only if their number is the same in every epoch
     if steps is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
         num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)  # below 0 if the last step has padding rows
         num_tokens = num_rows * layout.sequence_length
         if layout.row_lengths:  # a step of shorter rows has more rows, and as many tokens as a step of the longest rows
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
+        what = "of padding, which fill the last step of an epoch"
         if num_rows > 0:  # rows of the layout that no step reads
             what = "that fill no step of their epoch; a shuffled order omits other rows in each epoch"
-        else:
-            what = "of padding, which fill the last step of an epoch"
         if num_rows:
             entries.append((f"{abs(num_rows):,} rows {what}", None, abs(num_tokens)))
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in entries]
@@ -263,13 +229,7 @@ def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
 
 
 def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
-    """Return a corpus of evenly spaced shards, and a sentence about the sample for the reader of the report.
-
-    Args:
-      corpus: Corpus to sample.
-      share: Share of its shards that the sample has.
-      why: Last words of the sentence: the reason for a sample.
-    """
+    """Return a corpus of a `share` of the shards, evenly spaced, and a sentence for the report, which ends with `why`."""
     total = len(corpus.shards)
     count = max(1, int(total * share))
     numbers = np.linspace(0, total - 1, count).astype(int).tolist()

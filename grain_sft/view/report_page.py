@@ -40,8 +40,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    # The page shows the batch of the longest rows. A batch of shorter rows has more rows, and as many tokens.
-    longest = run["sequence_length"]
+    longest = run["sequence_length"]  # a batch of shorter rows has more rows, and as many tokens
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():
         lines.append(("rows", f"{rows:,} of {length:,} tokens"))
@@ -56,10 +55,14 @@ def _run(report: Report) -> str:
 def _lengths(lengths: Report, row_length: int) -> str:
     if "error" in lengths:
         return _note(lengths["error"])
-    facts = [("documents", lengths["documents"]), ("tokens in them", lengths["tokens"])]
-    facts.append(("mean", round(lengths["mean"], 1)))
-    facts += [(name, round(value, 1)) for name, value in lengths["percentiles"].items()]
-    facts += [("longest", lengths["longest"]), (f"longer than a row ({row_length:,})", lengths["longer_than_a_row"])]
+    facts = [
+        ("documents", lengths["documents"]),
+        ("tokens in them", lengths["tokens"]),
+        ("mean", round(lengths["mean"], 1)),
+        *((name, round(value, 1)) for name, value in lengths["percentiles"].items()),
+        ("longest", lengths["longest"]),
+        (f"longer than a row ({row_length:,})", lengths["longer_than_a_row"]),
+    ]
     head = ("first", "last", "documents", "tokens")
     bins = [tuple(length_bin[key] for key in head) for length_bin in lengths["bins"]]
     facts_table = _table("length-facts", ("", "tokens or count"), facts)
@@ -81,11 +84,10 @@ def _packing(comparison: Report) -> str:
             lines.append((title, packing["error"]))
             continue
         segments = packing["segments_a_row"]
-        shares = (f"{packing['padding_share']:.4%}", f"{1 - packing['padding_share']:.4%}")
-        cut = (packing["truncated_tokens"], packing["dropped_tokens"], packing["split_documents"])
-        counts = (round(segments["mean"], 2), segments["median"], segments["max"])
-        measured = (round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2))
-        lines.append((title, packing["rows"], *shares, *cut, *counts, *measured))
+        cells = [title, packing["rows"], f"{packing['padding_share']:.4%}", f"{1 - packing['padding_share']:.4%}"]
+        cells += [packing[key] for key in ("truncated_tokens", "dropped_tokens", "split_documents")]
+        cells += [round(segments["mean"], 2), segments["median"], segments["max"]]
+        lines.append([*cells, round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2)])
     note = "One epoch. Truncated and dropped count tokens; split counts documents. Segments are those of a row. "
     note += "Attention is the highest cost of a device divided by the mean cost, with one random row per device."
     if comparison["used"] is not None:
@@ -114,15 +116,14 @@ def _left_out(report: Report) -> str:
 def _sources(report: Report) -> str:
     head = ("source", "documents", "segments", "tokens", "share", "take loss", "of its tokens")
     lines = []
-    for name, documents, segments, tokens, share, trainable in zip(*report["sources"]["columns"].values(), strict=True):
-        shares = (f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}")
-        lines.append((name, documents, segments, tokens, *shares))
+    for *counts, tokens, share, trainable in zip(*report["sources"]["columns"].values(), strict=True):
+        lines.append((*counts, tokens, f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}"))
     sampled = report["sampled"]
-    if sampled["steps"] == sampled["of"] and sampled["ends"]:
+    note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps."
+    if not sampled["ends"]:
+        note += " The run never ends; these steps read as many rows as the layout has."
+    elif sampled["steps"] == sampled["of"]:
         note = f"All {sampled['of']:,} steps."
-    else:
-        endless = "" if sampled["ends"] else " The run never ends; these steps read as many rows as the layout has."
-        note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps.{endless}"
     return _note(note) + _table("sources-table", head, lines)
 
 
@@ -138,8 +139,8 @@ def _mixture(sources: Report) -> str:
 
 def _filter(rejected: Report) -> str:
     owner = "of this config" if rejected["used"] else "with defaults, since this config has no filter"
-    lines = [("rows checked", rejected["rows"]), ("rejected", rejected["rejected"])]
-    lines.append(("rejected for their padding alone", rejected["rejected_for_padding"]))
+    names = {"rows": "rows checked", "rejected": "rejected", "rejected_for_padding": "rejected for their padding alone"}
+    lines = [(name, rejected[key]) for key, name in names.items()]
     body = _note(f"{rejected['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
     if not rejected["examples"]:
         return body + _note("No row is rejected for its text.")
@@ -154,13 +155,12 @@ def _throughput(speed: Report | None) -> str:
         return _note("Not measured.")
     digits = {"mtok_per_s": 1, "ms_per_batch": 3, "of_limit": 3}
     lines = [(row["name"], *(round(row[key], count) for key, count in digits.items())) for row in speed["rows"]]
-    size, seconds = f"{speed['tokens']:,}", f"{speed['seconds']:g}"
-    note = _note(f"Batches of {size} tokens, about {seconds} s per line, on the machine that made this page.")
-    return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
+    note = f"Batches of {speed['tokens']:,} tokens, about {speed['seconds']:g} s per line, on the machine that made this page."
+    return _note(note) + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 
 def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequence[int] = (0,), used: str = "") -> str:
-    """Return an HTML table.
+    """Return an HTML table with the id `name`.
 
     Args:
       name: Id of the table.
@@ -171,7 +171,6 @@ def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequen
     """
 
     def row(tag: str, line: Sequence[object]) -> str:
-        """Return a row of the table, with cells of `tag`: th or td."""
         cells = []
         for column, value in enumerate(line):
             num_spanned = len(head) - column if column == len(line) - 1 else 1

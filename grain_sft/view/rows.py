@@ -48,14 +48,9 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, as "a.jsonl:7".
-
-        In a mixture, they are written "a.jsonl, record 7", because commands read "a:7" as document 7 of source a.
-        """
-        if not self.source:
-            return ""
+        """Source and record, as "a.jsonl:7"; in a mixture "a.jsonl, record 7", as commands read "a:7" as document 7 of a."""
         source = visible_line(self.source)
-        if self.record is None:
+        if not self.source or self.record is None:
             return source
         return f"{source}, record {self.record}" if self.mixed else f"{source}:{self.record}"
 
@@ -110,7 +105,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       CorpusFileError, CorpusError: Files cannot be read.
     """
     stage = pipeline.at(step)
-    # A transform that splits rows changes their lengths: read the source's rows instead.
+    # a transform that splits rows changes their lengths: show the source's rows instead
     splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
     batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else pipeline[step]
     count = len(next(iter(batch.values())))
@@ -131,9 +126,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if divides_segments:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
-        for piece in pieces:
-            if piece.withdrawn == piece.stop - piece.start:
-                notes.append(f"padding: {describe_origin(piece)}")
+        withdrawn = (piece for piece in pieces if piece.withdrawn == piece.stop - piece.start)
+        notes += [f"padding: {describe_origin(piece)}" for piece in withdrawn]
         if row in failing:
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
         epoch, slot, instance = int(origin.epoch[0]), int(origin.row[0]), int(origin.instance[0])
@@ -144,7 +138,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch whose loss the pipeline's `NgramFilter`s took. Without this transform, return no rows."""
+    """Return the rows of a batch whose loss the pipeline's `NgramFilter`s took."""
     rows = set[int]()
     tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
     for transform in transforms:
@@ -190,9 +184,8 @@ def _arrays(row: Element) -> dict[str, Any]:
         raise PipelineError(f"a batch with the keys {', '.join(row)}: {expected}. Other batches can't be shown.")
     keys = _SHIFTED_KEYS if is_shifted else _SOURCE_KEYS
     tokens, segments, positions = (row[key].astype(np.int64) for key in keys[:3])
-    if not is_shifted:
-        loss, weights = row["loss_mask"], row.get("loss_weights")
-    else:
+    loss, weights = row.get("loss_mask"), row.get("loss_weights")
+    if is_shifted:
         # the target of input 4 is token 5 of the row, so its loss is shown at token 5; token 0 is not a target
         loss, weights = np.append(False, row["targets_segmentation"] != 0), row.get("targets_weights")
         if loss[-1]:
@@ -206,28 +199,22 @@ def _arrays(row: Element) -> dict[str, Any]:
 
 def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
     """Return the pieces of a row from its trace; none for a row of padding alone."""
-    lines = origin.select(origin.instance >= 0)
-    segments, shards = lines.segment.tolist(), lines.shard.tolist()
-    starts, stops = lines.start.tolist(), lines.stop.tolist()
-    documents = [None if document < 0 else document for document in lines.document.tolist()]
-    records = [None if record < 0 else record for record in lines.record.tolist()]
-    sources = [lines.source_names[source] for source in lines.source.tolist()]
-    paths = [lines.paths[shard] for shard in shards]
-    withdrawn = [0] * len(shards) if lines.withdrawn is None else lines.withdrawn.tolist()
-    mixed = [is_mixture] * len(shards)
-    return tuple(map(Piece, segments, documents, sources, records, paths, starts, stops, withdrawn, mixed))
+    lines = origin.select(origin.instance >= 0).columns()
+    pieces = []
+    for values in zip(*(column.tolist() for column in lines.values()), strict=True):
+        line = dict(zip(lines, values, strict=True))
+        document, record = (None if line[name] < 0 else line[name] for name in ("document", "record"))
+        source, file = origin.source_names[line["source"]], origin.paths[line["shard"]]
+        tokens = line["start"], line["stop"], line.get("withdrawn", 0)
+        pieces.append(Piece(line["segment"], document, source, record, file, *tokens, mixed=is_mixture))
+    return tuple(pieces)
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return the pieces of a row, cut where a segment or the padding ends in the batch. They get the segments of the batch.
-
-    Args:
-      pieces: Pieces with the layout's segments, which a transform has divided.
-      segments: int64 [n], segment of each token in the batch.
-    """
+    """Return `pieces` with the batch's `segments`, int64 [n]: cut where a segment or the padding ends in the batch."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
-    column = 0  # column of the piece's first token
+    column = 0  # of the piece's first token
     for piece in pieces:
         stop_column = column + piece.stop - piece.start
         inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
@@ -251,8 +238,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # A transform may cut the last columns. Then the first segment that differs is shorter in the batch, and the batch has no
-    # segment after it. This needs no note.
+    # No note if a transform cut the last columns: the first segment that differs is shorter in the batch, and the last there.
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"

@@ -115,10 +115,7 @@ def _colour_of(segment: int) -> int:
 
 
 def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
-    """Yield lines that show texts next to each other. A text is a list of lines.
-
-    The lines of all texts but the last are padded to `width` columns.
-    """
+    """Yield the lines of texts next to each other. All but the last text are padded to `width` columns."""
     for lines in itertools.zip_longest(*sides, fillvalue=""):
         padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
         yield _BETWEEN.join([*padded, lines[-1]])
@@ -130,8 +127,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     used = 0  # columns of the line
     most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
     for cell in cells:
-        # `size` is the number of characters in a part of the token. A token that is wider than a line has parts of `most // 2`
-        # characters, because a character may take two columns.
+        # characters in a part of the token: `most // 2` of a token that is too wide, because a character may take two columns
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])

@@ -82,7 +82,6 @@ class TokenTexts:
         return self._texts[token]
 
     def is_special(self, token: int) -> bool:
-        """Return whether the token is special."""
         return token in self._special
 
 
@@ -95,7 +94,7 @@ def texts_of(
     """Return the texts of the tokens of a corpus.
 
     Args:
-      corpus: Corpus that the tokens are from.
+      corpus: Corpus of the tokens.
       path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above. If it does
         not exist, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
@@ -114,11 +113,8 @@ def texts_of(
 def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, str]]:
     """Yield (first, stop, joined text) for each group of tokens [first, stop) that together hold the bytes of a character.
 
-    The tokens "a", "\\udcc3" and "\\udcbc" give (1, 3, "ü"): the last two are the bytes of "ü".
+    The texts "a", "\\udcc3" and "\\udcbc", as from `TokenTexts.text`, give (1, 3, "ü"): the last two are the bytes of "ü".
     Tokens whose bytes never complete a character are left out.
-
-    Args:
-      texts: Texts of consecutive tokens, as from `TokenTexts.text`.
     """
     first, collected = 0, b""
     for index, text in enumerate(texts):
