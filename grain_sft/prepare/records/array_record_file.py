@@ -1,10 +1,8 @@
 """Reader of ArrayRecord files, whose records are `tf.train.Example`s, JSON objects or texts. Workers read parts of a file.
 
 An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with the offsets of the chunks, and a postscript with the
-offset of the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks
-and checks their hashes. A part is a range of whole chunks. `describe` decodes only the headers, to find where the file can be
-cut into parts. To read a part of a remote file, `rows` copies the part and the footer to a local file, because the library
-reads no remote files.
+offset of the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks,
+checks their hashes, and reads local files only. A part is a range of whole chunks, which `describe` finds by their headers.
 
 Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
@@ -47,14 +45,7 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts of a file, and the encoding of its records: "example", "json" or "text".
-
-    Args:
-      path: Path or URL.
-      size: Bytes of the file.
-      least: Least number of decompressed bytes in a part. The last part may have fewer.
-      read: Function that is called with the number of bytes that were read so far.
-    """
+    """Return the parts of a file, and the encoding of its records: "example", "json" or "text". See `inputs.ROW_FILES`."""
     _footer.cache_clear()  # the cached footer may be that of an earlier file with the same path and size
     scanner = Scanner(path, size, least, read)
     footer_offset = _footer_offset(path, size)
@@ -62,8 +53,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     for records, decompressed_bytes in _chunks(scanner, footer_offset):
         if chunks and chunks[-1] != chunks[0]:  # only the last chunk may differ
             problem = f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records"
-            fix = "Write the file again"
-            raise CorpusFileError(f"{problem}; the first group has {chunks[0]}. Expected groups of one size. {fix}.")
+            raise CorpusFileError(f"{problem}; expected {chunks[0]}, as in the first group. Write the file again.")
         chunks.append(records)
         scanner.add(records, decompressed_bytes)
     scanner.end_part()
@@ -74,10 +64,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
-    """Yield the records of a unit, by the file's encoding: a dict of features, {"text": ...}, or bytes of JSON.
-
-    In a file of Examples, a record that is not an Example is yielded as a RecordError.
-    """
+    """Yield the records of a unit: dicts of features or RecordErrors, {"text": ...}, or bytes of JSON."""
     for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
             yield record
@@ -129,10 +116,7 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
 
 @contextlib.contextmanager
 def _local(path: str, size: int, start: int, data: bytes) -> Iterator[str]:
-    """Yield the path of a local file with `data` at byte `start` and the footer at the end.
-
-    This is `path` itself if it is local, else a sparse copy.
-    """
+    """Yield `path` if it is local, else the path of a sparse copy with `data` at byte `start` and the footer at the end."""
     if not files.is_remote(path):
         yield path
         return

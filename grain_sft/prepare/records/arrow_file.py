@@ -1,8 +1,6 @@
 """Reader of Arrow IPC files and streams, such as those of Hugging Face datasets, in parts of whole record batches.
 
-A stream is a sequence of messages: the schema, dictionaries, record batches, and an end-of-stream marker. A file begins with a
-magic, the bytes `ARROW1`. A stream and a footer follow the magic.
-
+A stream has the schema, dictionaries, record batches, and an end-of-stream marker. A file is a magic, a stream and a footer.
 Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
@@ -24,15 +22,14 @@ _READ = 1 << 23  # bytes read at once
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is an Arrow file. Its first bytes, `head`, or the suffix of its name decide that."""
+    """Return whether a file is an Arrow file, by its first bytes or its name."""
     return head.startswith((_MAGIC, _CONTINUATION)) or path.endswith((".arrow", ".feather"))
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts of a file, and "" as its `Input.note`. All parts but the last have at least `least` bytes.
+    """Return the parts of a file, and "" as its `Input.note`. See `inputs.ROW_FILES`.
 
-    A part has whole record batches. `rows` reads a part with the dictionaries that precede the file's first batch. If the
-    file changes its dictionaries between batches, the whole file is one part.
+    `rows` reads a part with the dictionaries that precede the first batch. If later ones differ, the whole file is one part.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
@@ -42,7 +39,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `unit`, which is one part of the file `entry`."""
+    """Yield the rows of a unit."""
     from pyarrow import ipc, py_buffer
 
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
@@ -72,10 +69,7 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as dicts, without the keys whose value is None.
-
-    None stands for a key that the record lacks: in a table, every row has a value in every column.
-    """
+    """Yield the rows of a record batch as dicts without None, which a table has for the keys that a record lacks."""
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     for start in range(0, batch.num_rows, _ROWS):
@@ -92,7 +86,7 @@ def _without_none(value: Any) -> Any:
 
 
 class _Stream(io.RawIOBase):
-    """Raw stream from which pyarrow reads the bytes of a scanner. It skips the magic of an Arrow file."""
+    """Stream in which pyarrow reads the bytes of a scanner, without the magic of an Arrow file."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -113,8 +107,8 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
     path, size = scanner.path, scanner.size
     stream = _Stream(scanner)
-    batches_end = 0  # offset after the batches that were read so far
-    first_dictionaries = 0  # number of dictionaries before the first batch; 0 until the first batch is read
+    batches_end = 0  # offset after the batches that were read
+    first_dictionaries = 0  # number of dictionaries before the first batch
     try:
         reader = ipc.open_stream(PythonFile(stream, "r"))
         batches_end = scanner.position
@@ -141,7 +135,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
 
 def _head(path: str, size: int) -> bytes:
-    """Return the bytes of the schema and the dictionaries of a file, which precede its first record batch."""
+    """Return the schema and the dictionaries before the first record batch of a file, as the beginning of a stream."""
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0

@@ -11,11 +11,8 @@ Roles = tuple[str, ...]
 DOCUMENT = "document"
 """Role of the only message of a plain document."""
 
-CALLS = ("tool_calls", "function_calls")
-"""Keys of a message's tool calls."""
-
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message under which templates look for the assistant's thoughts."""
+CALLS = ("tool_calls", "function_calls")  # keys of a message's tool calls
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of the assistant's thoughts
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -25,8 +22,7 @@ class Message(msgspec.Struct, frozen=True):
       role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
       content: Text; "" if the record has none, as in a message that only calls tools.
       weight: Weight of the loss; None if the record has none.
-      extra: Other keys of the message whose value is not null, and `content` if it is not a string, as in a tool's JSON
-        result.
+      extra: Other keys whose value is not null, and `content` if it is not a string, as in a tool's JSON result.
     """
 
     role: str
@@ -43,8 +39,7 @@ class Conversation(msgspec.Struct, frozen=True):
       system: System text outside the messages; None if the record has none.
       condition: Words before OpenChat's role prefixes, such as "GPT4 Correct"; "" if the record has none.
       tools: The record's `tools`, for chat templates that render them.
-      rejected: Conversation with the rejected response of a preference pair; None for other records. In a pair, `messages` has
-        the chosen response.
+      rejected: In a preference pair, the conversation with the rejected response; `messages` has the chosen one.
     """
 
     messages: tuple[Message, ...]

@@ -1,7 +1,7 @@
 """Decompression of input files (gzip and zstd): of a whole file, or of its parts in turn.
 
-A `Part` is a range of bytes of the decompressed file. To reach a part, all bytes before it must be decompressed. So each thread
-keeps the reader of the file that the thread read last, and this reader continues where the last part ended.
+To reach a part of the decompressed file, all bytes before it must be decompressed. So each thread keeps the reader of the file
+that it read last, and this reader continues where the last part ended.
 """
 
 import shlex
@@ -28,32 +28,29 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def decompressed(path: str, size: int, compression: str, read: ReadReport = lambda position: None) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in pieces, then b"". Before each block is read, call `read` with its offset."""
+    """Yield the decompressed bytes of a file in pieces, then b"". Call `read` with the offset of each block that is read."""
     blocks = _blocks(path, size, read)
     yield from _decoded(path, compression, blocks) if compression else (block for _, block in blocks)
     yield b""
 
 
 def _blocks(path: str, size: int, read: ReadReport) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each block of a file."""
     for offset in range(0, size, BLOCK):
         read(offset)
         yield offset, read_exactly(path, size, offset, offset + BLOCK)
 
 
 def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file's `blocks`. The file may have several gzip members or zstd frames."""
+    """Yield the decompressed bytes of `blocks`, which may have several gzip members or zstd frames."""
     decoder: Any = None  # decoder of the gzip member or zstd frame that is being read
     step = _STEPS[compression]
     for offset, block in blocks:
         for start in range(0, len(block), step):
             data = block[start : start + step]
             while data:
-                if decoder is None:
-                    data = data.lstrip(b"\0")  # padding after a gzip member
-                    if not data:
-                        break
-                    decoder = _decoder(path, compression)
+                if decoder is None and not (data := data.lstrip(b"\0")):  # padding after a gzip member
+                    break
+                decoder = decoder or _decoder(path, compression)
                 try:
                     piece = decoder.decompress(data)
                 except Exception as error:  # zlib.error, zstandard.ZstdError
@@ -106,7 +103,7 @@ _thread = threading.local()
 
 
 def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
-    """Return the decompressed bytes of a part. Refuse a part whose bytes changed since the file was scanned."""
+    """Return the decompressed bytes of a part. Refuse bytes that changed since the file was scanned."""
     if compression:
         reader: _Reader | None = getattr(_thread, "reader", None)
         _thread.reader = None  # after an error below, the next call makes a new reader

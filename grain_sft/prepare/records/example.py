@@ -44,9 +44,8 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record is an Example without features: return {}. For any other record without features, return None, because many
-    short texts can be parsed as such an Example. A feature with one value becomes a scalar, and a feature with several values
-    becomes a list. A feature without values is omitted.
+    An empty record is an Example without features. Others without features are not accepted, because many short texts can be
+    parsed as such. A feature of one value becomes a scalar, one of several values a list. One without values is omitted.
     """
     if not record:
         return {}

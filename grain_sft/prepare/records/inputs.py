@@ -1,9 +1,8 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
-A file of lines is cut every few MiB, and a line belongs to the unit that has its first byte. A Parquet file is cut in its row
-groups, an Arrow file at its record batches, and an ArrayRecord file at its chunks. A compressed file or a JSON array is cut
-between records. A text is one unit. Small units are rendered together, as a group. Units and groups depend only on the files,
-not on the machines that read them. The content of the corpus does not depend on units and groups.
+Lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut in row groups, Arrow at
+record batches, ArrayRecord at chunks, a compressed file or a JSON array between records. A text is one unit. Small units are
+rendered together, as a group. Units and groups depend only on the files. The content of the corpus does not depend on them.
 """
 
 import concurrent.futures
@@ -32,8 +31,8 @@ SCAN_THREADS = 8  # threads that open files
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether
-a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`.
-`least` is the minimum size of a part in bytes; Parquet ignores it. `rows(entry, unit)` yields the rows of a unit.
+a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of its `Input`. Parts have at
+least `least` bytes after decompression, except the last, and except in Parquet. `rows(entry, unit)` yields the rows of a unit.
 """
 
 
@@ -45,8 +44,7 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
 
     Args:
       datasets: Paths, globs and folders of each dataset, local or remote.
-      progress: Function that is called as `progress("Opening the inputs", bytes_read, bytes_of_all_files)`, by one thread at
-        a time.
+      progress: Function that is called as `progress("Opening the inputs", bytes_read, all_bytes)`, by one thread at a time.
 
     Raises:
       CorpusFileError: A path names no file, or a file is damaged.
@@ -89,10 +87,8 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
         step = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
-        parts = entry.parts
-        if parts is None:
-            parts = tuple(Part(start, min(start + step, entry.size)) for start in range(0, entry.size, step))
-        for part in parts:
+        cuts = (Part(start, min(start + step, entry.size)) for start in range(0, entry.size, step))
+        for part in cuts if entry.parts is None else entry.parts:
             units.append(Unit(part.start, part.stop, part.records, part.digest, len(units), number))
     return units
 
@@ -104,17 +100,14 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     data, own_data = _read_unit(entry, unit)
     records = unit.records
     if entry.kind == "jsonl":
-        # A line begins at each byte of the unit that follows a newline, and at byte 0 of the file. `data` also has the byte
-        # before the unit, if there is one. A newline that is the last byte begins a line of the next unit, so it isn't counted.
+        # A line begins after each newline, and at byte 0 of the file. `data` also has the byte before the unit. A newline at
+        # the end of `data` begins a line of the next unit.
         records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0)
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with their fields `records` and `digest` set, and `units` with their field `first` set.
-
-    The values are computed from the `records` and `digest` of the scanned units.
-    """
+    """Return `inputs` with their `records` and `digest`, and `units` with their `first`, computed from scanned units."""
     units_of_inputs: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         units_of_inputs[unit.input].append(unit)
@@ -130,7 +123,7 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
 def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
     """Divide the units into groups: consecutive units of one dataset, of at most `GROUP_BYTES` in total, or one larger unit.
 
-    A group is rendered to one chunk file. So thousands of small inputs don't become thousands of chunk files.
+    Each group is rendered to one chunk file, so thousands of small inputs make few of them.
     """
     groups: list[list[Unit]] = []
     size = 0
@@ -147,12 +140,8 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
     """Yield the number and the content of each record of a unit: a line, an array's element, a row or a text.
 
-    Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, which
-    `schema.read_record` raises.
+    Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, for `schema.read_record`.
 
-    Args:
-      entry: Input of the unit.
-      unit: Unit of the input.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.
@@ -182,10 +171,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the path, number and content of every record of the datasets, as `read_records` does. Open one file at a time.
-
-    Records are numbered from 1 in each file.
-    """
+    """Yield path, number in the file, and content of every record, as `read_records` does. Open one file at a time."""
     for dataset, path, size in _named(datasets):
         entry = _describe(dataset, path, size, lambda position: None)
         first = 1
@@ -196,10 +182,7 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return the bytes of a unit with the byte before the unit, then the bytes of the unit alone.
-
-    If the byte before the unit is a newline, a line begins at the unit's first byte.
-    """
+    """Return a unit with the byte before it, which shows whether a line begins at the unit's start, and the unit alone."""
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
     return data, memoryview(data)[unit.start - begin :]
@@ -210,17 +193,16 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     data, own_data = _read_unit(entry, unit)
     check_digest(entry.path, own_data, unit.digest)
     start = 0
-    if unit.start:
-        start = data.find(b"\n", 0, len(data) - 1) + 1
-        if start == 0:
-            return b""  # no line begins in the unit
+    start = data.find(b"\n", 0, len(data) - 1) + 1 if unit.start else 0
+    if unit.start and not start:
+        return b""  # no line begins in the unit
     tail = bytearray()  # bytes after the unit, for the end of its last line
     while not (data.endswith(b"\n") or b"\n" in tail) and unit.stop + len(tail) < entry.size:
         if len(tail) > text_files.MAX_RECORD:
             break  # `read_records` refuses the line
         stop = unit.stop + len(tail)
         tail += read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, len(tail)))
-    tail_end = tail.find(b"\n") + 1 or len(tail)  # after the newline, if the line has one
+    tail_end = tail.find(b"\n") + 1 or len(tail)
     return b"".join([memoryview(data)[start:], memoryview(tail)[:tail_end]])
 
 
@@ -235,7 +217,7 @@ def _size(path: str) -> int:
 
 
 def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
-    """Return the `Input` that describes a file. Call `read` with the number of bytes read so far."""
+    """Return the `Input` of a file. Call `read` with the number of bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):

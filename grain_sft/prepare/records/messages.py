@@ -3,6 +3,8 @@
 Errors name the key that is wrong, such as `messages[2].role`.
 """
 
+from typing import Any
+
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.conversation import CALLS, REASONING, Message, Record, Roles
 from grain_sft.prepare.records.strict_json import check_json, check_text, decoded, found, kind, shown, suggestion
@@ -11,17 +13,20 @@ _MESSAGE_KEYS = frozenset([
     "role", "content", "weight", "name", "arguments", "tool_calls", "tool_call_id", "functions", "function_calls",
     "function_call", *REASONING, "context", "think", "cite",
 ])  # fmt: skip
-_STRING_KEYS = ("name", "context", "think", "cite", "tool_call_id")
-_LIST_KEYS = ("tool_calls", "function_calls", "functions")
-_LIST_OR_STRING_KEYS = ("function_calls", "functions")  # a string in OLMo's data
+_TYPES: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("name", "context", "think", "cite", "tool_call_id"), (str, "a string")),
+    **dict.fromkeys(("function_calls", "functions"), (list | str, "a list")),  # a string in OLMo's data
+    "tool_calls": (list, "a list of objects"),
+}
+"""Type of the values of a key, and its name in errors."""
+
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
-"""Keys under which data for other trainers, such as Axolotl and torchtune, have a mask of any value except null."""
+"""Keys of masks for other trainers, such as Axolotl and torchtune. Any value except null is a mask."""
 
 _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
 """All keys of masks. Under those that are not in `_MASKS`, only the values true, false, 1 and 0 are masks."""
 
-# Keys of masks that can't become weights. In `mask` and `masked`, true may mean "no loss", but the weight true means loss.
-# `train_detail` and `training_detail` are about parts of a message.
+# Keys of masks that can't become weights: `true` may mean "no loss", or the mask is about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
 _SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
@@ -74,11 +79,9 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
     extra = {key: value for key, value in others.items() if key != "weight"}
     check_json(extra, where)
     for key, value in extra.items():
-        if key in _STRING_KEYS and not isinstance(value, str):
-            raise RecordError(f"{where}.{key}: {kind(value)}; expected a string.")
-        is_list = isinstance(value, list) and (key != "tool_calls" or all(isinstance(call, dict) for call in value))
-        if key in _LIST_KEYS and not (is_list or (key in _LIST_OR_STRING_KEYS and isinstance(value, str))):
-            expected = "a list of objects" if key == "tool_calls" else "a list"
+        expected_type, expected = _TYPES.get(key, (object, ""))
+        is_right = isinstance(value, expected_type)
+        if not is_right or (key == "tool_calls" and not all(isinstance(call, dict) for call in value)):
             raise RecordError(f"{where}.{key}: {kind(value)}; expected {expected}.")
     text = _content(entry, role, where, extra)
     return Message(role, text, _weight_of(entry, where), extra or None)
@@ -87,9 +90,8 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     """Return the text of a message; "" for a tool call without text, and for a tool result that is JSON.
 
-    `extra["content"]` becomes the JSON of a tool result, or None if a message of role "assistant" calls tools without text. A
-    list of one text, OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. A list of several texts is refused, because
-    templates join them differently.
+    `extra["content"]` becomes the JSON of a tool result, or None if the assistant calls tools without text. A list of one text,
+    OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. Several are refused: templates join them differently.
     """
     content = entry.get("content")
     if role == "assistant_toolcall":
@@ -129,7 +131,6 @@ def _entries_of(record: Record, key: str) -> list[Record]:
 
 
 def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
-    """Return the role of a message, one of `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
         return role
@@ -154,14 +155,14 @@ def text_of(entry: Record, key: str, where: str = "the record") -> str:
 
 
 def optional_text(record: Record, key: str) -> str | None:
-    """Return the text under a key of a record, or None if it is absent or null."""
+    """Return the text under a key of a record; None if it is absent or null."""
     return None if record.get(key) is None else text_of(record, key)
 
 
 def _weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message, from 0 to 1e30; None if the message has none. Weight true is 1, false is 0.
+    """Return the weight of a message, from 0 to 1e30, where true is 1 and false is 0; None if it has none.
 
-    A message with a mask under another key, such as `train: false`, is refused: the mask would be ignored.
+    A mask under another key, such as `train: false`, is refused: it would be ignored.
     """
     for key in sorted(entry.keys() & _ALL_MASKS):
         value = entry[key]
@@ -179,7 +180,7 @@ def _weight_of(entry: Record, where: str) -> float | None:
 
 
 def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
-    """Refuse an unknown key that looks like a misspelled known key. Accept other unknown keys: they may be metadata."""
+    """Refuse a key that looks like a misspelled known key. Other unknown keys may be metadata."""
     if entry.keys() <= known:
         return
     absent = tuple(sorted(known - entry.keys()))
@@ -189,7 +190,7 @@ def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
 
 
 def _misspelled(entry: Record, key: str) -> str:
-    """Return a hint if `key` is missing and another key of the entry is similar to it, else ""."""
+    """Return a hint if `key` is missing and a similar key is there, else ""."""
     if key in entry:
         return ""
     return next((hint for name in entry if (hint := suggestion(name, (key,)))), "")

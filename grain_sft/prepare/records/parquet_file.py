@@ -1,7 +1,6 @@
 """Reader of Parquet files of records, in parts. A part has the rows of a row group, or some rows of a large row group.
 
-To reach the second part of a row group, the reader has to decode the first part. So each thread keeps its file open, and the
-next part continues where the last one ended.
+To reach the second part of a row group, the first must be decoded. So each thread keeps its file open to continue with it.
 """
 
 import itertools
@@ -26,10 +25,10 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts and the version of a file.
+    """Return the parts and the version of a file. See `inputs.ROW_FILES`.
 
-    The rows of a part are in several ranges of bytes, one for each column. So the bytes `start` to `stop` of a part, which are
-    hashed, are not those of its rows: part 2 of 5 has the second fifth of the file. Together, the parts hash the whole file.
+    The rows of a part are in one range of bytes for each column. So the bytes `start` to `stop` of a part, which are hashed,
+    are not those of its rows: part 2 of 5 has the second fifth of the file.
     """
     version = _version(path)
     metadata = _open(path).metadata
@@ -47,13 +46,12 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 _reading = threading.local()
-"""`_reading.rows` is a tuple: (path, version) of the file that this thread reads, index of the next row, and an iterator over
-the rows from that index on."""
+"""`_reading.rows`: (path, version) of the file that this thread reads, index of its next row, and iterator from this row on."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    # `note` is the version that `describe` returned; `unit.first` counts from 1
+    # `note` is the version of the file; `unit.first` counts from 1
     key, first = (entry.path, entry.note), unit.first - 1
     stop = first + unit.records
     _check_version(entry)

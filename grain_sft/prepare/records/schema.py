@@ -28,9 +28,8 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record. `--schema` can map them to other keys of the file.
       turn_keys: Keys of a message in a record that `--schema` can map.
-      signs: Keys that every record of this schema has, by which "auto" recognizes it. Empty for "messages", "episode" and
-        "tools", because they have the keys of "chat". Also empty for "text": "auto" takes it if a record has the key 'text'
-        and no signs of another schema.
+      signs: Keys by which "auto" recognizes a record: every record of this schema has them. "messages", "episode" and "tools"
+        have none, because their keys are those of "chat". "text" has none: "auto" takes it if no other schema fits.
     """
 
     parse: Callable[[Record], Conversation]
@@ -69,8 +68,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         if not keys:
             raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
-    # A preference pair without a prompt may have it under a key that no schema knows, such as "question". If so, the message
-    # names the option that maps the key.
+    # a pair may have its prompt under a key that no schema knows, such as "question"
     has_prompt = not conversation.rejected or conversation.messages[0].role not in (DOCUMENT, "assistant")
     if schema == "auto" and not has_prompt and (hint := command_for(record)):
         raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else add --schema preference.")
@@ -78,7 +76,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of `raw`, a record of `inputs.read_records`: JSON, a Parquet row, or a RecordError to raise."""
+    """Return the conversation of a record of `inputs.read_records`: JSON, a row, or a RecordError, which is raised."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -148,17 +146,16 @@ def _parse_openchat(record: Record) -> Conversation:
 
 
 def _parse_sharegpt(record: Record) -> Conversation:
-    """Parse {"conversations": [{"from", "value", "weight"}], "system", "tools"}.
-
-    The turns may have "role" and "content" in place of "from" and "value", if all turns have them.
-    """
+    """Parse {"conversations": [{"from", "value", "weight"} or {"role", "content"}], "system", "tools"}."""
     messages = tuple(read_turns(record, "conversations", _CHAT_ROLES))
     return Conversation(messages, system=optional_text(record, "system") or None, tools=_tools(record))
 
 
 def _parse_alpaca(record: Record) -> Conversation:
-    """Parse {"instruction", "input", "output", "system", "history"}. As in LLaMA-Factory, the input follows the instruction on
-    a new line, and `history` is a list of earlier [question, answer] pairs."""
+    """Parse {"instruction", "input", "output", "system", "history"} as LLaMA-Factory does.
+
+    The input follows the instruction on a new line. `history` is a list of earlier [question, answer] pairs.
+    """
     messages: list[Message] = []
     history = record.get("history")
     if history is not None and not isinstance(history, list):
@@ -168,8 +165,10 @@ def _parse_alpaca(record: Record) -> Conversation:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise RecordError(f"{where}: {kind(pair)}; expected [question, answer].")
         turn = {"question": pair[0], "answer": pair[1]}
-        messages.append(Message("user", text_of(turn, "question", where)))
-        messages.append(Message("assistant", text_of(turn, "answer", where)))
+        messages += [
+            Message("user", text_of(turn, "question", where)),
+            Message("assistant", text_of(turn, "answer", where)),
+        ]
     parts = [text_of(record, "instruction"), optional_text(record, "input") or ""]
     messages += [Message("user", "\n".join(filter(None, parts))), Message("assistant", text_of(record, "output"))]
     return Conversation(tuple(messages), system=optional_text(record, "system") or None)
@@ -178,23 +177,21 @@ def _parse_alpaca(record: Record) -> Conversation:
 def _parse_prompt_completion(record: Record) -> Conversation:
     """Parse {"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0.
 
-    A record with `"label": false` is refused: in TRL's unpaired preferences, it marks a completion that a model must not learn.
+    `"label": false` is refused: in TRL's unpaired preferences, it marks a completion that a model must not learn.
     """
     if record.get("label") is False:
         raise RecordError("label: false marks a completion that a model must not learn. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
-    return Conversation(
-        (*_untrained(prompt), *completion), system=optional_text(record, "system"), tools=_tools(record)
-    )
+    messages = (*_untrained(prompt), *completion)
+    return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
 
 
 def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
-    If both responses begin with the messages of the prompt, these are removed from the responses. If what is left of both
-    begins with the same messages, these move to the prompt, but each response keeps its last message. The assistant's messages
-    in the prompt get weight 0. If the responses are texts and the record has no "prompt", the prompt is Alpaca's "instruction",
-    "input" and "history". Without an instruction, such texts are plain documents.
+    If both responses begin with the messages of the prompt, these are removed. Further messages with which both begin move to
+    the prompt, but each keeps its last message. The assistant's messages in the prompt get weight 0. For responses that are
+    texts, a missing prompt is Alpaca's "instruction", "input" and "history". Without these, the texts are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)
@@ -211,7 +208,7 @@ def _parse_preference(record: Record) -> Conversation:
             problem = f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'"
             raise RecordError(f"{problem}. Expected a response, or the same prompt before both responses.")
     chosen, rejected = responses
-    shared = 0  # number of messages with which both responses begin; each response keeps its last message
+    shared = 0  # number of messages that move to the prompt
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     prompt = _untrained([*prompt, *chosen[:shared]])

@@ -20,8 +20,8 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
 
     Args:
       record: Record with the keys of its file.
-      keys: Mapping from schema keys to keys in the file.
-      turn_keys: Schema keys of a single message. All other schema keys belong to the record.
+      keys: Keys in the file by schema key.
+      turn_keys: Schema keys of messages.
     """
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
@@ -32,10 +32,7 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return `values` with keys renamed by `names`, {new: old}. If `values` has both keys, the value of `new` is dropped.
-
-    If `old` is "", the key `new` is left out.
-    """
+    """Return `values` with keys renamed by `names`, {new: old}. If `old` is "", the key `new` is left out."""
     renamed = {name: values[source] for name, source in names.items() if source and source in values}
     dropped = {name for name, source in names.items() if not source} | renamed.keys()
     others = {key: value for key, value in values.items() if key not in names.values() and key not in dropped}
@@ -43,13 +40,13 @@ def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
 
 
 def command_for(record: Record) -> str:
-    """Return a sentence that suggests `--schema` for a record of unknown schema; "" if no schema fits its keys."""
+    """Return a sentence that suggests `--schema` for a record of unknown schema; "" if none fits its keys."""
     schema = _option_for_turns(record) or _option_for_texts(record)
     return f" If the keys mean what their names say, add --schema {schema}" if schema else ""
 
 
 def _option_for_turns(record: Record) -> str:
-    """Return the value of `--schema` for a record with a list of messages under an unknown key; "" for other records."""
+    """Return `--schema` for a record with a list of messages under an unknown key, else ""."""
     for key, value in record.items():
         if "rejected" in record or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
@@ -68,7 +65,7 @@ def _option_for_turns(record: Record) -> str:
 
 
 def _option_for_texts(record: Record) -> str:
-    """Return the value of `--schema` for a record with a prompt and an answer, or a text, under unknown keys; else ""."""
+    """Return `--schema` for a record with a prompt and an answer, or a text, under unknown keys, else ""."""
     text_keys = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:
@@ -86,15 +83,10 @@ def _option_for_texts(record: Record) -> str:
 
 
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
-    """Return the value of `--schema`: "text:text=body" for schema "text" and the pair ("text", "body").
-
-    Args:
-      schema: Name of the schema.
-      names: Pairs (schema key, key in the file). A pair is left out if its second key is empty or equals the first.
-    """
+    """Return "text:text=body" for schema "text" and names [("text", "body")]. Leave out names that are empty or the same."""
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 
 def _needs_no_quotes(key: str) -> bool:
-    """Return whether `key` needs no quotes in the option or the shell."""
+    """Return whether a key needs no quotes in the option or the shell."""
     return re.fullmatch(r"[A-Za-z0-9_.-]+", key) is not None

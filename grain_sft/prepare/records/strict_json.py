@@ -11,17 +11,13 @@ from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
 
-_MAX_DEPTH = 64
-"""Maximum depth of objects and lists. Chats need about 10 levels. Recursion to 64 levels stays below Python's limit."""
+_MAX_DEPTH = 64  # levels of objects and lists; chats need about 10, and Python's limit of recursion is higher
 
 _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair. A path with a byte that is not UTF-8 has such a half, too: Python puts it in place of the byte."""
-
+_SURROGATE = re.compile("[\ud800-\udfff]")  # Python also puts one in place of a byte of a path that is not UTF-8
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
-_BOM = "\ufeff"
 
 
 def parse_json(line: bytes) -> object:
@@ -33,7 +29,7 @@ def parse_json(line: bytes) -> object:
     """
     try:
         text = line.decode()
-        value = _DECODER.decode(text.removeprefix(_BOM))
+        value = _DECODER.decode(text.removeprefix("\ufeff"))
     except RecordError:
         raise
     except UnicodeDecodeError as error:
@@ -61,7 +57,7 @@ def parse_json(line: bytes) -> object:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the dict of an object with these keys and values. Refuse repeated keys."""
+    """Return the dict of an object. Refuse repeated keys."""
     value = dict(pairs)
     if len(value) != len(pairs):
         repeated, _ = collections.Counter(key for key, _ in pairs).most_common(1)[0]
@@ -70,12 +66,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> float:
-    """Refuse NaN and Infinity, which Python's decoder would accept."""
+    """Refuse NaN and Infinity."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _float(text: str) -> float:
-    """Return the float of a number with a point or exponent. Refuse 1e999, which Python reads as infinity."""
+    """Refuse numbers such as 1e999, which Python reads as infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{shown(text)} is too large for a float")
@@ -94,7 +90,7 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return `data` as text. If it is not in the encoding, return the bytes, which the parser of the record then refuses."""
+    """Return `data` as text, or `data` if it is not in the encoding. The parser of the record then refuses the bytes."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -102,7 +98,7 @@ def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise a `RecordError` if `text` contains NUL or half of a surrogate pair. `where` names the text in the message."""
+    """Raise a `RecordError` if `text` contains NUL or half of a surrogate pair."""
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
     if not text.isascii() and (found := _SURROGATE.search(text)):
@@ -128,12 +124,12 @@ def check_json(value: object, where: str) -> None:
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of every string in `value`, keys included. `path` is the path of `value` in its record."""
+    """Yield the path and the text of every string in `value`, keys included. `path` is the path of `value`."""
     return ((where, leaf) for where, leaf in _leaves(value, path) if isinstance(leaf, str))
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of each leaf. Leaves are the keys, and the values that are not objects or lists."""
+    """Yield the path and the value of every key, and of every value that is not an object or list."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
@@ -148,7 +144,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """Return `value` as text for a message: ASCII, on one line, cut to 60 characters if the text has more than 80."""
+    """Return `value` for a message: ASCII, on one line. A text of more than 80 characters is cut to 60."""
     text = ascii(value)
     length = len(value) if isinstance(value, str) else len(text)
     return text if len(text) <= 80 else f"{text[:60]}... ({length} characters)"
@@ -156,13 +152,13 @@ def shown(value: object) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> str:
-    """Return " Did you mean ...?" if the similarity of `word` and one of `choices` is at least `least`, else ""."""
+    """Return " Did you mean ...?" if one of `choices` has at least the similarity `least` to `word`, else ""."""
     matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least) if isinstance(word, str) else []
     return f" Did you mean {matches[0]!r}?" if matches and matches[0] != word else ""
 
 
 def found(entry: Mapping[str, Any], key: str) -> str:
-    """Return what `entry` has under `key`: the `kind` of the value, or "is missing"."""
+    """Return the `kind` of the value under `key`, or "is missing"."""
     return kind(entry[key]) if key in entry else "is missing"
 
 

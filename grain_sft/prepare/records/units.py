@@ -1,8 +1,4 @@
-"""Division of the input files of `prepare` into pieces of work for its workers.
-
-A `Part` is a range of whole records that is read at once. A `Unit` is a piece of work: one part of a file, or the lines in a
-range of bytes. `Scanner` reads a file and cuts it into parts.
-"""
+"""Pieces of the input files of `prepare`: parts, which are whole records read at once, and units, the work of the workers."""
 
 import dataclasses
 import hashlib
@@ -67,8 +63,8 @@ class Unit(Part):
     In a file of plain lines, a unit is the lines that begin in the bytes `start` to `stop`.
 
     Attributes:
-      number: Number of this unit among the units of all inputs.
-      input: Number of the unit's input.
+      number: Number among the units of all inputs.
+      input: Number of the input.
       first: Number of the unit's first line, element or row in its input, from 1.
     """
 
@@ -85,13 +81,8 @@ class Unit(Part):
 class Scanner:
     """Reader of a file from its first byte to its last. It cuts the file into parts and hashes each part.
 
-    It reads `BLOCK` bytes or more at once.
-
     Args:
-      path: Path or URL.
-      size: Bytes of the file.
-      least: Minimum content of a part in bytes. A part ends when the `content` that `add` counts reaches this minimum. The last
-        part may have less.
+      least: Minimum content of a part, as `add` counts it. The last part may have less.
       read: Function that is called with `position` before each read.
 
     Attributes:
@@ -124,14 +115,14 @@ class Scanner:
         return taken
 
     def add(self, records: int, content: int) -> None:
-        """Count `records` records that end at `position` and have `content` bytes. End the part if it has enough content."""
+        """Count records that end at `position`, and their bytes of content. End the part if it has enough content."""
         self._records += records
         self._content += content
         if self._content >= self._least:
             self.end_part()
 
     def end_part(self) -> None:
-        """End the part at `position`. Leave out a part without records, such as the bytes after the last record."""
+        """End the part at `position`. Bytes after the last record become no part."""
         if self._records:
             self.parts.append(Part(self._begin, self.position, self._records, self._hash.hexdigest()))
         self._begin_part()
@@ -142,7 +133,7 @@ class Scanner:
 
 
 def damaged(path: str, byte: int, expected: str) -> CorpusFileError:
-    """Return the error for a file that does not have `expected`, such as "a message of Arrow", at `byte`."""
+    """Return the error for a file that does not have `expected`, such as "a message of Arrow", at a byte."""
     return CorpusFileError(f"{path}: byte {byte}: not {expected}. Is the file damaged? Write it again.")
 
 

@@ -1,4 +1,4 @@
-"""The files that an input of `grain-sft prepare` names. An input is a file, a glob, or a folder with all that is below it."""
+"""The files that an input of `grain-sft prepare` names, which is a file, a glob or a folder."""
 
 import glob
 import json
@@ -14,8 +14,7 @@ _COMPRESSED = r"(\.gz|\.zst)?$"
 _RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$")
 _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 _TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
-# metadata of datasets of Hugging Face and TensorFlow
-_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow
 _BESIDE_INFO = ("state.json", "features.json")  # metadata if dataset_info.json is in the same folder, else records
 _PREPARED = "prepare.json"  # in the folder of a prepared corpus
 _REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` is next to the prepared corpus `chats`
@@ -24,29 +23,27 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split that each word means. A file is of split "test" if it is below a folder `test` or `testing`, or if its own name begins
-with one of these words."""
+"""Split of each word. A folder above a file, or the beginning of the file's name, is such a word."""
 
-Folders = tuple[str, ...]
-"""Names of the folders between an input folder and a file: ("a", "b") for `INPUT/a/b/file`."""
+Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
 
 def is_text(path: str) -> bool:
-    """Return whether the name of a file is that of a text: .txt or .md, perhaps compressed. A text is one document."""
+    """Return whether a file's name is that of a text, which is one document: .txt or .md, perhaps compressed."""
     return _TEXT.search(path) is not None
 
 
 def is_array_record(path: str) -> bool:
-    """Return whether the name of a file is that of an ArrayRecord."""
+    """Return whether a file's name is that of an ArrayRecord."""
     return _ARRAY_RECORD.search(path) is not None
 
 
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder names the files of records below it, such as .jsonl files. If it has no such files, it names the texts below it.
-    These files are left out: files in folders whose names begin with a point or an underscore, prepared corpora below the
-    folder and their rejected records, metadata and caches of datasets, and metadata of macOS (`._NAME`).
+    A folder names the files of records below it, or else the texts below it. Left out are files in folders whose names begin
+    with a point or an underscore, prepared corpora and their rejected records, metadata and caches of datasets, and metadata of
+    macOS (`._NAME`).
 
     Raises:
       CorpusFileError: No file has this name, links lead to one folder twice, or a folder has several splits or a damaged copy
@@ -70,26 +67,23 @@ def expand(path: str) -> Sequence[str]:
 
 
 def _files_of(folder: str) -> Sequence[str]:
-    """Return the files of records below a folder, or its texts if it has no files of records. See `expand`."""
+    """Return the files of records below a folder, or else its texts. See `expand`."""
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
     def is_prepared(path: str) -> bool:
-        """Return whether a file is in a prepared corpus, or has the rejected records of a prepared corpus.
-
-        If a/b is a prepared corpus, a/b/x.jsonl is in this corpus, and a/b.rejected.jsonl has its rejected records.
-        """
+        """Return whether a file is in a prepared corpus a/b, or is its a/b.rejected.jsonl."""
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
-    # next to `x.jsonl`, archives made on macOS have metadata named `._x.jsonl`
+    # archives made on macOS have metadata of `x.jsonl` in `._x.jsonl`
     candidates = sorted(path for path in below if not is_prepared(path) and not files.name_of(path).startswith("._"))
     paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or is_array_record(path)])
     if not paths:
         paths = [path for path in candidates if is_text(path)]
     if not files.is_remote(folder):
         files.check_distinct(dict.fromkeys(map(files.parent, paths)))
-    examples: dict[str, str] = {}  # a file of each split
+    examples: dict[str, str] = {}  # path of a file by split
     for path in paths:
         first_word = re.split("[-_.]", files.name_of(path))[0]
         for word in (*below[path], first_word):
@@ -112,12 +106,9 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 
 
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
-    """Yield the path and the folders of each file below a local folder.
+    """Yield the path and the folders of each file below a local folder, which is at `folders` in the input folder.
 
-    Args:
-      folder: Folder whose files are yielded.
-      folders: Names of the folders from the input folder to `folder`.
-      above: Real paths of the folders that `folder` is in. A link to one of these would be followed forever, so it is refused.
+    `above` has the real paths of the folders that it is in. A link to one of these would be followed forever, so it is refused.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -137,7 +128,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _files_with_data(paths: Sequence[str]) -> list[str]:
-    """Return the `paths` of files that hold data, without a dataset's metadata and caches."""
+    """Return the `paths` without a dataset's metadata and caches."""
     by_folder: dict[str, set[str]] = {}
     for path in paths:
         by_folder.setdefault(files.parent(path), set()).add(files.name_of(path))
@@ -146,7 +137,7 @@ def _files_with_data(paths: Sequence[str]) -> list[str]:
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return the `names` of files in a folder that hold data. In a folder of `save_to_disk`, state.json lists these files."""
+    """Return the names of a folder without metadata and caches. In a folder of `save_to_disk`, state.json lists them."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         first = files.join(folder, *splits[:1])
@@ -169,10 +160,7 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
 
 
 def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str]:
-    """Return the names that a JSON file lists under `key`; [] if it lacks the key.
-
-    The value of `key` may be ["a"], {"a": …} or [{name_key: "a"}].
-    """
+    """Return the names that a JSON file lists under `key`, as ["a"], {"a": …} or [{name_key: "a"}]; [] without the key."""
     path = files.join(folder, name)
     try:
         entries = json.loads(files.read_text(path)).get(key) or ()
