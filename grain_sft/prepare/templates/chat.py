@@ -1,7 +1,7 @@
 """The templates hf and olmo, which render chats with a Jinja chat template.
 
 Token ids are those of transformers' `apply_chat_template`. The assistant's texts take loss, and so does the control token or
-markup that ends each turn. If the template marks texts with {% generation %}, only the marked texts take loss.
+markup that ends each turn. If the template marks texts with {% generation %}, only these take loss.
 """
 
 import json
@@ -25,11 +25,7 @@ _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some
 
 
 class Chat(Template):
-    """Chats rendered by a Jinja chat template.
-
-    The Jinja template is the first of these that exists: the option `chat_template`, the attribute `jinja` of the class, the
-    tokenizer's own template.
-    """
+    """Chats rendered by a Jinja template: that of the option `chat_template`, of the class (`jinja`), or of the tokenizer."""
 
     name = "hf"
     roles = (
@@ -79,12 +75,9 @@ class Chat(Template):
             raise _refusal(error, conversation, self.special is None) from error
 
     def _refuse_unread(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> None:
-        """Raise a RecordError if the template writes nothing of the calls, the thoughts, the tools, or the messages of a role.
-
-        This is so if the chat without them, rendered again, gives the same `text`.
-        """
+        """Refuse a chat that has the same `text` without its calls, thoughts or tools, or the messages of a role."""
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
-        # A template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does. So it is not refused.
+        # a template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does
         if self._chat.literals[0].isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
         for role in _OFTEN_LEFT_OUT:
@@ -100,9 +93,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        If the template writes nothing between two messages, and the second begins with "<|im_end|>", the control token after
-        `stop` is text of the second message. Then the turn ends at `stop`. In the same way, an EOS after the turn's last token
-        belongs to the turn only if the template wrote it.
+        This token, and an EOS after it, must be the template's. If the template writes nothing between two messages, and the
+        second begins with "<|im_end|>", the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -114,12 +106,12 @@ class Chat(Template):
 
 
 class Olmo(Chat):
-    """Chats as in `Chat`. If neither the options nor the tokenizer have a chat template, OLMo's is used."""
+    """Chats as in `Chat`, or by OLMo's template if neither the options nor the tokenizer have one."""
 
     name = "olmo"
 
     def default(self) -> str:
-        """Return OLMo's template, or raise a PrepareError if the tokenizer lacks one of its control tokens."""
+        """Return OLMo's template. Raise a PrepareError if the tokenizer lacks one of its control tokens."""
         missing = [token for token in ("<|im_start|>", "<|im_end|>") if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")
@@ -130,14 +122,14 @@ class Olmo(Chat):
 
 
 def as_template(entry: Any) -> Any:
-    """Return the class of an entry of `TEMPLATES`. A string, the text of a Jinja chat template, becomes a class."""
+    """Return the class of an entry of `TEMPLATES`, which may be the text of a Jinja chat template."""
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
     return entry
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
-    """Return a RecordError that says which text of the record becomes the unexpected control token."""
+    """Return an error that says which text of the record becomes the unexpected control token."""
     messages = [{"content": message.content, **(message.extra or {})} for message in conversation.messages]
     texts = list(strings({"system": conversation.system, "tools": conversation.tools, "messages": messages}))
     option = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
@@ -146,14 +138,14 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
         if error.text and error.text in text:
             return RecordError(f"{path}: {shown(error.text)} {error}. Remove it{option}.")
     for path, text in texts:
-        # such as a text that ends in "<|im_", which the template's next text completes to "<|im_end|>"
+        # such as a text that ends in "<|im_", before a text that begins with "end|>"
         if beginnings and text.rstrip().endswith(beginnings):
             return RecordError(f"{path}: with the template around it, {shown(error.text)} {error}. Remove it{option}.")
     return RecordError(f"messages: a text {error}. Remove the spelling of special tokens{option}.")
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    """Return a message as the dict that chat templates read, without keys whose value is None. See `with_reasoning`."""
+    """Return a message as the dict that chat templates read, without keys whose value is None."""
     extra = dict(message.extra or {})
     if message.role == "assistant_toolcall":
         function = {"name": extra.pop("name"), "arguments": extra.pop("arguments")}
@@ -166,19 +158,12 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
-    """Return the messages without `keys`. A key with an empty value, such as a list without calls, stays."""
+    """Return the messages without `keys`, except where the value is empty, such as a list without calls."""
     return [{key: value for key, value in message.items() if key not in keys or not value} for message in messages]
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans of the messages `turns`.
-
-    Args:
-      spans: Spans that the template marked in all turns of the assistant.
-      chat: Rendered chat.
-      turns: Indices of the messages that take loss. If the second of three turns has weight 0, `turns` lacks its index, and
-        the second of three spans is left out.
-    """
+    """Return those of the `spans` of all turns of the assistant that belong to the messages `turns`."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
@@ -206,4 +191,4 @@ OLMO_TEMPLATE = """\
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt -}}
 """
-"""ChatML as in OLMo's post-training, with functions and function calls. If the assistant has the last turn, EOS ends it."""
+"""ChatML as in OLMo's post-training, with functions and function calls. EOS ends the assistant's last turn."""

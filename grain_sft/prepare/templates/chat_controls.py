@@ -1,9 +1,8 @@
 """Control tokens that a chat template writes itself, distinguished from control tokens that the chat's texts spell.
 
-A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
-control tokens are searched for in the template's own texts only. If `RenderedChat.contents` states where the contents are, the
-template's own texts are around them. Otherwise, the chat is rendered again with other characters in its texts (`Disguise`).
-The rendered text that has none of these characters is the template's own.
+A content that spells `<|im_end|>` must not end the turn. So control tokens are searched for in the template's own texts only.
+These are the texts around the contents, if `RenderedChat.contents` states where the contents are. Otherwise, the chat is
+rendered again with other characters in its texts (`Disguise`), and the template's own texts have none of these characters.
 """
 
 import bisect
@@ -21,19 +20,17 @@ from grain_sft.prepare.templates.template import SpecialText
 
 
 class Control(NamedTuple):
-    """A control token in a text: its id, the index of its first character, and the index after its last character."""
+    """A control token: its id, the index of its first character in a text, and the index after its last character."""
 
     id: int
     start: int
     stop: int
 
 
-Find = Callable[[str], list[Control]]
-"""Function that returns the control tokens of a text."""
+Find = Callable[[str], list[Control]]  # returns the control tokens of a text
 
 _STAND_IN = "\U00020000"  # a letter that stands for a whole text of the chat
-_DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
-"""Pattern of the replaced texts in a disguised chat."""
+_DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")  # the texts of a disguised chat
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
 _OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all other characters
@@ -41,19 +38,13 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes.
-
-    Attributes:
-      controls: Control tokens in the order of the chat.
-      placed: Whether `start` and `stop` of the controls are right. They may be wrong if the template changes the chat's texts.
-    """
+    """Control tokens that the template writes, in order. Not `placed`: their places are unknown, as it changes texts."""
 
     controls: list[Control]
     placed: bool
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the control tokens."""
         return [control.id for control in self.controls]
 
 
@@ -66,7 +57,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
       special: Spellings of the tokenizer's special tokens.
 
     Raises:
-      RecordError: The template's control tokens depend on the chat's texts.
+      RecordError: The template refuses other texts, so its control tokens are unknown.
     """
     if chat.contents is not None:
         literals = around_contents(chat.template, chat.roles) or []
@@ -80,8 +71,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
-    # thoughts. So the chat is rendered once more, with such words unchanged. If the control tokens have the same ids in both
-    # renderings, the places in the second rendering are right.
+    # thoughts. So the chat is rendered once more, with such words unchanged. Equal ids show that this changes no control token.
     second = disguise.expected_controls(find, keep_compared=True)
     return second if second is not None and second.placed and second.ids == expected.ids else expected
 
@@ -89,7 +79,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
     """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat.
 
-    The literals are joined to one text, which `find` searches. `_STAND_IN` is between them, in place of the chat's texts.
+    `find` searches them as one text, with `_STAND_IN` between them in place of the chat's texts.
     """
     starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]
     controls = []
@@ -102,28 +92,23 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`, cached: chats with the same roles have the same text of the template."""
+    """Return `find(text)`. Chats with the same roles have the same text of the template."""
     return find(text)
 
 
 class Disguise:
     """Disguise of one chat: each character of its texts becomes a character that neither the chat nor the template uses.
 
-    The template renders the disguised chat. What is not disguised in the result is the template's own text. Example with a text
-    that spells a control token (the letters A to L stand for unused characters):
+    What is not disguised in the rendered chat is the template's own text. Example with a text that spells a control token (the
+    letters A to L stand for unused characters):
 
       text of the chat                say <|im_end|>
       disguised text                  ABC DEFGHIJKEL
       rendered disguised chat         <|im_start|>user ABC DEFGHIJKEL<|im_end|>
       the template's control tokens   <|im_start|> and the last <|im_end|>
 
-    Spaces and characters that JSON escapes stay. Roles stay, because the template compares them. The key `content` stays. Other
-    keys that the template reads stay if they are names that can't overlap a control token: `tool_calls` stays, but `end` is
-    replaced, because it overlaps "<|im_end|>".
-
-    Args:
-      chat: Rendered chat.
-      special: Spellings of the tokenizer's special tokens.
+    Spaces, characters that JSON escapes, and roles stay. Keys that the template reads stay if they are names that can't overlap
+    a control token: `tool_calls` stays, but `end` is replaced, because it overlaps "<|im_end|>". `content` always stays.
     """
 
     def __init__(self, chat: RenderedChat, special: SpecialText) -> None:
@@ -143,13 +128,8 @@ class Disguise:
     def expected_controls(self, find: Find, *, keep_compared: bool = False) -> Expected | None:
         """Return the control tokens that the template writes in the disguised chat; None if the template refuses the chat.
 
-        The controls are placed if the rendered text, without its disguise, is the text of the chat. Otherwise, the template
-        changes texts.
-
-        Args:
-          find: Function that returns the control tokens of a text.
-          keep_compared: Whether to keep the words that the template looks for. A template with
-            `{% if '</think>' in message.content %}` looks for "</think>".
+        The controls are placed if the rendered text, without its disguise, is the text of the chat. With `keep_compared`, the
+        words that the template looks for stay, such as the "</think>" of `{% if '</think>' in message.content %}`.
         """
         replaced = self._replaced_except_compared if keep_compared else self._replaced
         messages = []
@@ -164,7 +144,7 @@ class Disguise:
         return Expected(controls, placed=rendered.translate(self._restore) == self._chat.text)
 
     def _disguised(self, value: Any, replaced: Callable[[str], str]) -> Any:
-        """Return a JSON value with its texts and keys replaced by the function `replaced`."""
+        """Return a JSON value with its texts and keys `replaced`."""
         if isinstance(value, str):
             return replaced(value)
         if isinstance(value, dict):
@@ -178,10 +158,7 @@ class Disguise:
         return text.translate(self._replace)
 
     def _replaced_except_compared(self, text: str) -> str:
-        """Replace the characters of a text, except those of words that the template looks for.
-
-        If such a word overlaps the spelling of a control token in the text, the word is replaced, too.
-        """
+        """Replace the characters of a text, except in words that the template looks for and that overlap no control token."""
         spelled = [match.span() for match in self._special.pattern.finditer(text)]
         characters = list(self._replaced(text))
         for match in self._compared.finditer(text):
@@ -196,8 +173,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:
-        """Return whether `key` and `spelling` can overlap in a text: "end" is inside "<|im_end|>", so they can."""
-        # The last characters of one may be the first of the other: "the_end" and "endoftext" share "end".
+        """Return whether the two can overlap in a text, such as "end" and "<|im_end|>", or "the_end" and "endoftext"."""
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

@@ -1,7 +1,4 @@
-"""Encoders: they turn a rendered chat into token ids and loss, and refuse chats whose texts spell control tokens.
-
-A control token is a special token, such as `<|im_end|>`. A chat must have exactly the control tokens that its template writes.
-"""
+"""Encoders: they turn a rendered chat into token ids and loss. A chat must have exactly its template's own control tokens."""
 
 import abc
 import bisect
@@ -21,11 +18,7 @@ from grain_sft.prepare.tokenizers.huggingface_gaps import refusal
 
 
 class UnexpectedControlError(RecordError):
-    """Error of a chat with a control token that the template did not write.
-
-    Attributes:
-      text: Text that becomes the token; "" if it is unknown.
-    """
+    """Error of a chat with a control token that the template did not write. `text` is what becomes it; "" if unknown."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -33,11 +26,7 @@ class UnexpectedControlError(RecordError):
 
 
 class Encoder(abc.ABC):
-    """Encoder of rendered chats with one tokenizer.
-
-    Attributes:
-      special: Search of texts for the spellings of the tokenizer's special tokens.
-    """
+    """Encoder of rendered chats with one tokenizer, whose special tokens `special` finds in texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special_tokens)
@@ -56,8 +45,8 @@ class Encoder(abc.ABC):
 
         Args:
           text: The rendered chat.
-          spans: Spans of the chat's characters that take loss.
-          expected: Control tokens that the template writes. `expected.placed` is true if their places in the text are known.
+          spans: Spans of the characters that take loss.
+          expected: Control tokens that the template writes.
           plain: Whether a text that spells a control token is encoded as ordinary text, not refused.
 
         Raises:
@@ -67,8 +56,7 @@ class Encoder(abc.ABC):
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
 
-        The error names the first unexpected control token. If the chat has fewer control tokens than expected, it names no
-        token, because a message's text has changed a token of the template.
+        It names the first unexpected one. With fewer than expected, a message's text has changed a token of the template.
         """
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
@@ -76,7 +64,7 @@ class Encoder(abc.ABC):
         if expected.placed:
             expected_spans = [(control.start, control.stop) for control in expected.controls]
             unexpected = [control for control in controls if (control.start, control.stop) not in expected_spans]
-        else:  # if all ids are expected, but in another number or order, each control token may be the unexpected one
+        else:  # if all ids are expected, in another number or order, each may be the unexpected one
             unexpected = [control for control in controls if control.id not in expected.ids] or controls
         if unexpected and len(controls) >= len(expected.controls):
             number, start, stop = unexpected[0]
@@ -85,7 +73,7 @@ class Encoder(abc.ABC):
 
 
 class WholeChats(Encoder):
-    """Encoder that gives the whole chat to a Hugging Face tokenizer, which itself finds control tokens in the text."""
+    """Encoder that gives the whole chat to a Hugging Face tokenizer, which finds control tokens itself."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -98,8 +86,7 @@ class WholeChats(Encoder):
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         """Encode the chat in one call. If a text spells a control token, encode the chat again by `_plain`, or refuse it.
 
-        `_plain` has to know the template's own control tokens. So the chat is refused if their places are not known, and also
-        if `plain` is false.
+        `_plain` needs the places of the template's own control tokens.
         """
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         if plain and expected.placed and controls != expected.controls:
@@ -108,10 +95,10 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, spans))
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
-        """Encode a chat whose texts spell control tokens, such as a content with `<|im_end|>`.
+        """Encode a chat whose texts spell control tokens.
 
         `HuggingFaceTokenizer.plain` encodes `<|im_end|>` as ordinary text, because it has a longer name for this control token.
-        The template's own `controls` are replaced by their longer names, so the text after each of them moves.
+        The template's own `controls` are replaced by their longer names, which moves the text after them.
         """
         changed = ""
         stops = [0]  # start of the text, then the end of each control token
@@ -134,7 +121,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens. A control token's span excludes the spaces around the token."""
+        """Return the encoding, its ids, and its control tokens, whose spans exclude the spaces around them."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
@@ -153,7 +140,7 @@ class WholeChats(Encoder):
         return encoded, ids, controls
 
     def _spells(self, number: int, piece: str) -> bool:
-        """Return whether a piece has the spelling of token `number`, such as "<unk>". Otherwise it is an unknown character."""
+        """Return whether a piece spells token `number`, such as "<unk>". Otherwise it is an unknown character."""
         normalized = piece if self._normalizer is None else self._normalizer.normalize_str(piece)
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
@@ -161,9 +148,8 @@ class WholeChats(Encoder):
 class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
-    These libraries never make control tokens of text. A document ends in the tokenizer's EOS. If the template writes an EOS at
-    the end, whitespace after this EOS is left out. Otherwise an EOS is added. The added EOS takes loss if the last turn takes
-    loss and ends in text, not in a control token.
+    These libraries never make control tokens of text. A document ends in EOS. If the template writes it, whitespace after it is
+    left out. Otherwise it is added, and takes loss if the last turn takes loss and ends in text, not in a control token.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -171,7 +157,7 @@ class ChatPieces(Encoder):
         return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the texts between control tokens in one call, and put the ids of the control tokens between the texts' ids."""
+        """Encode the texts between control tokens in one call, and put the control tokens' ids between theirs."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id
@@ -192,7 +178,7 @@ class ChatPieces(Encoder):
                 loss.append(np.array([any(first <= control.start < last for first, last in spans)]))
         adds_eos = not ends_in_eos and eos is not None
         if adds_eos:
-            # no text follows the last turn that takes loss, and the last control token is before the end of this turn
+            # the last turn takes loss, and no control token ends it
             ends_turn = bool(spans) and not text[spans[-1][1] :].strip() and starts[-1] < spans[-1][1]
             tokens.append(eos)
             loss.append(np.array([ends_turn]))
@@ -202,7 +188,7 @@ class ChatPieces(Encoder):
         return Rendered(ids, np.concatenate(loss))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:
-        """Return the loss of the tokens of a piece, bool [ids]: for each span, the first to the last token that overlap it."""
+        """Return the loss of a piece, bool [ids]: for each span, the first to the last token that overlap it take loss."""
         loss = np.zeros(len(ids), np.bool_)
         inside = [(start, stop) for start, stop in spans if start < len(text) and stop > 0 and start < stop]
         if not len(ids) or not inside:
@@ -216,10 +202,9 @@ class ChatPieces(Encoder):
 
 
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return the loss of each token, bool [tokens]. For each span, the first to the last token that overlap it take loss.
+    """Return the loss of a chat, bool [tokens]: for each span, the first to the last token that overlap it take loss.
 
-    Only the tokens at the two ends of a span are looked up. Looking up the offsets of all tokens would take half as long as
-    the tokenization.
+    Only the tokens at the ends of spans are looked up. The offsets of all tokens would take half as long as the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:
@@ -227,10 +212,10 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
             continue
         first, last = encoded.char_to_token(start), encoded.char_to_token(stop - 1)
         if first is None or last is None:  # a character that the tokenizer's normalizer drops
-            # `searchsorted` needs ascending offsets.
+            # `searchsorted` needs ascending offsets
             starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
             first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
-        # If the last character has several tokens, such as one for each of its bytes, `char_to_token` returns the first one.
+        # `char_to_token` returns the first token of a character, which may have one for each of its bytes
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
         loss[first : last + 1] = True

@@ -1,7 +1,7 @@
 """Where the contents of messages, and the assistant's turns, begin and end in the text of a rendered chat.
 
-To find this out, the chat is rendered again with markers in place of the contents. The text around the markers comes from the
-template. A search for the contents themselves would go wrong if a user quotes the assistant.
+The chat is rendered again with markers in place of the contents, and the text around the markers comes from the template. A
+search for the contents themselves would go wrong if a user quotes the assistant.
 """
 
 import dataclasses
@@ -17,8 +17,7 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messa
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
-KEPT = 1000
-"""Number of pairs (template, sequence of roles) whose results are cached. Most chats have one of a few sequences of roles."""
+KEPT = 1000  # cached results for (template, sequence of roles); most chats have one of a few sequences of roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +31,13 @@ class RenderedChat:
 
     @functools.cached_property
     def roles(self) -> tuple[str, ...]:
-        """Role of each message."""
         return tuple(message["role"] for message in self.messages)
 
     @functools.cached_property
     def contents(self) -> Spans | None:
         """Span of each message's content.
 
-        None if the template changes or leaves out a content, if the chat has tools, or if a message has keys besides `role` and
-        `content`.
+        None if the template changes or leaves out a content, or if the chat has tools or other keys of messages.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
@@ -49,16 +46,14 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return the result of `_around_contents` for messages that have these roles, and only the keys `role` and `content`."""
+    """Return `_around_contents` for messages that have these roles, and only the keys `role` and `content`."""
     return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
     """Return the spans of what the assistant wrote in the messages `turns`, without the token that ends a turn.
 
-    Args:
-      chat: Rendered chat.
-      turns: Indices of messages. A message that the template leaves out has no span.
+    A message that the template leaves out has no span.
 
     Raises:
       RecordError: The span of a turn can't be determined.
@@ -77,10 +72,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 def _around_contents(
     template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
 ) -> list[str] | None:
-    """Return the texts before, between and after the contents of `turns`.
-
-    Return None if the template leaves a content out, renders a content twice, or changes the order of the contents.
-    """
+    """Return the texts before, between and after the contents of `turns`. None if not each is there once, in order."""
     marks = Marks(messages, tools, template.source)
     marked = list(messages)
     for turn in turns:
@@ -90,10 +82,9 @@ def _around_contents(
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents in `text`. Return None if `around` and the contents do not make up `text`.
+    """Return the spans of the contents in `text`. None if `around` and the contents, perhaps trimmed, do not make up `text`.
 
-    For example, `around` ["<u>", "</u>"] and the content "Hi" make up "<u>Hi</u>". The span is (3, 5). The contents may be
-    trimmed in `text`.
+    For example, `around` ["<u>", "</u>"] and the content "Hi" make up "<u>Hi</u>". The span is (3, 5).
     """
     if around is None:
         return None
@@ -109,14 +100,11 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
     """Return the span of one turn; None if the template leaves the turn out.
 
-    The chat is rendered with a mark as the content of the turn. The span begins where the text before the mark ends, and it
-    ends where the text after the mark begins. The template may write other text around the mark than around the content. Then
-    the start or the end is found in another way:
+    The chat is rendered with a mark as the content of the turn. The span is between the text before the mark and the text after
+    it. If the template writes other text around the mark than around the content, rendered parts of the chat show
 
-    - Start: the messages before the turn are rendered, followed by the beginning of a turn such as "<|im_start|>assistant".
-      The span begins where this text ends.
-    - End: the messages up to and including the turn are rendered. The span ends where this text ends, but before the token
-      that ends the turn.
+    - the start: the messages before the turn, and the beginning of a turn such as "<|im_start|>assistant", end there;
+    - the end: the messages up to and including the turn end there, after the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -136,14 +124,13 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
         if up_to_turn is not None and text.startswith(up_to_turn):
             stop = template.trim_end(text, start, len(up_to_turn))
     if stop is not None and after and any(message.get(key) for key in CALLS):
-        # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss, so a span
-        # that contains the result is refused.
+        # Gemma 4's template writes the result of a call into the turn that calls. The result must not take loss.
         marked = [*before, message, {**after[0], "content": marks.mark(0)}, *after[1:]]
         result = marks.pattern.search(template.attempt(marked, tools) or "")
         stop = stop if result is None or result.start() >= stop else None
     if start is not None and stop is not None and start <= stop:
         return start, stop
-    # without this message the text is the same, so the template wrote nothing for it
+    # if the text is the same without this message, the template wrote nothing for it
     if not message.get("content") and template.attempt([*before, *after], tools) == text:
         return None
     raise RecordError(
@@ -155,9 +142,8 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     """Return the messages that are tried in place of `message`: one, or two if it has thoughts.
 
-    The first has the mark 0 as its content, and no thoughts. The second has the mark 0 as its content and the mark 1 as its
-    thoughts. The second is needed if the template writes "<think></think>" for a message without thoughts. Then the text before
-    the content of the first message is not the text before the content of `message`.
+    Both have the mark 0 as their content, and the second has the mark 1 as its thoughts. A template may write "<think></think>"
+    for the first.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
@@ -169,10 +155,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the texts before and after the marked thoughts and content.
-
-    Return (None, None) if the template leaves out the content or renders a mark twice.
-    """
+    """Return the texts before the marked thoughts and after the marked content. Nones if the content is not there once."""
     matches = list(marks.pattern.finditer(rendered or ""))
     by_mark = {match[1]: match for match in matches}
     if rendered is None or "0" not in by_mark or len(by_mark) != len(matches):

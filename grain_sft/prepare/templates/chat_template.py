@@ -1,4 +1,4 @@
-"""ChatTemplate: a Jinja chat template. It renders the same text as transformers, and finds where turns in the text end."""
+"""A Jinja chat template, which renders the same text as transformers, and finds where turns in the text end."""
 
 import functools
 import itertools
@@ -15,17 +15,16 @@ from grain_sft.prepare.tokenizers import Tokenizer
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 
+# Markup that templates write around turns. Without such a token in the tokenizer, it is encoded as ordinary text.
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
-"""Markup that templates write around turns. If `<|im_end|>` is not a token of the tokenizer, it is encoded as ordinary text."""
-
 _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 
 
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    The template runs in a sandbox, with the functions that transformers gives to templates except `strftime_now`, which returns
-    today's date. A template may test whether `strftime_now` is defined, but a template that calls it is refused.
+    It runs in a sandbox, with the functions that transformers gives to templates. But `strftime_now`, which returns today's
+    date, is undefined: a template may test that, and one that calls it is refused.
 
     Attributes:
       source: Text of the template.
@@ -56,7 +55,7 @@ class ChatTemplate:
         return keys, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
-        """Return the text of a conversation; None if the template refuses the conversation.
+        """Return the text of a conversation; None if the template refuses it.
 
         With `prompt`, the text ends with the beginning of a turn of the assistant, such as "<|im_start|>assistant".
         """
@@ -84,23 +83,22 @@ class ChatTemplate:
     def marked_spans(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans:
         """Return the spans that the template itself marks with {% generation %} in the `text` of a conversation.
 
-        The conversation is rendered again with a character before and after each marked text.
-
         Raises:
           RecordError: The template changes a text that it has marked.
         """
+        # rendered again with a character before and after each marked text
         opening, closing = list(unused_characters(2, messages, tools, self.source, text))
         marked = self.render(messages, tools, **{self._jinja.MARKS: (opening, closing)})
         parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", marked)
         if "".join(parts) != text:
             problem = "messages: the chat template changes a text that it has marked with {% generation %}"
             raise RecordError(f"{problem}, so the place of that text is unknown. Mark the text where it is written.")
-        # the parts alternate: unmarked, marked, ..., unmarked. So each marked part begins where an unmarked one stops
+        # the parts alternate: unmarked, marked, ..., unmarked
         stops = list(itertools.accumulate(map(len, parts)))
         return list(zip(stops[:-1:2], stops[1::2], strict=True))
 
     def end_of_turn(self, text: str, stop: int) -> int:
-        """Return the end of a turn whose content ends at `stop`: after the token that ends the turn, or `stop` without one."""
+        """Return the end of a turn whose content ends at `stop`: after the token that ends it, if there is one."""
         token = self._special_next.match(text, stop)
         return token.end() if token and token.group(1) in self._ends else stop
 
@@ -114,29 +112,22 @@ class ChatTemplate:
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the text ends with the content of the assistant's last turn, as in GLM's template.
-
-        The result is False for a template that marks the assistant's texts.
-        """
+        """Return whether the text ends with the content of the assistant's last turn, as in GLM's template, without marks."""
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Return where the content of the turn text[start:stop] ends: before the token that ends the turn, if there is one.
-
-        Whitespace at the end of the turn is not content: of "Hi<|im_end|>" and a newline, the content is "Hi".
-        """
+        """Return where the content of the turn text[start:stop] ends: before the token that ends it, and before whitespace."""
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 
     @functools.cached_property
     def _ends(self) -> frozenset[str]:
-        """The special tokens that end a turn of the assistant.
+        """The special tokens that end a turn of the assistant: EOS, Llama 3's `<|eom_id|>`, and the token after the last turn.
 
-        These are EOS, Llama 3's `<|eom_id|>`, and the token after the chat's last turn. The token after an earlier turn of the
-        assistant either ends that turn, such as `<|im_end|>`, or begins the user's next turn, such as `[INST]`. The token
-        counts as an end if it also follows a turn of the user.
+        The token after an earlier turn either ends that turn, such as `<|im_end|>`, or begins the user's next turn, such as
+        `[INST]`. It counts if it also follows a turn of the user.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
@@ -148,26 +139,24 @@ class ChatTemplate:
         return frozenset(end for end in ends if end is not None)
 
     def _token_after(self, content: str, messages: Messages) -> str | None:
-        """Return the special token that follows the text `content`, directly or after whitespace, in the rendered messages."""
+        """Return the special token that follows the text `content`, perhaps after whitespace, in the rendered messages."""
         _, content, following = (self.attempt(messages) or "").partition(content)
         token = self._special_next.match(following) if content else None
         return token.group(1) if token else None
 
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with the assistant's thoughts under `thinking` and `reasoning_content`, like transformers.
-
-    Some templates read one key, some the other.
-    """
+    """Return a message with its thoughts under `thinking` and `reasoning_content`, of which a template reads one."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
-    """Return `count` characters that occur in no string of `values`. By default they are from the private-use planes."""
+    """Return `count` characters that occur in no string of `values`, by default from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    # codes that end in FFFE or FFFF are not characters
-    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)
+    usable = (
+        chr(code) for code in codes if code & 0xFFFE != 0xFFFE
+    )  # codes that end in FFFE or FFFF are no characters
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
         raise RecordError("messages: contain too many different characters: none is left to mark places in the text.")
@@ -175,10 +164,7 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers with numbers, made of characters that occur in no string of `values`.
-
-    `mark(3)` returns the marker with the number 3. `pattern` matches a marker, and its group 1 is the number.
-    """
+    """Markers of characters that occur in no string of `values`: `mark(3)` returns one, and `pattern` has 3 as its group 1."""
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

@@ -1,13 +1,12 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
-A block is a text with its opening and closing tag: a turn, or a part of a turn such as `<myPT_think>...</myPT_think>`. Template
-episode_tool also renders tool calls, and adds a line break after each turn and after `<myPT_eot>`. In a turn of the assistant,
-the opening tag takes no loss; everything after it takes loss, up to and including the closing tag. `<myPT_eot>` takes loss,
-too. A tag that is not a token of the tokenizer is encoded as ordinary text, so a content that spells this tag is an error, even
-with `--special-text encode`.
+A block is a text between tags: a turn, or a part of a turn such as `<myPT_think>...</myPT_think>`. Template episode_tool also
+renders tool calls, and adds a line break after each turn and after `<myPT_eot>`. In a turn of the assistant, everything but the
+opening tag takes loss. `<myPT_eot>` takes loss, too. A tag that is not a token of the tokenizer is encoded as ordinary text, so
+a content that spells it is an error, even with `--special-text encode`.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
-of assistant messages. They render neither the `context` of a record nor the content of a tool call.
+of assistant messages, but not the `context` of a record or the content of a tool call.
 
 Source of these rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
@@ -85,13 +84,13 @@ class Episode(PiecesTemplate):
         return self._block(message.role, content, loss)
 
     def _inner(self, block: str, text: str | None, loss: float = 0.0) -> list[Piece]:
-        """Return `text` between the tags of `block`; an empty list if there is no text."""
+        """Return `text`, if there is one, between the tags of `block`."""
         if not text:
             return []
         return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]
 
     def _block(self, block: str, inner: Sequence[Piece], loss: float = 0.0) -> list[Piece]:
-        """Return an opening tag without loss, the pieces `inner`, and a closing tag with `loss`."""
+        """Return the pieces `inner` between an opening tag without loss and a closing tag with `loss`."""
         return [(self._tags[f"<myPT_{block}>"], 0.0), *inner, (self._tags[f"</myPT_{block}>"], loss), *self._block_end]
 
 
@@ -105,7 +104,7 @@ class EpisodeTool(Episode):
 
 
 def _result(message: Message, extra: Mapping[str, Any]) -> str:
-    """Return a tool's result as JSON. A text that is already JSON is returned unchanged."""
+    """Return a tool's result as JSON, unchanged if it is JSON already."""
     if "content" in extra:
         return json.dumps(extra["content"], ensure_ascii=False)
     try:

@@ -27,21 +27,18 @@ _SPELLINGS = (
 """Spellings of the prefix, middle and suffix tokens in well-known tokenizers."""
 
 Draws = Sequence[int]
-"""Four random numbers in [0, 2**64).
-
-The first decides whether a text is changed, the second whether its suffix comes first. The third and the fourth are the cuts.
-"""
+"""Four random numbers in [0, 2**64): whether a text is changed, whether its suffix comes first, and the two cuts."""
 
 
 class FillInTheMiddle:
-    """Fill-in-the-middle of documents. It decides which documents are changed, where they are cut, and how they are reordered.
+    """Fill-in-the-middle of documents.
 
     Attributes:
       ids: Ids of the prefix, middle and suffix tokens.
 
     Args:
-      tokenizer: Tokenizer that has the prefix, middle and suffix tokens, and the split token if `fim_split_sample` names one.
-      options: Options of the template. Only the seed, and options whose names begin with "fim", are used.
+      tokenizer: Tokenizer that has these tokens, and the split token if `fim_split_sample` names one.
+      options: Options of the template, of which the seed and those that begin with "fim" are used.
 
     Raises:
       PrepareError: The tokenizer lacks a token, or only one of fim_split_sample and fim_fragment_rate is given.
@@ -60,22 +57,15 @@ class FillInTheMiddle:
             self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the pieces of a text: its parts, and the special tokens between them, each with its loss.
-
-        The draws depend on the text and the seed alone.
-        """
+        """Return the parts of a text and the special tokens between them. They depend on the text and the seed alone."""
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
-        """Return the pieces of a text as `draws` decide.
+        """Return the pieces of a text as `draws` decide, which has draws of the text, then of each fragment that remains.
 
         Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". If the text is changed,
-        each empty fragment is left out with the split token after it, as in Megatron-LM. The last fragment stays even if it is
-        empty. The example becomes "a<S>b<S>".
-
-        Args:
-          text: Text of a document.
-          draws: Draws of the text, then draws of each fragment that remains.
+        each empty fragment is left out with the split token after it, as in Megatron-LM, except the last. The example becomes
+        "a<S>b<S>".
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
@@ -95,7 +85,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or fragment. With the probability `rate`, its middle is moved to the end."""
+        """Return the pieces of a text or fragment, with its middle at the end for a share `rate` of the draws."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
@@ -104,13 +94,13 @@ class FillInTheMiddle:
         prefix, middle, suffix = ((part, 1.0) for part in (text[:first], text[first:second], text[second:]))
         prefix_token, middle_token, suffix_token = (([number], 1.0) for number in self.ids)
         if suffix_first < self._options.fim_spm_rate * 2**64:
-            # SPM: suffix, prefix, middle. As in Megatron-LM, the prefix token is first, and the prefix follows the middle token
+            # suffix, prefix, middle, with the prefix token first and the prefix after the middle token, as in Megatron-LM
             return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]
-        return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]  # PSM: prefix, suffix, middle
+        return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]
 
 
 def _draws(text: str, seed: int) -> Iterator[Draws]:
-    """Yield the draws of a text, then the draws of its fragments, without end. They depend on the text and the seed alone."""
+    """Yield the draws of a text, then those of its fragments, without end."""
     digest = hashlib.blake2b(b"%d:%b" % (seed, text.encode()), digest_size=32).digest()
     yield np.frombuffer(digest, "<u8").tolist()
     for number in itertools.count():
@@ -118,7 +108,7 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens `names`. None takes the `_SPELLINGS` that the tokenizer has."""
+    """Return the ids of the prefix, middle and suffix tokens `names`, by default of those in `_SPELLINGS`."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

@@ -14,10 +14,7 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Name of a variable of templates. Its value is a pair of texts.
-
-The tag {% generation %} writes the first text before the text that it marks, and the second text after it. Without the
-variable, the tag writes only the text that it marks."""
+"""Variable with a pair of texts, which the tag {% generation %} writes before and after the text that it marks, if given."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -37,7 +34,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, but without names that begin with an underscore: by such a name, a template can leave the sandbox."""
+    """Jinja's namespace without names that begin with an underscore, by which a template can leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`
@@ -59,13 +56,13 @@ def raise_exception(message: str) -> None:
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return `value` as JSON. Unlike Jinja's own `tojson`, this filter does not escape the characters of HTML."""
+    """Return `value` as JSON. Jinja's own `tojson` escapes the characters of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
-"""Undefined value of `strftime_now`, the function for today's date. A template can test whether the function is defined. A
-template that calls it fails, because its text would differ from day to day."""
+"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined, but can't call it, because
+its text would differ from day to day."""
 
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
@@ -84,15 +81,14 @@ def compile_template(text: str) -> jinja2.Template:
 
 
 def marks_turns(text: str) -> bool:
-    """Return whether a template has the tag {% generation %}."""
-    # This tag is the only one that calls a method of an extension.
+    """Return whether a template has the tag {% generation %}, the only one that calls a method of an extension."""
     return ENVIRONMENT.parse(text).find(jinja2.nodes.ExtensionAttribute) is not None
 
 
 def literals_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the keys that a template may read, and the words that it may look for in texts.
 
-    The words are the string constants in its comparisons, calls, filters and tests: "</think>" in `'</think>' in content`.
+    The words are the strings in its comparisons, calls, filters and tests: "</think>" in `'</think>' in content`.
     """
     nodes = jinja2.nodes
     tree = ENVIRONMENT.parse(text)

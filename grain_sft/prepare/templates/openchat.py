@@ -1,8 +1,7 @@
 """The template openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-`<|end_of_turn|>` follows the system text and each message. The weight of a message is the loss weight of its text and of the
-`<|end_of_turn|>` after the text. The default weight is 1 for the assistant and 0 for the user. These are the rules of
-`ochat/config` in the repository imoneoi/openchat.
+`<|end_of_turn|>` follows the system text and each message. The weight of a message, by default 1 for the assistant and 0 for
+the user, is the loss weight of its text and of the `<|end_of_turn|>` after it. Source: `ochat/config` in imoneoi/openchat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.conversation import Conversation, Message
 from grain_sft.prepare.request import TemplateOptions
-from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate
+from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate, Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
 
 END_OF_TURN = "<|end_of_turn|>"
@@ -51,28 +50,22 @@ class OpenChat(PiecesTemplate):
         return pieces
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
-        """Return the system text and the messages after it.
-
-        The system text comes from the record, from a first message of role "system", or from the option `system_prompt`.
-        """
+        """Return the system text (the record's, the first message's or the option's) and the messages after it."""
         messages = conversation.messages
         if conversation.system is None and messages[0].role == "system":
             return messages[0].content, messages[1:]
         system = self.chosen.system_prompt if conversation.system is None else conversation.system
         return system, messages
 
-    def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
-        """Return the loss weight of each piece. With `seq_level_weight`, divide it by the number of tokens of the message.
-
-        The tokens of a message are those of its text and of its `<|end_of_turn|>`, without the prefix.
-        """
-        if not self.chosen.seq_level_weight:
-            return weights
-        divided = list(weights)
-        # A message has three pieces: prefix, text and end of turn. The loop goes back from the last text, because the first
-        # message is piece 1, or piece 3 after a system text. The loop divides the system text's weight too, but that is 0.
-        for text in range(len(ids) - 2, 0, -3):
-            end_of_turn = text + 1
-            divided[text] /= len(ids[text]) + len(ids[end_of_turn])
-            divided[end_of_turn] = divided[text]
-        return divided
+    def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
+        """See `PiecesTemplate.document`. `seq_level_weight` divides a message's weight by its tokens, without the prefix."""
+        if self.chosen.seq_level_weight:
+            pieces = list(pieces)
+            # Each message, from the last one on, has three pieces: prefix, text and end of turn. A system text before the first
+            # message has the weight 0, which may be divided, too.
+            for end in range(len(pieces) - 1, 1, -3):
+                num_tokens = len(ids[end - 1]) + len(ids[end])
+                for number in (end - 1, end):
+                    value, weight = pieces[number]
+                    pieces[number] = value, weight / num_tokens
+        return super().document(pieces, ids)

@@ -1,7 +1,7 @@
 """The template primer: each message is the token of its role (`<|sys|>`, `<|usr|>` or `<|asst|>`), its content and `<|eot|>`.
 
-Each content is encoded by itself, unchanged. The assistant's contents and the `<|eot|>` after them take loss. These rules are
-those of the primer specification of niels_gpt.
+Each content is encoded by itself, unchanged. The assistant's contents and the `<|eot|>` after them take loss. Source: the
+primer specification of niels_gpt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,7 @@ from grain_sft.prepare.templates.template import Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer
 
 SPECIAL_TOKENS: Mapping[str, str] = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}
-IGNORED = -100
-"""Label of a token that takes no loss."""
+IGNORED = -100  # label of a token that takes no loss
 
 _ROLES: Mapping[str, str] = {"system": "sys", "user": "usr", "assistant": "asst"}
 
@@ -35,7 +34,7 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return three pieces for the system text and for each message: the token of its role, its text and `<|eot|>`."""
+        """Return the token of the role, the text and `<|eot|>` of the system text and of each message."""
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []

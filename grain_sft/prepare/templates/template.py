@@ -89,8 +89,8 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render.
 
-        A template can't render a role that `roles` lacks, or a second system text. If the option `special_text` is "error", it
-        also can't render a text that spells a special token.
+        This is one with a role that `roles` lacks, with a second system text, or, if the option `special_text` is "error", with
+        a text that spells a special token.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
@@ -112,11 +112,11 @@ class Template(abc.ABC):
                 self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
-        """Return whether each message takes loss. A message takes loss if its role is in `learned` and its weight is not 0.
+        """Return whether each message takes loss: its role is in `learned`, and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`, a message has a weight other than 0 and 1, or a message has weight 1
-            and a role that `learned` lacks.
+          RecordError: No message has a role in `learned`, or a message has a weight other than 0 and 1, or weight 1 and another
+            role.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
@@ -130,7 +130,7 @@ class Template(abc.ABC):
         return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
 
     def refuse_calls(self, conversation: Conversation) -> None:
-        """Raise a RecordError if a conversation has tools, tool calls or thoughts, which this template does not render."""
+        """Refuse a conversation with tools, tool calls or thoughts, which this template does not render."""
         fix = dict.fromkeys(CALLS, " Or write calls in the role 'assistant_toolcall', for --template episode_tool.")
         if conversation.tools:
             raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}")
@@ -141,7 +141,7 @@ class Template(abc.ABC):
                     raise RecordError(f"{problem}. {unread(key)}{fix.get(key, '')}")
 
     def ids_of(self, spellings: Collection[str]) -> list[list[int]]:
-        """Return [id] for each special token. Raise a PrepareError that names the special tokens that the tokenizer lacks."""
+        """Return [id] for each special token. Raise a PrepareError that names those that the tokenizer lacks."""
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             problem = f"template {self.name}: the tokenizer has no special token {', '.join(missing)}"
             fix = "Train one that has them (grain-sft train-tokenizer), or choose another template"
@@ -179,20 +179,8 @@ class PiecesTemplate(Template):
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
-    def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
-        """Return the loss of the tokens of each piece. A subclass may divide the loss by the number of tokens.
-
-        Args:
-          ids: uint32 [tokens], token ids of each piece.
-          weights: Loss of each piece, as in `Piece`.
-        """
-        return weights
-
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`.
-
-        If a text can't be encoded, the conversations are rendered one by one. Then only the conversation of this text fails.
-        """
+        """See `Template.render`. If a text can't be encoded, only its conversation fails: they are rendered one by one."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
@@ -212,7 +200,6 @@ class PiecesTemplate(Template):
         return results
 
     def _checked_pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the pieces of a conversation that `check` accepts."""
         self.check(conversation)
         return self.pieces(conversation)
 
@@ -221,14 +208,12 @@ class PiecesTemplate(Template):
         for (value, _), part in zip(pieces, ids, strict=True):
             if isinstance(value, str) and self._is_forbidden.take(part).any():
                 raise RecordError(f"messages: {shown(value)} becomes a special token of this tokenizer. Change it.")
-        weights = self.weights(ids, [weight for _, weight in pieces])
-        dtype = np.float32 if self.weighted else np.bool_
-        loss: npt.NDArray[Any] = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
-        return Rendered(np.concatenate(ids), loss)
+        weights = np.array([weight for _, weight in pieces], np.float32 if self.weighted else np.bool_)
+        return Rendered(np.concatenate(ids), np.repeat(weights, [len(part) for part in ids]))
 
 
 def _as_array(ids: list[int]) -> Ids:
-    """Return ids as uint32. Ids that are negative or too large become Python objects, which `templates.render` refuses."""
+    """Return ids as uint32. Those that are negative or too large become Python objects, which `templates.render` refuses."""
     try:
         return np.array(ids, np.uint32)
     except OverflowError:
@@ -246,8 +231,7 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 class SpecialText:
     """Search for special tokens in text.
 
-    `find` first looks for the first characters of the tokens. A text that has none of these characters takes 0.2 ns a
-    character. With the pattern alone, it would take up to 13 ns a character.
+    `find` first looks for their first characters: a text without these takes 0.2 ns a character, not up to 13.
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:
@@ -263,7 +247,7 @@ class SpecialText:
         return None
 
     def check(self, value: object, where: str) -> None:
-        """Raise a RecordError if a string in the JSON `value` spells a special token; `where` is the path of the value."""
+        """Raise a RecordError if a string in the JSON `value`, which is at the path `where`, spells a special token."""
         if value is None or (type(value) is str and self.find(value) is None):
             return
         for path, text in strings(value, where):
@@ -274,6 +258,6 @@ class SpecialText:
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
-    """Compile `pattern`, with {} replaced by alternatives: the `texts`, longest first. Without texts, nothing matches."""
+    """Compile `pattern`, with {} replaced by the alternatives `texts`, longest first. Without texts, nothing matches."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))

@@ -12,11 +12,7 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Text(PiecesTemplate):
-    """Template of plain documents: BOS, the text and EOS.
-
-    The options `bos` and `eos` add BOS and EOS. With the option `fim_rate`, the middle of some texts moves to the end of the
-    text, so that the model learns to fill in the middle.
-    """
+    """Template of plain documents: BOS, the text and EOS. With `fim_rate`, the middle of some texts moves to their end."""
 
     name = "text"
     roles = (DOCUMENT,)
@@ -39,7 +35,7 @@ class Text(PiecesTemplate):
             if form is not None and not unicodedata.is_normalized(form, text):
                 raise PrepareError(f"{name}: {text!r} is not {form}, so normalized texts lack it. Leave out normalize.")
         if self.special is not None and options.fim_split_sample is not None:
-            # A text may spell this special token, because texts are divided at it.
+            # a text may spell this special token, which divides it
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
         if self._fim is not None:
             self.forbid(self._fim.ids)
@@ -51,7 +47,7 @@ class Text(PiecesTemplate):
             self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return BOS, the normalized text, and EOS. With `fim_rate`, the middle of the text may have moved to its end."""
+        """Return BOS, the normalized text, perhaps with its middle at the end, and EOS."""
         text = conversation.messages[0].content
         form = self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
@@ -62,7 +58,7 @@ class Text(PiecesTemplate):
         return [*self._before, *pieces, *self._after]
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. With `empty` "drop", a document whose text has no tokens loses BOS and EOS too."""
+        """See `PiecesTemplate.document`. With `empty` "drop", a document whose text has no tokens loses BOS and EOS."""
         rendered = super().document(pieces, ids)
         text_bytes = sum(len(value.encode()) for value, _ in pieces if isinstance(value, str))
         has_text = any(len(part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str))
@@ -71,12 +67,7 @@ class Text(PiecesTemplate):
 
 
 def _piece(number: int | None, place: str, option: str) -> Piece:
-    """Return BOS or EOS, whose id is `number`, as a piece.
-
-    Raises:
-      PrepareError: `number` is None, because the tokenizer has no BOS or EOS. The message has `place`, such as "begin with
-        BOS", and `option`, such as "--no-bos".
-    """
+    """Return BOS or EOS as a piece. Raise a PrepareError with `place` and `option` if the tokenizer has no such token."""
     if number is None:
         raise PrepareError(f"template text: documents {place}; this tokenizer has no such token. Give {option}.")
     return [number], 1.0

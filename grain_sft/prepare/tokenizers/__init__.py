@@ -18,10 +18,9 @@ __all__ = ["HuggingFaceTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer"
 _SIDECARS = ("tokenizer_config.json", CHAT_TEMPLATE)
 # a folder with one of these files holds a Hugging Face tokenizer
 _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"}
-_HUGGINGFACE_NAMES = (  # files that are read from such a folder
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
-    *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
-)
+_HUGGINGFACE_NAMES = _HUGGINGFACE_FOLDER | {  # files that are read from such a folder
+    *("special_tokens_map.json", "added_tokens.json", "config.json", CHAT_TEMPLATE, "chat_template.json", "merges.txt"),
+}
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
 _MISTAKES = (
@@ -33,19 +32,15 @@ _MISTAKES = (
     (rb"\s*\[|" + _JSON, "JSON without 'model' and 'added_tokens'. Give the tokenizer.json, or its directory."),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
-"""Files that users give by mistake: a pattern of their first bytes, and the end of the error message.
-
-The first pattern that matches counts. The last pattern matches every file.
-"""
+"""Files given by mistake: a pattern of their first bytes, and the end of the error message. The first match counts."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer at `path`, a local or remote file or directory.
 
-    A file may be a SentencePiece model, a `tokenizer.json` or a tiktoken file. Its content decides the kind, not its name. A
+    The content of a file, not its name, decides whether it is a SentencePiece model, a `tokenizer.json` or a tiktoken file. A
     `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory holds the
-    files of a Hugging Face tokenizer, or else one SentencePiece model or tiktoken file. Beside such a model or file, the
-    directory may hold a `chat_template.jinja`.
+    files of a Hugging Face tokenizer, or one SentencePiece model or tiktoken file, perhaps with a `chat_template.jinja`.
 
     Raises:
       CorpusFileError: The path does not exist or can't be read, or the directory has no tokenizer or several tokenizers.
@@ -58,31 +53,25 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             f"{where}: no such file, and no such directory. Expected a local or gs:// path. If it is a name on Hugging "
             f"Face, download the tokenizer first, as with `hf download NAME --local-dir FOLDER`, and give the folder."
         )
-    if files.is_file(where) or not (files.is_remote(where) or os.path.isdir(where)):
+    if not files.is_folder(where):
         return _load_file(where, {})
     names = _names_in(where)
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
-    candidates = [name for name in names if re.fullmatch(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)", name)]
-    candidates = [name for name in candidates if not files.is_folder(files.join(where, name))]
+    is_candidate = re.compile(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)").fullmatch
+    candidates = [name for name in names if is_candidate(name) and not files.is_folder(files.join(where, name))]
     if len(candidates) == 1:
         templates = {name: files.read_bytes(files.join(where, name)) for name in {CHAT_TEMPLATE} & set(names)}
         return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
     problem = f"{where}: expected a SentencePiece .model, a tokenizer.json, or another tokenizer"
-    fix = "Give the path of the tokenizer's file"
-    raise CorpusFileError(f"{problem}; found {', '.join(names)[:200] or 'nothing'}. {fix}.")
+    found = ", ".join(names)[:200] or "nothing"
+    raise CorpusFileError(f"{problem}; found {found}. Give the path of the tokenizer's file.")
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
-    """Load a tokenizer file.
-
-    Args:
-      where: Path of the file.
-      templates: Content of the directory's chat template, by file name. Empty if the directory has no template, or if the user
-        gave the path of a file, not of a directory.
-    """
+    """Load a tokenizer file. `templates` has the chat template of a directory that the user gave, by file name."""
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
     if re.match(_JSON, content) and b'"model"' in content and has_vocabulary:
@@ -102,12 +91,12 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
 
 
 def _names_in(folder: str, pattern: str = "*") -> list[str]:
-    """Return the names of the files and folders in a folder that match a glob pattern."""
+    """Return the names in a folder that match a glob pattern."""
     return [files.name_of(path) for path in files.glob(files.join(glob.escape(folder), pattern))]
 
 
 def _read_folder(folder: str) -> dict[str, bytes]:
-    """Return the content of each file in `folder` that belongs to a Hugging Face tokenizer, by name."""
+    """Return the content of the files of a Hugging Face tokenizer in `folder`, by name."""
     names = [name for name in _names_in(folder) if name in _HUGGINGFACE_NAMES or name.endswith(".model")]
     subfolder = "additional_chat_templates"
     names += [f"{subfolder}/{name}" for name in _names_in(files.join(folder, subfolder), "*.jinja")]

@@ -21,9 +21,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # codes of Latin-1
 _OTHERS = [code for code in range(256) if code not in _PRINTABLE]
 _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
-"""The byte that each character represents in the tokens of byte-level BPE. Source: openai/gpt-2, encoder.py.
-
-Printable characters of Latin-1 represent their own bytes. U+0100, U+0101, … represent the other bytes, in order.
+"""Byte of each character in the tokens of byte-level BPE: printable characters of Latin-1 represent their own bytes, and
+U+0100, U+0101, … the others, in order. Source: openai/gpt-2, encoder.py.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
 _GUARD = "\0"  # see `renamed`. No text has this character, because records with NUL are refused.
@@ -32,8 +31,8 @@ _GUARD = "\0"  # see `renamed`. No text has this character, because records with
 class HuggingFaceTokenizer(Tokenizer):
     """Tokenizer that transformers loads from its files, without network access and remote code.
 
-    Its special tokens are the added tokens that the files declare special, and added tokens that look like `<|markers|>`. Other
-    added tokens, such as `<think>` and runs of spaces, are ordinary text, as in transformers.
+    Its special tokens are the added tokens that the files declare special or that look like `<|markers|>`. Others, such as
+    `<think>` and runs of spaces, are ordinary text, as in transformers.
 
     Raises:
       CorpusError: transformers can't load the files, or there is no tokenizer.json (a "slow" tokenizer).
@@ -95,7 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses; None if there is no template. Raises a CorpusError if it can't choose one."""
+        """The template that transformers chooses. Raises a CorpusError if it can't choose one."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -111,14 +110,14 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def strict(self) -> Any:
-        """Like `exact`, but a character without a token is an error. `exact` may drop such a character."""
+        """Like `exact`, but a character without a token, which `exact` may drop, is an error."""
         content = self._bare_content()
-        # `refuse` changes `content`, and returns whether it did
-        return self._load(content) if huggingface_gaps.refuse(content, _BYTES) else self.exact
+        is_changed = huggingface_gaps.refuse(content, _BYTES)
+        return self._load(content) if is_changed else self.exact
 
     @functools.cached_property
     def plain(self) -> Any:
-        """Like `strict`, but its special tokens are `renamed`: a text that spells a special token becomes ordinary tokens."""
+        """Like `strict`, but special tokens are `renamed`: a text that spells one becomes ordinary tokens."""
         content = self._bare_content()
         _rename_tokens(content, self.special_tokens.keys())
         huggingface_gaps.refuse(content, _BYTES)
@@ -141,7 +140,6 @@ class HuggingFaceTokenizer(Tokenizer):
         encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
 
         def encode(text: str) -> list[int]:
-            """Return the ids of one text. A long text is cut first."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
@@ -156,7 +154,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _cuts(self) -> re.Pattern[str] | None:
-        """Pattern of the places where a long text may be cut; None if no cut keeps the ids."""
+        """Pattern of the places where a long text may be cut. None if no cut keeps the ids."""
         return huggingface_cuts.cuts_of(json.loads(self.plain.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -177,15 +175,14 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _steps(self) -> str:
-        """JSON of the decoder and the pre-tokenizer. `token_text` searches it for the names of their steps."""
+        """JSON of the decoder and the pre-tokenizer, which has the names of their steps."""
         content = self._content()
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
         """Return the id of EOS, padding or BOS: `number`, if transformers gives one.
 
-        A tokenizer.json alone does not state which token is EOS. For such a file, this returns the id of the special token in
-        `names`, if exactly one special token is in `names`. Otherwise it returns None.
+        A lone tokenizer.json does not state it. There, the only special token that is in `names` counts.
         """
         if isinstance(number, int):
             return number
@@ -198,12 +195,12 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
-        """Return the parsed tokenizer.json of `transformers_tokenizer`."""
+        """Return the parsed tokenizer.json."""
         content: dict[str, Any] = json.loads(self.transformers_tokenizer.backend_tokenizer.to_str())
         return content
 
     def _bare_content(self) -> dict[str, Any]:
-        """Return `_content` without the parts that add tokens, cut texts, or trim the offsets of tokens."""
+        """Return `_content` without what adds tokens, cuts texts, or trims the offsets of tokens."""
         return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
 
     def _load(self, content: dict[str, Any]) -> Any:
@@ -221,7 +218,7 @@ _lock = ForkSafeLock()
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for the block of the `with` statement."""
+    """Set an environment variable in the context."""
     with _lock.lock:
         before = os.environ.get(name)
         os.environ[name] = value
@@ -239,7 +236,7 @@ def renamed(spelling: str) -> str:
 
 
 def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
-    """Rename the special tokens of a parsed tokenizer.json in place, and keep all ids. No text becomes a renamed token."""
+    """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids, and no text becomes one."""
 
     def name_of(piece: str) -> str:
         return renamed(piece) if piece in special else piece

@@ -1,18 +1,16 @@
 """Places where a long text can be cut, so that a `tokenizer.json` gives the pieces the same ids as the whole text.
 
-The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a
-long text is encoded in pieces. It is cut between a letter and the space after it, and between a Han character and the Chinese
-comma or full stop after it. The ids stay the same if:
+The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a long
+text is cut between a letter and the space after it, and between a Han character and the Chinese comma or full stop after it.
+A piece has the ids of the whole text because the library encodes each word alone, if:
 
-- The normalizers look at no more than one character and its combining marks. They strip and add no spaces at the ends.
-- The pre-tokenizer splits the uncut text at the same place. Its pattern consists of `_ALTERNATIVES`. No alternative matches
-  the letter before a cut together with the space after it. No alternative has a lookbehind. Only alternatives for spaces have
-  a lookahead.
-- The pre-tokenizer adds nothing at the cut. Its option `add_prefix_space` adds a space to a text that begins without one. With
-  this option, texts are cut only before spaces.
-- No added token contains a letter and then a space. No added token that ends in a letter takes the spaces after it (`rstrip`).
+- The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
+- The pre-tokenizer splits the uncut text there, too. Its pattern consists of `_ALTERNATIVES`. None matches the letter before a
+  cut together with the space after it, none has a lookbehind, and only those for spaces have a lookahead.
+- The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text without one, so with this option, texts
+  are cut only before spaces.
+- No added token contains a letter and then a space, or ends in a letter and takes the spaces after it (`rstrip`).
 
-If all of this holds, the library encodes each word alone. So a word has the same ids in a piece and in the whole text.
 Source: huggingface/tokenizers, `TokenizerImpl::encode`.
 """
 
@@ -22,11 +20,10 @@ from typing import Any
 
 CUT_CHARACTERS = 1 << 18  # minimum number of characters of a piece; the last piece may be shorter
 
+# Latin, Cyrillic, kana, Han and Hangul: letters in every version of Unicode and after every normalization
 _LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
-"""Latin, Cyrillic, kana, Han and Hangul: letters in every version of Unicode and after every normalization."""
 _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
-"""Like `_BEFORE_SPACE`, and also between a Han character and a Chinese comma or full stop."""
 _SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # finds added tokens that a cut would divide
 
 # letters except small ones, and letters except capitals; both with combining marks, as in the pattern of GPT-4o
@@ -49,9 +46,7 @@ _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
     """Return a pattern whose matches end where a text may be cut. None if a cut could change the ids.
 
-    Args:
-      content: Parsed JSON of a loaded tokenizer, as the library's `to_str` returns it. The user's own tokenizer.json may lack
-        keys, if an older version of the library wrote it.
+    `content` is the parsed result of the library's `to_str`, because the user's own tokenizer.json may lack keys.
     """
     steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
     normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]
@@ -61,7 +56,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         text = token["content"]
         if _SPANS_CUT.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
             return None
-        # Normalization may turn a no-break space of the token into a space. The search above does not see that space.
+        # normalization may turn a no-break space of the token into a space
         if normalizers and token["normalized"] and not text.isascii():
             return None
     if [step["type"] for step in steps] == ["Metaspace"]:
@@ -82,7 +77,7 @@ def pieces(text: str, cuts: re.Pattern[str] | None) -> Iterator[str]:
 
 
 def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer. A sequence holds its steps under the key `parts`."""
+    """Yield the steps of a normalizer or pre-tokenizer. A sequence has them under the key `parts`."""
     if step is not None and step["type"] == "Sequence":
         for inner_step in step[parts]:
             yield from _flat(inner_step, parts)
@@ -93,8 +88,7 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 def _keeps_words(step: Mapping[str, Any]) -> bool:
     """Return whether a pre-tokenizer splits a word in the same way in a piece and in the whole text.
 
-    "Digits" and "ByteLevel" always do. "Split" does if its pattern consists of `_ALTERNATIVES`, and if it makes each match a
-    word of its own ("Isolated") or drops the matches ("Removed").
+    "Split" does if its pattern is known, and if it makes words of the matches ("Isolated") or drops them ("Removed").
     """
     if step["type"] == "Split":
         is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None

@@ -1,8 +1,7 @@
 """Errors for characters that have no token in a `tokenizer.json`.
 
-A BPE model may declare no `unk_token`. Then the library `tokenizers` leaves out each character that has no token, and a run
-would train on text with gaps. If a model declares an `unk_token` that is not in its vocabulary, the library raises an error
-instead. So `refuse` declares an `unk_token` that no vocabulary has.
+If a BPE model declares no `unk_token`, the library leaves out each character without a token, and a run would train on text
+with gaps. If the declared `unk_token` is not in the vocabulary, the library raises an error. So `refuse` declares such a token.
 """
 
 import json
@@ -15,15 +14,10 @@ _ABSENT = "\0absent\0"  # an unknown token that no vocabulary has
 
 
 def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
-    """Change a tokenizer so that it refuses characters without a token. Return False if it needs no change.
+    """Change a parsed tokenizer.json to refuse characters without a token. Return whether it had to be changed.
 
-    A byte-level model needs no change if its vocabulary has all 256 bytes, because it can encode any text. But a
-    model that puts a prefix or suffix on subwords is changed: it looks up some bytes as "##x" or "x</w>", which the vocabulary
-    may lack.
-
-    Args:
-      content: Parsed tokenizer.json, which is changed in place.
-      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary.
+    A byte-level model with tokens for `all_bytes`, the characters of the 256 bytes, can encode any text. But with a prefix or
+    suffix of subwords, it looks up some bytes as "##x" or "x</w>", which the vocabulary may lack.
     """
     model = content["model"]
     steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
@@ -37,7 +31,7 @@ def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
 
 
 def refusal(tokenizer: Any, text: str, error: Exception) -> RecordError:
-    """Return the error for a text that a `tokenizers.Tokenizer` could not encode because of `error`."""
+    """Return the error for a text that a `tokenizers.Tokenizer` could not encode."""
     where = shortened(repr(text))
     failure = f"encode {where} ({error})"
     if _ABSENT in str(error):
@@ -50,7 +44,6 @@ def refusal(tokenizer: Any, text: str, error: Exception) -> RecordError:
 
 
 def _fails(tokenizer: Any, text: str) -> bool:
-    """Return whether a text can't be encoded."""
     try:
         tokenizer.encode(text, add_special_tokens=False)
     except Exception:  # tokenizers raises bare Exceptions

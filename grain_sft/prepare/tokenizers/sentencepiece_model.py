@@ -1,4 +1,4 @@
-"""SentencePieceTokenizer: the tokenizer of a SentencePiece model."""
+"""The tokenizer of a SentencePiece model."""
 
 import functools
 import itertools
@@ -23,7 +23,6 @@ _CONTROL, _USER_DEFINED = 3, 4
 _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
 """Texts that make a user-defined piece a control token, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
 
-
 _SCHEMA = """
 name: "pieces.proto" package: "pieces" syntax: "proto2"
 message_type {
@@ -35,17 +34,16 @@ message_type {
   name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
 }
 """
-"""Schema of the fields of a model that this module reads: a part of sentencepiece_model.proto. Protobuf keeps the other fields
-of a model unchanged."""
+"""The fields of sentencepiece_model.proto that this module reads. Protobuf keeps the others unchanged."""
 _model_class = functools.cache(lambda: message_class(_SCHEMA, "pieces.Model"))
 
 
 class SentencePieceTokenizer(OneFileTokenizer):
     """Tokenizer of a SentencePiece model.
 
-    SentencePiece encodes text to USER_DEFINED pieces, but never to CONTROL pieces. Most USER_DEFINED pieces are ordinary text
-    as one token, such as `<h1>` or several spaces. Some look like control tokens, such as `<|eot|>` or `<start_of_turn>`. The
-    constructor changes these to CONTROL pieces in memory, so that no text is encoded to them. Their ids stay the same.
+    SentencePiece encodes text to USER_DEFINED pieces, but never to CONTROL pieces. Most USER_DEFINED pieces are ordinary text,
+    such as `<h1>` or several spaces. Those that look like control tokens, such as `<|eot|>` or `<start_of_turn>`, become
+    CONTROL pieces in memory, with the same ids.
 
     Raises:
       CorpusError: The bytes are not a SentencePiece model.
@@ -72,13 +70,13 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays, which is 5 % faster than lists."""
+        """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays, which is 5 % faster."""
         if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):  # only versions that return arrays have this attribute
             return super().encode_arrays(texts)
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """See `OneFileTokenizer`. Find the spans in the normalized text and map them back to `text`."""
+        """See `OneFileTokenizer`. The spans in the normalized text are mapped back to `text`."""
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
@@ -119,7 +117,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
 
 def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
-    """Return the model with its user-defined markers as CONTROL pieces, and the id of each CONTROL piece by text."""
+    """Return the model with its user-defined markers as CONTROL pieces, and the ids of all CONTROL pieces by text."""
     parsed = _model_class().FromString(model)
     special: dict[str, int] = {}
     for number, piece in enumerate(parsed.pieces):

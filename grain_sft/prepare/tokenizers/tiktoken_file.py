@@ -1,7 +1,4 @@
-"""TiktokenTokenizer: the tokenizer of a tiktoken file.
-
-A line of the file has a token in base64, and the token's rank, which is its id.
-"""
+"""The tokenizer of a tiktoken file. A line of the file has a token in base64, and the token's rank, which is its id."""
 
 import base64
 import functools
@@ -22,13 +19,13 @@ _CHARACTERS = (
     " \t\r\n\x0b\x0c\u2028\u2029\x01\u00ad\ue000\u0378"
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
-# Every ordered pair of these characters, such as "aA" and "Aa". A split pattern loses the characters that it does not match. A
-# pattern that loses nothing of this text is accepted, but may lose a character that this text lacks: `a|[^b]` loses "b".
+
+# All ordered pairs of these characters. A split pattern loses the characters that it does not match. A pattern may keep these
+# and lose others: `a|[^b]` loses "b".
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
-# tokens with their ids in Llama 3's file: a file that has them is taken for Llama 3's
-_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}
+_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # a file with these tokens is taken for Llama 3's
 _LLAMA3_NAMED = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
     *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -38,7 +35,7 @@ _LLAMA3_SPECIAL = (*_LLAMA3_NAMED, *(f"<|reserved_special_token_{2 + i}|>" for i
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the sidecar of a tiktoken file: the tokenizer's split pattern, and its special tokens with their ids."""
+    """Content of the sidecar of a tiktoken file."""
 
     pattern: str
     special_tokens: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
@@ -57,10 +54,10 @@ _LLAMA3 = Settings(
 
 
 class TiktokenTokenizer(OneFileTokenizer):
-    """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar file, which has the other settings.
+    """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar file.
 
-    The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens, under
-    the keys of `Settings`. Llama 3's file needs no sidecar.
+    The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens with their
+    ids, under the keys of `Settings`. Llama 3's file needs none.
 
     Raises:
       CorpusError: The bytes are not a tiktoken file, the sidecar is missing or wrong, or the pattern loses text.
@@ -113,7 +110,6 @@ class TiktokenTokenizer(OneFileTokenizer):
         return str(self._encoding.decode([int(number) for number in ids]))
 
     def _load(self, pattern: str) -> Any:
-        """Return the `tiktoken.Encoding` of the ranks, the special tokens and the split pattern."""
         tiktoken = import_extra("tiktoken", f"{self._where}: a tiktoken file", "tiktoken", "tiktoken")
         tokens = {"mergeable_ranks": self._ranks, "special_tokens": dict(self.special_tokens)}
         try:
@@ -122,7 +118,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
     def _check_pattern(self) -> None:
-        """Refuse a pattern that some character does not match: tiktoken leaves such characters out of the ids."""
+        """Refuse a pattern that does not match every character: tiktoken leaves such characters out of the ids."""
         where = f"{self._where}.json: pattern"
         try:
             decoded = self.decode(self.encode([_ALL_PAIRS])[0])
@@ -136,7 +132,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             )
 
     def _settings(self, sidecar: bytes | None) -> Settings:
-        """Return the settings in the sidecar. Without a sidecar, return Llama 3's settings for Llama 3's file."""
+        """Return the settings in the sidecar. Llama 3's file needs none."""
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
@@ -159,7 +155,7 @@ class TiktokenTokenizer(OneFileTokenizer):
 
 
 def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
-    """Return the rank of each token in a tiktoken file, or raise a CorpusError that names the faulty line."""
+    """Return the rank of each token in a tiktoken file."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), 1):
         if not line:

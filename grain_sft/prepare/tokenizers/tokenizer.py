@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 
-CHAT_TEMPLATE = "chat_template.jinja"
-"""File name of a directory's own chat template."""
+CHAT_TEMPLATE = "chat_template.jinja"  # file of a directory's own chat template
 
 MARKER = re.compile(r"<\|.+\|>|</?myPT_\w+>", re.DOTALL)
 """Spellings of tokens that count as control tokens even if their tokenizer declares them ordinary, such as `<|eot|>`."""
@@ -26,14 +25,14 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      encodes_whole_chats: Whether the library gets whole chats and finds the control tokens in them, as transformers does.
+      encodes_whole_chats: Whether the library itself finds the control tokens in whole chats, as transformers does.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids of these tokens; None for a token that the tokenizer does not have.
-      sha256: Hash of all files of the tokenizer, as `hash_files` computes it. A chat template in a file is one of them.
-      special_tokens: Ids of the special tokens, by spelling. Special tokens mark turns, the end of a document and the like.
+      sha256: Hash of all files of the tokenizer, a chat template included, as `hash_files` computes it.
+      special_tokens: Ids of the special tokens, such as ends of turns and documents, by spelling.
       control_ids: Ids of special tokens that no text may become: all except the token for unknown characters.
       empty_ids: Ids that the tokenizer's own encoding adds even to an empty text, such as BOS. `encode` does not add them.
-      template_variables: Variables of chat templates: `bos_token`, `eos_token`, … with the spelling of the token.
+      template_variables: Variables of chat templates, such as `bos_token`, with the spelling of the token.
       chat_template: The tokenizer's own Jinja template; None if it has no template.
 
     Args:
@@ -69,7 +68,7 @@ class Tokenizer(abc.ABC):
         """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return the ids of each text as an array. By way of `array.array`, this is 3 times as fast as `np.array` of a list."""
+        """Return the ids of each text as an array. `array.array` makes this 3 times as fast as `np.array` of a list."""
         return [np.asarray(array.array("I", ids)) for ids in self.encode(texts)]
 
     @abc.abstractmethod
@@ -102,17 +101,12 @@ class OneFileTokenizer(Tokenizer):
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return where each token begins and ends in `text`, as two arrays int64 [ids].
-
-        They are the index of the token's first character, and the index after its last character.
-        """
+        """Return where each token begins and ends in `text`, as `character_spans` does."""
 
     def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
-        """Set the attributes that depend on special tokens and on the chat template.
+        """Set the attributes that depend on special tokens (ids by spelling) and on the chat template.
 
-        Args:
-          special_tokens: Id of each special token, by spelling.
-          named: Spelling and id of "bos", "eos" and "pad", where the tokenizer has them.
+        `named` has the spelling and the id of "bos", "eos" and "pad", where the tokenizer has them.
         """
         self.special_tokens = special_tokens
         self.control_ids = frozenset(special_tokens.values())
@@ -140,12 +134,11 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return where each token begins and ends in `text`, as two arrays int64 [tokens].
+    """Return where each token begins and ends in `text`, the text of all tokens, as two arrays int64 [tokens].
 
     They are the index of the token's first character, and the index after its last character.
 
     Args:
-      text: Text of all tokens.
       lengths: int64 [tokens], number of UTF-8 bytes of each token, 1 or more.
 
     Raises:
