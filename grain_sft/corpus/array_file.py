@@ -32,16 +32,7 @@ class ArrayFile(NamedTuple):
 
 
 def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayFile:
-    """Return the array file at `path`. Only its first and last bytes are read.
-
-    A file that begins with the magic of .npy files has a header. Any other file is raw.
-
-    Args:
-      path: Path or URL of the file.
-      raw_dtype: Dtype of the values if the file is raw.
-      codes: Dtypes that a header may state besides `raw_dtype`, such as "f4" for little-endian float32. Any other dtype in a
-        header raises a CorpusError.
-    """
+    """Return the array file at `path`, after reading its first and last bytes. Other arguments are those of `find_data`."""
     size, head, version = file_stamp.read_head(path)
     dtype, count, offset = find_data(path, head, size, raw_dtype, codes)
     first = head[offset : offset + file_stamp.DIGEST_BYTES]
@@ -57,41 +48,38 @@ def dtype_code(dtype: object) -> str:
 
 
 def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str] = ()) -> tuple[Dtype, int, int]:
-    """Return the dtype, the number of values and the byte offset of the first value of a file.
+    """Return the dtype, the number of values and the byte offset of the first value of a file of `size` bytes.
 
-    `head` has the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.
+    A file that begins with the magic of .npy files has a header. Any other file is raw.
+
+    Args:
+      head: First bytes of the file.
+      raw_dtype: Dtype of the values if the file is raw.
+      codes: Dtypes that a header may state besides `raw_dtype`, such as "f4" for little-endian float32.
     """
     if not head.startswith(MAGIC):
         if size % raw_dtype.itemsize:
-            raise CorpusError(
-                f"{path}: {size} bytes is not a multiple of {raw_dtype.itemsize}, the size of a {raw_dtype.name}. Copy the "
-                "file again if it was cut short. If its tokens are of another dtype, give uint8, uint16, uint32 or uint64."
-            )
+            problem = f"{path}: {size} bytes is not a multiple of {raw_dtype.itemsize}, the size of a {raw_dtype.name}"
+            raise CorpusError(f"{problem}. Copy the file again if it was cut short, or give the dtype of its tokens.")
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)
     code = dtype_code(header_dtype)
     allowed = (*codes, raw_dtype.str[1:])
     if code not in allowed:
-        names = dict.fromkeys(np.dtype(code).name for code in allowed)
+        names = ", ".join(dict.fromkeys(np.dtype(code).name for code in allowed))
         problem = f"{path}: its .npy header states dtype {shortened(repr(header_dtype))}"
-        fix = "Convert the array with numpy's astype"
-        raise CorpusError(f"{problem}; expected little-endian {', '.join(names)}. {fix}.")
+        raise CorpusError(f"{problem}; expected little-endian {names}. Convert the array with numpy's astype.")
     dtype = np.dtype(code)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(f"{path}: the array has shape {shape}; expected one dimension. Save array.reshape(-1).")
     if shape[0] * dtype.itemsize != size - offset:
         problem = f"{path}: the header promises {shape[0]} values ({shape[0] * dtype.itemsize} bytes)"
-        fix = "The file was truncated or appended to; write it again"
-        raise CorpusError(f"{problem}, but {size - offset} bytes follow it. {fix}.")
+        raise CorpusError(f"{problem}, but {size - offset} bytes follow it. Write the file again.")
     return dtype, shape[0], offset
 
 
 def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
-    """Return the dtype as the header states it, the shape, and the byte offset of the data of a .npy file of `size` bytes.
-
-    Raises:
-      CorpusError: The header is damaged, or of a version that numpy does not write.
-    """
+    """Return the dtype as the header states it, the shape, and the byte offset of the data of a .npy file of `size` bytes."""
     version = list(head[len(MAGIC) : len(MAGIC) + 2])
     if version not in ([1, 0], [2, 0], [3, 0]):
         raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
@@ -99,9 +87,8 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
     length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
     offset = start + length
     if offset > min(size, file_stamp.MOST_HEADER_BYTES):
-        problem = f"{path}: the .npy header claims {length} bytes, but the file has {size} bytes"
-        limit = f"the header of a token array has at most {file_stamp.MOST_HEADER_BYTES}"
-        raise CorpusError(f"{problem}, and {limit}. The file is damaged.")
+        problem = f"{path}: the .npy header claims {length} bytes, but the file has {size}, and a header has at most"
+        raise CorpusError(f"{problem} {file_stamp.MOST_HEADER_BYTES}. The file is damaged.")
     try:
         with _PARSER_LOCK.lock:
             header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))

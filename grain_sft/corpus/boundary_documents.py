@@ -25,8 +25,13 @@ of a document that lies in this shard."""
 def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
     """Return the documents that the boundary files state, and the hash of each file."""
     pieces, hashes = _read_pieces(corpus)
-    _join_continued(pieces, _continued(corpus, pieces))
-    return _joined(corpus, pieces, hashes), hashes
+    # From the last shard to the first: a document in shards 2, 3 and 4 is joined twice, 4 to 3, then 3 to 2.
+    for number, before in reversed(_continued(corpus, pieces)):
+        start, length = pieces[number]
+        _, length_before = pieces[before]
+        length_before[-1] += length[0]
+        pieces[number] = start[1:], length[1:]
+    return _documents(corpus, pieces, hashes), hashes
 
 
 def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
@@ -37,7 +42,7 @@ def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
     Raises:
       CorpusError: A shard has no boundary file, or a file is damaged.
     """
-    return _joined(corpus, *_read_pieces(corpus, by_sequence=by_sequence))
+    return _documents(corpus, *_read_pieces(corpus, by_sequence=by_sequence))
 
 
 def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:
@@ -58,7 +63,7 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
 
 
 def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
-    """Return the boundary file of each shard. Raise a CorpusError if a shard has no boundary file."""
+    """Return the boundary file of each shard; raise a CorpusError if a shard has none."""
     boundaries = []
     for shard in corpus.shards:
         if shard.boundaries is None:
@@ -67,42 +72,25 @@ def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
     return boundaries
 
 
-def _joined(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> Documents:
-    """Return the entries of all shards as one `Documents`."""
+def _documents(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> Documents:
     start = np.concatenate([start for start, _ in pieces])
     length = np.concatenate([length for _, length in pieces])
     shard_ends = np.cumsum([len(start) for start, _ in pieces], dtype=np.int64)
     return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=shard_ends)
 
 
-def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> None:
-    """Append the first piece of each shard in `continued` to the last piece of the shard before.
-
-    Shards are joined from the last to the first. A document in shards 2, 3 and 4 is then joined twice: 4 to 3, then 3 to 2.
-    """
-    for number, before in reversed(continued):
-        start, length = pieces[number]
-        _, length_before = pieces[before]
-        length_before[-1] += length[0]
-        pieces[number] = start[1:], length[1:]
-
-
 def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    `_touching` gives the pairs of shards that a document may cross. All pairs are returned if `BoundaryFile.continues` is True
-    for the later shard of each pair. Otherwise, `continues` is None for some shards, and there are three possible answers:
+    `_touching` returns the pairs of shards that a document may cross. If `BoundaryFile.continues` is None for some of them,
+    there are three possible answers:
 
     1. A document continues if `continues` is True, or if the last token of the shard before is not an EOS.
     2. All documents that may continue do so.
     3. No document continues.
 
-    Without `corpus.sources_file`, the first answer is returned. With this file, the result is the first answer that makes as
-    many documents as the file lists. If 3 of 10 pieces may continue a document, answer 2 makes 7 documents, and answer 3 makes
-    10 documents.
-
-    Raises:
-      CorpusError: Without `corpus.sources_file`: the EOS token is unknown. With this file: no answer makes its documents.
+    The result is the first answer. But if `corpus.sources_file` exists, it is the first answer that makes as many documents as
+    this file lists: if 3 of 10 pieces may continue a document, answer 2 makes 7 documents, and answer 3 makes 10.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)
@@ -118,9 +106,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         by_eos = [pair for pair, continues, last_token in pairs if continues or last_token != corpus.eos_token_id]
     if corpus.sources_file is None:
         if by_eos is None:
-            fault = "can't tell whether its first document began in the shard before"
-            fix = "Give eos_token_id, the token that ends documents"
-            raise CorpusError(f"{corpus.shards[undecided[0]].path}: {fault}. {fix}.")
+            problem = "can't tell whether its first document began in the shard before"
+            raise CorpusError(f"{corpus.shards[undecided[0]].path}: {problem}. Give eos_token_id.")
         return by_eos
 
     num_pieces = sum(len(start) for start, _ in pieces)
@@ -128,17 +115,15 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     for continued in (by_eos, touching, []):
         if continued is not None and num_pieces - len(continued) == num_documents:
             return continued
-    listed = f"{corpus.sources_file.path}: lists {num_documents} documents"
     found = f"boundary files hold {num_pieces} pieces, of which {len(touching)} may continue a document"
-    reason = f"The files don't match, or eos_token_id ({corpus.eos_token_id}) is wrong"
-    raise CorpusError(f"{listed}, but {found}. {reason}.")
+    problem = f"{corpus.sources_file.path}: lists {num_documents} documents, but {found}"
+    raise CorpusError(f"{problem}. The files don't match, or eos_token_id ({corpus.eos_token_id}) is wrong.")
 
 
 def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first piece may continue the last piece of the shard before.
 
-    The format must cut documents at the ends of shards, and no token may lie between the two pieces. Shards without pieces are
-    passed over. A shard whose `BoundaryFile.continues` is False is left out.
+    The format must cut documents at the ends of shards, and no token may lie between the two pieces.
     """
     touching = []
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
@@ -151,7 +136,6 @@ def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int
 
 
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
-    """Return the last token of each of these shards."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

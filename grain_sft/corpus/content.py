@@ -1,7 +1,6 @@
 """Content hashes: hashes of every byte of a file's data, and of a corpus. The hashes of files are cached.
 
-A core hashes about 1 GB/s, so 1 TB takes 17 minutes. The cache holds the hash of each file under the file's identity: its
-inode, size and times, or the version of an object in a bucket.
+A core hashes about 1 GB/s, so 1 TB takes 17 minutes.
 """
 
 import hashlib
@@ -30,13 +29,11 @@ class _ChangedError(Exception):
 
 
 def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
-    """Return the hash of each file's data. The hashes come from the cache if it has them.
+    """Return the hash of each file's data, from the cache if it has them.
 
     Args:
-      stored: Files to hash.
       read: Function that reads all files and returns their hashes; None for `hashing.of_file`.
-      of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text that `name_of_scan` returns. It is part
-        of the cache's key.
+      of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text that `name_of_scan` returns.
     """
     read = read or (lambda: list(map(hashing.of_file, stored)))
     key = _cache_key(stored, of)
@@ -62,9 +59,6 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return the key of the cached hashes of files. It changes whenever one of the files is written to.
-
-    A local file is identified by its device, inode, size, and times of the last change of bytes and of metadata. An object in
-    a bucket is identified by its URL, size and version.
 
     Return None if the hashes are not cached, because the files are small, an object has no version, or a file was written to in
     the last two seconds. A further write within this time may not change the file's times.
@@ -96,9 +90,8 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
-    Whether a document continues in the next shard may depend on the last token of a shard, and on the number of documents that
-    `corpus.sources_file` lists. So the hash also covers the digests of the shards, which include their last tokens, and the
-    size of that file.
+    Whether a document continues in the next shard may also depend on the last token of a shard, which is in the shard's digest,
+    and on the number of documents that `corpus.sources_file` lists.
     """
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
@@ -111,15 +104,12 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return a hash of the tokens, the EOS id and the BOS id. Without boundary files, these decide where documents end.
-
-    `hashes` are the hashes of the tokens of each shard.
-    """
+    """Return a hash of all that decides where documents end without boundary files; `hashes` as in `hash_of_tokens`."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
 def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
-    """Return a hash of every token of the corpus. `hashes` are the hashes of the tokens of each shard."""
+    """Return a hash of every token of the corpus. `hashes` are those of each shard's tokens."""
     facts = [[shard.num_tokens, tokens_hash] for shard, tokens_hash in zip(corpus.shards, hashes, strict=True)]
     return _hash("tokens", corpus.dtype.name, facts)
 
@@ -141,11 +131,10 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the name under which the cache has the hashes of all tokens. It is the argument `of` of `hashes_of`.
+    """Return the argument `of` of `hashes_of` for the hashes of all tokens: "bytes" if each shard is a whole file.
 
-    The name is "bytes" if each shard is a whole file. A shard may also be a part of its file: a range of Megatron's sequences,
-    or the tokens of written rows without the other arrays. The hash of such a part must not be cached as the hash of the file,
-    so the name is then another text.
+    A shard may also be a part of its file: a range of Megatron's sequences, or the tokens of written rows without the other
+    arrays. The hash of such a part must not be cached as the hash of the file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges
@@ -153,6 +142,5 @@ def name_of_scan(corpus: CorpusData) -> str:
 
 
 def _hash(*facts: Any) -> str:
-    """Return the content hash of a list of JSON values."""
     text = json.dumps(["grain_sft content", 1, *facts])
     return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"

@@ -152,14 +152,12 @@ class Corpus(CorpusData):
     def iter_documents(self) -> Iterator[Document]:
         """Yield every document in order, as views of larger arrays. Errors are those of `documents` and `read`.
 
-        Documents are read in blocks. A block is one range of tokens: consecutive documents of at most `_BLOCK_TOKENS` tokens
-        in total, or one longer document. Some formats list documents in any order. So a new block begins at each document that
-        begins before its predecessor ends.
+        One read gets consecutive documents of at most `_BLOCK_TOKENS` tokens in total, or one longer document.
         """
         start, length = self.documents
         stop = start + length
-        out_of_order = np.flatnonzero(start[1:] < stop[:-1]) + 1  # documents that begin a new block
-        run_ends = np.append(out_of_order, len(start))
+        # Some formats list documents in any order. A document that begins before its predecessor ends begins a new block.
+        run_ends = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))
         first = 0
         while first < len(start):
             run_end = int(run_ends[np.searchsorted(run_ends, first, side="right")])
@@ -169,7 +167,7 @@ class Corpus(CorpusData):
             first = end
 
     def _read_documents(self, first: int, end: int) -> Iterator[Document]:
-        """Yield documents `first` to `end - 1`, after one read. Each document must begin at or after its predecessor's end."""
+        """Yield documents `first` to `end - 1` after one read. Each must begin at or after its predecessor's end."""
         starts, lengths = (column[first:end] for column in self.documents)
         block_start = int(starts[0])
         tokens, loss = self.read(block_start, int(starts[-1] + lengths[-1]))
@@ -185,8 +183,8 @@ class Corpus(CorpusData):
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".
 
-        The call reads all these files, at about 1 GB/s per core, unless this machine has cached their hashes. It raises a
-        CorpusFileError if a file is missing or unreadable.
+        Unless this machine has cached the files' hashes, it reads all files, at about 1 GB/s per core. A missing or unreadable
+        file raises a CorpusFileError.
         """
         return content_of_corpus(self)
 

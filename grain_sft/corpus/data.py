@@ -123,9 +123,8 @@ class CorpusData:
     def fingerprint(self) -> str:
         """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
 
-        It includes `signed`, `weights` and `rows` if they are set. To compute it, no file is read. A copy in another folder or
-        in a bucket has the same fingerprint, because paths are not part of it. A change in the middle of a file does not change
-        the fingerprint, but it changes `Corpus.content_hash`.
+        It includes `signed`, `weights` and `rows` if they are set, but no paths: a copy in a bucket has the same fingerprint.
+        No file is read. A change in the middle of a file changes only `Corpus.content_hash`.
         """
         head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
         digest = hashlib.sha256(head.encode())

@@ -19,8 +19,7 @@ _CACHED_FROM = 1 << 23  # bytes of tokens; in fewer, documents are found in mill
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    The hashes `content` and `tokens` are made of hashes of files, which this machine caches. If a hash is not cached, one pass
-    over the files computes the hashes and finds the documents. Then `documents` needs no second pass.
+    If the hashes of the files are not cached, one pass over the files computes the hashes and finds the documents.
 
     Args:
       corpus: Corpus whose documents are found.
@@ -38,7 +37,7 @@ class DocumentFinder:
 
     @functools.cached_property
     def _hashes(self) -> list[str]:
-        """Hash of each boundary file, or of each shard's tokens: from the cache, or else by `_hash_and_find`."""
+        """Hash of each boundary file, or of each shard's tokens."""
         corpus = self.corpus
         if self._by_files:
             return content.hashes_of(boundary_files(corpus), self._hash_and_find)
@@ -47,7 +46,7 @@ class DocumentFinder:
         return content.hashes_of(corpus.shards, self._hash_and_find, of=content.name_of_scan(corpus))
 
     def _hash_and_find(self) -> list[str]:
-        """Read the boundary files or all tokens, and set `_pending`. Return the hash of each file or of each shard's tokens."""
+        """Read the boundary files or all tokens, set `_pending`, and return `_hashes`."""
         if self._by_files:
             self._pending, hashes = read_documents_of_files(self.corpus)
             return hashes
@@ -80,7 +79,6 @@ class DocumentFinder:
         key = self.content
 
         def take_pending() -> Documents:
-            """Return the documents of the pass that computed the hashes. Read the files if the hashes were cached."""
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None

@@ -67,9 +67,7 @@ class Documents:
 def read_sources(file: FileStamp, num_documents: int) -> Ints:
     """Return `Corpus.sources`, int64 [documents, 2], read from `file`."""
     data = read_whole(file)
-    expected = SOURCE_BYTES * num_documents
-    if len(data) != expected:
-        problem = f"{file.path}: {len(data)} bytes; expected {expected}"
-        expected_size = f"{SOURCE_BYTES} for each of {num_documents} documents"
-        raise CorpusError(f"{problem}, {expected_size}. It is damaged, or of another corpus.")
+    if len(data) != SOURCE_BYTES * num_documents:
+        expected = f"{SOURCE_BYTES * num_documents}, {SOURCE_BYTES} for each of {num_documents} documents"
+        raise CorpusError(f"{file.path}: {len(data)} bytes; expected {expected}. It is damaged, or of another corpus.")
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)

@@ -15,10 +15,10 @@ _CHUNK_BYTES = hashing.BLOCK
 
 
 def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
-    """Return the token offset and the length of each document, the highest token, and the hash of each shard's tokens.
+    """Return the first token and the length of each document, the highest token, and the hash of each shard's tokens.
 
-    Token offsets and lengths are int64 [documents]; offsets count through all shards. With `bos_token_id`, an EOS ends a
-    document only if that token follows the EOS, or if the EOS is the last token of its shard.
+    The first two are int64 [documents]. With `bos_token_id`, an EOS ends a document only before this token or at the end of a
+    shard.
     """
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
     shard_starts = corpus.shard_borders[:-1]

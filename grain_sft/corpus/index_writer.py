@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import logging
 
-from grain_sft.arguments import as_integer, check_type
+from grain_sft.arguments import as_integer, check_choice, check_type
 from grain_sft.corpus.data import CorpusData
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
@@ -23,24 +23,22 @@ MAXTEXT_VERSION = "1"
 def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None, tokenizer: str | None) -> None:
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     if corpus.rows is not None:
-        problem = f"{path}: can't index materialized rows"
-        raise CorpusError(f"{problem}. Opening their folder is as fast: {os.path.dirname(corpus.shards[0].path)}.")
-    if format not in _WRITERS:
-        raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
+        folder = os.path.dirname(corpus.shards[0].path)
+        raise CorpusError(f"{path}: can't index materialized rows. Opening their folder is as fast: {folder}.")
+    check_choice("format", format, ("grain_sft", "maxtext"), CorpusError)
     files.check_inputs_stay(path, (file.path for file in corpus.files()))
-    data = _WRITERS[format](corpus, path, sequence_length, tokenizer)
+    data = _own_json(corpus, path) if format == "grain_sft" else _maxtext_json(corpus, sequence_length, tokenizer)
     with files.atomic_write(path) as file:
         json.dump(data, file, indent=2)
         file.write("\n")
 
 
-def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of this project's index at `path`. `sequence_length` and `tokenizer` are ignored."""
+def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
+    """Return the content of this project's index at `path`."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a shard, a sidecar or the file of sources. Leave out fields that are None."""
-        # `root` is an argument of the `open_corpus` call that made `corpus`, not a property of the file.
+        """Return the fields of a file that are not None, without `root`, which is an argument of `open_corpus`."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -57,7 +55,6 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
         "weights": corpus.weights or None,
         "signed": corpus.signed or None,
     }
-    has_loss_files = corpus.has_loss or corpus.ignores_loss
     return {
         "format": INDEX_FORMAT,
         "version": INDEX_VERSION,
@@ -66,24 +63,21 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
         "eos_token_id": corpus.eos_token_id,
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
-        "use_loss_mask": corpus.has_loss if has_loss_files else None,
+        "use_loss_mask": corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None,
         **{key: value for key, value in optional.items() if value is not None},
         "shards": [entry(shard) for shard in corpus.shards],
     }
 
 
-def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of MaxText's index. `path` is ignored, because the paths in this index are not relative to it."""
-    if sequence_length is None:
-        raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
-    sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
+def _maxtext_json(corpus: CorpusData, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+    """Return the content of MaxText's index."""
+    sequence_length = as_integer("format='maxtext': sequence_length", sequence_length, 1, CorpusError)
     if corpus.has_loss:
         problem = "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss"
         raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the corpus with use_loss_mask=False.")
     if corpus.weights or any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
-        problem = "format='maxtext': MaxText's index lists whole files in order"
-        fix = "Save the index as 'grain_sft', or open the files without weights and split"
-        raise CorpusError(f"{problem}; it can't state the weights of a blend, or ranges of a split. {fix}.")
+        problem = "format='maxtext': MaxText's index lists whole files in order, without weights or ranges"
+        raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the files without weights and split.")
     check_type("tokenizer", tokenizer, str | None, "a name")
     tokenizer = tokenizer or corpus.tokenizer or ""
     entries: list[dict[str, Any]] = []
@@ -105,9 +99,6 @@ def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, to
         "fingerprint": maxtext_fingerprint(sequence_length, corpus.dtype.name, tokenizer, entries),
         "files": entries,
     }
-
-
-_WRITERS = {"grain_sft": _own_json, "maxtext": _maxtext_json}
 
 
 def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:

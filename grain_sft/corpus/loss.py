@@ -46,23 +46,21 @@ class LossValues:
     codes: tuple[str, ...] = ()
 
 
-def _invalid_weights(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the weights that are negative or not finite. `tokens` are ignored."""
-    wrong: npt.NDArray[np.bool_] = ~np.isfinite(values) | (values < 0)
-    return wrong
-
-
-def _invalid_labels(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the labels that are neither their token nor `IGNORED`."""
-    wrong: npt.NDArray[np.bool_] = (values != IGNORED) & (values != tokens.astype(np.int64))
-    return wrong
-
-
-_LABEL = f"the token itself or {IGNORED}, not shifted"
 KINDS: dict[LossKind, LossValues] = {
-    "bool": LossValues(np.dtype(np.uint8), "0 or 1", find_invalid=lambda values, tokens: values > 1, codes=("b1",)),
-    "float32": LossValues(np.dtype("<f4"), "a finite weight, 0 or more", find_invalid=_invalid_weights, weighted=True),
-    "labels": LossValues(np.dtype("<i4"), _LABEL, find_invalid=_invalid_labels, no_loss=IGNORED, needs_tokens=True),
+    "bool": LossValues(np.dtype(np.uint8), "0 or 1", lambda values, tokens: values > 1, codes=("b1",)),
+    "float32": LossValues(
+        np.dtype("<f4"),
+        "a finite weight, 0 or more",
+        lambda values, tokens: ~np.isfinite(values) | (values < 0),
+        weighted=True,
+    ),
+    "labels": LossValues(
+        np.dtype("<i4"),
+        f"the token itself or {IGNORED}, not shifted",
+        lambda values, tokens: (values != IGNORED) & (values != tokens.astype(np.int64)),
+        no_loss=IGNORED,
+        needs_tokens=True,
+    ),
 }
 
 
@@ -88,7 +86,7 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`. Check its first and last values, except labels: a check of labels needs the tokens."""
+    """Return the loss file at `path`. Check its first and last values, unless the check needs the tokens."""
     values = KINDS[kind]
     array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)
@@ -125,8 +123,7 @@ class LossReader:
         self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
         self._readers: dict[LossKind, ShardReader] = {}
         for kind, example in {loss.kind: loss for loss in losses if loss is not None}.items():
-            # The reader takes shard numbers, so its list has a file for every shard. A shard without a loss file of this kind
-            # is never read by this reader. `example` fills its place in the list.
+            # The reader takes shard numbers. `example` fills the places of shards that have no loss file of this kind.
             listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(listed, width, max_open_files, scattered=scattered, remote=remote)
@@ -141,17 +138,14 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return an array with the loss of pieces of shards, each piece at its place, and 0 elsewhere.
+        """Return the loss of pieces of shards: float32 [count] if `weighted`, else bool [count].
 
         Args:
           shard: Shard of each piece.
           start: Token offset of each piece in its shard.
-          place: Index in the result at which each piece begins. Pieces don't overlap in the result.
+          place: Index in the result at which each piece begins. Pieces don't overlap. The result is 0 elsewhere.
           length: Number of tokens in each piece.
           count: Length of the result.
-
-        Returns:
-          float32 [count] if `weighted`, else bool [count].
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -163,15 +157,14 @@ class LossReader:
         kinds = self._kinds[shard]
         for kind in self._readers:
             own = kinds == kind
-            # pieces of other kinds are 0 in this array, so the sum has the loss of each piece
-            result += self._gather_kind(kind, shard[own], start[own], place[own], length[own], count)
+            result += self._gather_kind(kind, shard[own], start[own], place[own], length[own], count)  # 0 elsewhere
         without_file = kinds == ""
         for begin, size in zip(place[without_file].tolist(), length[without_file].tolist(), strict=True):
             result[begin : begin + size] = 1
         return result
 
     def _gather_kind(self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> Array:
-        """Return what `gather` returns, for pieces of shards whose loss files are of this kind."""
+        """Do as `gather`, for pieces of shards whose loss files are of this kind."""
         values = KINDS[kind]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize

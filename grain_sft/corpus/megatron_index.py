@@ -36,17 +36,11 @@ _DAMAGED = f"The file is damaged. {_WRITE_AGAIN}"
 
 
 class IndexHeader(NamedTuple):
-    """The header of an index.
+    """The header of an index."""
 
-    Attributes:
-      stored: Dtype of the tokens in the `.bin`: integers, signed or unsigned.
-      sequences: Number of sequences.
-      entries: Number of entries of the document index, at least 1.
-    """
-
-    stored: np.dtype[np.integer]
-    sequences: int
-    entries: int
+    stored: np.dtype[np.integer]  # of the tokens in the `.bin`: signed or unsigned
+    sequences: int  # number of sequences
+    entries: int  # number of entries of the document index, at least 1
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -67,11 +61,8 @@ class IndexHeader(NamedTuple):
 def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     """Return the header of an index of `size` bytes whose first `HEADER_BYTES` bytes are `head`.
 
-    The document index of 3 documents has 4 entries. Some writers state 4 in the header, and others 3. The size of the file
-    decides.
-
-    Raises:
-      CorpusError: The file is not an index of tokens, or is cut short or appended to.
+    Some writers state in byte 26 the number of entries of the document index, and others the number of documents, which is one
+    less. The size of the file decides.
     """
     if len(head) < HEADER_BYTES:
         raise CorpusError(f"{path}: ends at byte {size}; expected a header of {HEADER_BYTES} bytes. {_WRITE_AGAIN}")
@@ -90,8 +81,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     valid = (8 * documents, 8 * documents + 8)  # bytes of the document index
     if document_bytes - sequences in valid and document_bytes not in valid:
         problem = f"{path}: byte {size - sequences}: one byte per sequence follows the document index"
-        fix = "Write the text alone, without --multimodal"
-        raise CorpusError(f"{problem}, so the data are multimodal. Expected text. {fix}.")
+        raise CorpusError(f"{problem}, so the data are multimodal. Expected text. Write it without --multimodal.")
     if document_bytes not in valid:
         raise CorpusError(
             f"{path}: {size} bytes, but its header (bytes 18 and 26) states {sequences} sequences and {documents} documents; "
@@ -127,14 +117,9 @@ def parse(
     of the range, only its sequences in the range count.
 
     Args:
-      path: Path of the index, for messages.
       data: All bytes of the index.
       num_tokens: Number of tokens that the range must have.
       sequences: First sequence of the range, and the sequence after its last; None for all sequences.
-      by_sequence: Whether sequences are returned instead of documents.
-
-    Raises:
-      CorpusError: The index is damaged, or belongs to other tokens.
     """
     header = parse_header(path, data[:HEADER_BYTES], len(data))
     count, itemsize = header.sequences, header.dtype.itemsize
@@ -159,16 +144,9 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return the first sequence of each document in a range, and the sequence after the document's last.
+    """Return the documents [begin, end) that lie in the range [first, stop), clipped to it, as int64 arrays.
 
-    Both are clipped to the range: of a document in sequences 3 to 6, the range 5 to 9 has the sequences 5 and 6.
-
-    Args:
-      begin: First sequence of each document of the index.
-      end: Sequence after the last of each document.
-      first: First sequence of the range.
-      stop: Sequence after the last of the range.
-      count: Number of sequences in the index.
+    All numbers are sequences, `count` in all. Of a document in sequences 3 to 6, the range 5 to 9 has the sequences 5 and 6.
     """
     in_range = (begin < stop) & (end > first)
     # An empty document at sequence 5 belongs to the range that begins at 5, not to the range that stops at 5. An empty
@@ -190,12 +168,9 @@ def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: In
 
 def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None:
     """Refuse a document index that does not ascend from 0 to the number of sequences."""
-    descends = entries[1:] < entries[:-1]
-    wrong = np.append(entries[:1] != 0, descends) | (entries > header.sequences)
+    wrong = np.append(entries[:1] != 0, entries[1:] < entries[:-1]) | (entries > header.sequences)
     wrong[-1] |= entries[-1] != header.sequences
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
-        raise CorpusError(
-            f"{path}: byte {header.documents_at + 8 * i}: entry {i} of the document index is {entries[i]}; expected entries "
-            f"that ascend from 0 to {header.sequences}, the number of sequences. {_DAMAGED}"
-        )
+        problem = f"{path}: byte {header.documents_at + 8 * i}: entry {i} of the document index is {entries[i]}"
+        raise CorpusError(f"{problem}; expected an ascent from 0 to {header.sequences} sequences. {_DAMAGED}")

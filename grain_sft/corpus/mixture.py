@@ -30,15 +30,12 @@ class MixtureCorpus(Corpus):
     @classmethod
     def of(cls, parts: tuple[Corpus, ...]) -> Self:
         """Return the mixture of the corpora `parts`. Raise CorpusError if two were made with different tokenizers."""
-        with_tokenizer = [part for part in parts if part.tokenizer_sha256 is not None]
-        for other in with_tokenizer[1:]:
-            first = with_tokenizer[0]
-            if other.tokenizer_sha256 != first.tokenizer_sha256:
-                raise CorpusError(
-                    f"{other.shards[0].path}: the corpus was made with the tokenizer {other.tokenizer!r} (sha256 "
-                    f"{other.tokenizer_sha256}), but {first.shards[0].path} with {first.tokenizer!r} (sha256 "
-                    f"{first.tokenizer_sha256}). Expected one tokenizer for all sources. Prepare one of them again."
-                )
+        known = [part for part in parts if part.tokenizer_sha256 is not None]
+        for part in known:
+            if part.tokenizer_sha256 != known[0].tokenizer_sha256:
+                own, first = (f"{each.tokenizer!r} (sha256 {each.tokenizer_sha256})" for each in (part, known[0]))
+                problem = f"{part.shards[0].path}: the corpus was made with the tokenizer {own}"
+                raise CorpusError(f"{problem}, but {known[0].shards[0].path} with {first}. Prepare one of them again.")
         dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
         return cls(tuple(shard for part in parts for shard in part.shards), dtype, parts=parts)
 
@@ -52,7 +49,7 @@ class MixtureCorpus(Corpus):
 
     @property
     def num_documents(self) -> int | None:
-        """Number of documents of all corpora; None if one of them does not know how many it has."""
+        """Number of documents of all corpora; None if it is unknown for one of them."""
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 
@@ -74,5 +71,4 @@ class MixtureCorpus(Corpus):
 
 
 def _joined(hashes: Iterable[str]) -> str:
-    """Return one hash of several hashes."""
     return hashlib.sha256("\0".join(["grain_sft mixture", *hashes]).encode()).hexdigest()

@@ -81,7 +81,12 @@ def open_corpus(
     check_type("format", format, str, "a string")
     check_type("tokenizer", tokenizer, str | None, "a string")
     check_type("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")
-    _check_masks_and_split(label_mask_paths, use_loss_mask, split, subset)
+    check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
+    check_type("split", split, str | None, "a string such as '969,30,1'")
+    if subset is not None and (split is None or subset not in SUBSETS):
+        raise CorpusError(f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as '969,30,1'.")
+    if label_mask_paths is not None and use_loss_mask is False:
+        raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
     remote_options = None if remote is None else RemoteOptions.of(remote)
     remap = _remap_of(path_remap, tokenizer)
     folder = _folder_of(root)
@@ -96,7 +101,13 @@ def open_corpus(
         check_paths=functools.partial(_check_inside, folder),
     )
     corpus = _open_inside(folder, where, format, options)
-    _check_use(corpus, use_loss_mask, split)
+    path = corpus.shards[0].path
+    if use_loss_mask and not corpus.has_loss:
+        problem = f"{path}: use_loss_mask=True, but this file has no loss mask"
+        raise CorpusError(f"{problem}. Give label_mask_paths, or leave use_loss_mask out.")
+    if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
+        problem = f"{path}: split={split!r}: only Megatron's files are split when opened"
+        raise CorpusError(f"{problem}. Open a split's folder, or leave split out.")
     if tokenizer is not None:
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
@@ -116,27 +127,6 @@ def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Ca
     return lambda path: files.normalize(remap_path(path, replacements))
 
 
-def _check_masks_and_split(masks: object, use_loss_mask: bool | None, split: str | None, subset: str | None) -> None:
-    """Refuse values of wrong types, a subset without a split, and masks that `use_loss_mask` ignores."""
-    check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
-    check_type("split", split, str | None, "a string such as '969,30,1'")
-    if subset is not None and (split is None or subset not in SUBSETS):
-        raise CorpusError(f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as '969,30,1'.")
-    if masks is not None and use_loss_mask is False:
-        raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
-
-
-def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) -> None:
-    """Refuse `use_loss_mask=True` for a corpus without loss files, and `split` for files other than Megatron's."""
-    path = corpus.shards[0].path
-    if use_loss_mask and not corpus.has_loss:
-        problem = f"{path}: use_loss_mask=True, but this file has no loss mask"
-        raise CorpusError(f"{problem}. Give label_mask_paths, or leave use_loss_mask out.")
-    if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
-        problem = f"{path}: split={split!r}; only Megatron's files are split when opened"
-        raise CorpusError(f"{problem}. Open a split's folder, or leave split out.")
-
-
 def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
     """Return the label masks that paths and globs name, in order, as absolute paths."""
     named = [remap(files.normalize(path)) for path in as_paths("label_mask_paths", given)]
@@ -144,10 +134,7 @@ def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`, and refuse files outside of `folder`, now and whenever they are opened.
-
-    If `folder` is None, files may be in any folder.
-    """
+    """Return the corpus at `where`. Refuse files outside of `folder`, unless it is None, now and whenever they are opened."""
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)
@@ -163,7 +150,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus of a list of paths. With `auto`, the first format that detects the list reads it, or else "files"."""
+    """Return the corpus of a list of paths. If `format` is "auto", the first format that detects the list reads it."""
     listing = DirectoryListing()
     if not paths:
         raise CorpusError("where is an empty list of files: a corpus has at least one file. Give its files.")
@@ -174,11 +161,10 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at one path, read by `format`. With `auto`, the first format that detects the path reads it."""
+    """Return the corpus at one path. If `format` is "auto", the first format that detects the path reads it."""
     listing = DirectoryListing()
     remapped = options.remap(path)
-    # `path_remap` is for the paths that a mix or an index lists. The path of the mix or index itself is remapped only if no
-    # file has that path. A remote path is not looked up: it counts as existing if its suffix is one of `LIST_SUFFIXES`.
+    # The path of a mix or an index is remapped only if it does not exist. A remote path is not looked up: its suffix decides.
     may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
     list_path = path if may_be_list else remapped
     for form in formats() if format == AUTO else [FORMATS.make(format)]:
@@ -187,8 +173,7 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             continue
         if not form.takes_globs and not form.lists_paths:
             candidate = files.absolute(candidate)
-        needs_no_detection = form.any_path and format != AUTO
-        found = candidate if needs_no_detection else form.detect(candidate, listing)
+        found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
         if found is not None:
             return form.read(found, options, listing)
     raise CorpusError(f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}.")
@@ -202,13 +187,12 @@ def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
     path = files.normalize(root)
     if not path:
         raise CorpusError("root is an empty path; expected a folder. Leave it out to allow files of any folder.")
-    if not files.is_remote(path):
-        path = os.path.realpath(path)
-    return path.rstrip("/") + "/"
+    real = path if files.is_remote(path) else os.path.realpath(path)
+    return real.rstrip("/") + "/"
 
 
 def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
-    """Refuse the first path that lies outside of `folder` after links are followed. If `folder` is None, allow all paths."""
+    """Refuse the first path that lies outside of `folder`, unless it is None, after links are followed."""
     if folder is None:
         return
     for path in paths:
@@ -221,46 +205,39 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:
-    """Refuse a tokenizer other than the one that made the corpus.
+    """Refuse a tokenizer `given` by its name or path if it did not make the corpus.
 
     If `given` is a path and the corpus records the hash of its tokenizer, hashes are compared. Otherwise, names are compared.
-    A corpus that records neither a hash nor a name accepts any tokenizer.
-
-    Args:
-      corpus: Corpus to check.
-      given: Name or path of a tokenizer.
+    A corpus that records neither accepts any tokenizer.
 
     Raises:
       CorpusError: `given` is another tokenizer, or can't be compared.
       CorpusFileError: The path `given` exists, but no tokenizer can be read there.
-      MissingExtraError: The tokenizer at `given` needs an extra that is not installed. A corpus that records the same name
-        accepts it nevertheless.
+      MissingExtraError: The tokenizer at `given` needs an extra that is not installed, and its name is not the corpus's.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
     if name is None and sha256 is None:
         return
-    given_sha256 = None
-    path = files.normalize(given)
+    given_sha256, path = None, files.normalize(given)
     if sha256 is not None and files.exists(path):
         try:
             prepare = importlib.import_module("grain_sft.prepare")  # not `import`: `prepare` imports `corpus`, a cycle
             given_sha256 = prepare.load_tokenizer(path).sha256
-        except MissingExtraError:  # without the tokenizers' package, names are compared
+        except MissingExtraError:
             if name is None or not _is_same_name(name, given):
                 raise
     if given_sha256 is None and name is None:
         problem = f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name"
-        fix = "Give the path of the tokenizer, or none"
-        raise CorpusError(f"{problem}, so it can't be compared with {given!r}, which is not a path. {fix}.")
+        raise CorpusError(f"{problem}; {given!r} is not a path. Give the path of the tokenizer, or none.")
     is_same = _is_same_name(name or "", given) if given_sha256 is None else given_sha256 == sha256
     if not is_same:
-        problem = f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}"
-        fix = "Give the corpus's tokenizer, or none"
-        raise CorpusError(f"{problem}, but {_facts(given, given_sha256)} was given. {fix}.")
+        own, other = _facts(name, sha256), _facts(given, given_sha256)
+        problem = f"{where}: the corpus was made with the tokenizer {own}, but {other} was given"
+        raise CorpusError(f"{problem}. Give the corpus's tokenizer, or none.")
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return a tokenizer's name and hash as text for a message. Leave out a name or a hash that is None."""
+    """Return those of a tokenizer's name and hash that are known, for a message."""
     facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
     return ", ".join(filter(None, facts))
 

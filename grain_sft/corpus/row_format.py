@@ -20,8 +20,8 @@ _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 class RowFormat:
     """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
 
-    One read gets a whole row. Segments are stored in one of two ways. Rows of short segments have a position and a segment id
-    for each token. Rows of long segments have the index at which each segment ends, which takes fewer bytes.
+    Rows of short segments have a position and a segment id for each token. Rows of long segments have the index at which each
+    segment ends, which takes fewer bytes.
 
     Attributes:
       sequence_length: Number of tokens in every row. A shard holds whole rows.
@@ -39,10 +39,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
-        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`.
-
-        Rows of long segments store the ends of segments if this takes few bytes. Dtypes are the smallest that suffice.
-        """
+        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`."""
         segments_dtype = np.min_scalar_type(most_segments).name
         # `ends`, int64 for each segment, must not take more than a byte for each token
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
@@ -55,8 +52,8 @@ class RowFormat:
 
         Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
         [sequence_length]. Rows that store the ends of segments have `ends`, int64 [1 + most_segments], in place of `positions`
-        and `segment_ids`. `ends[0]` is the number of segments. For each segment, the index after its last token follows. These
-        rows have no `target_segment_ids` if all tokens take loss.
+        and `segment_ids`: the number of segments, then the index after the last token of each. These rows have no
+        `target_segment_ids` if all tokens take loss.
         """
         length = self.sequence_length
         fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}
@@ -71,18 +68,14 @@ class RowFormat:
         formats, offsets, size = [], [], 0
         for name, (dtype, count) in fields.items():
             field = np.dtype((np.dtype(dtype).newbyteorder("<"), (count,)))
-            offset = _aligned(size) if name == "ends" else size
+            offset = -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT if name == "ends" else size
             formats.append(field)
             offsets.append(offset)
             size = offset + field.itemsize
-        return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": _aligned(size)})
+        size = -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def are_long(sequence_length: int, mean_segments: float) -> bool:
     """Return whether segments are so long that it is faster to copy them one by one than to process whole rows as arrays."""
     return sequence_length >= LONG_SEGMENT * mean_segments
-
-
-def _aligned(size: int) -> int:
-    """Return `size` rounded up to a multiple of `_ROW_ALIGNMENT`."""
-    return -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT

@@ -47,23 +47,20 @@ def token_dtype(name: object, where: str) -> Dtype:
     """Return the numpy dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
     dtype = _DTYPES.get(dtype_code(name.__name__ if isinstance(name, type) else name))  # `np.uint32` is a type
     if dtype is None:
-        problem = f"{where}: dtype is {shortened(repr(name))}"
-        fix = "Convert the file with numpy's astype, or give its real dtype"
-        raise CorpusError(f"{problem}; tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. {fix}.")
+        problem = f"{where}: dtype is {shortened(repr(name))}; expected little-endian {', '.join(TOKEN_DTYPES)}"
+        raise CorpusError(f"{problem}. Convert the file with numpy's astype, or give its real dtype.")
     return dtype
 
 
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header states the dtype, and must agree with `dtype`. A raw file is read as `dtype`. If `dtype` is None, a raw
-    file is read as uint32, and refused if its first tokens don't look like uint32.
+    A .npy header must agree with `dtype`. If `dtype` is None, a raw file is read as uint32, or refused if it does not look so.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Leave it out.")
-    is_raw = not array.stamp.data_offset
-    if dtype is None and is_raw:
+    if dtype is None and not array.stamp.data_offset:  # a raw file
         check_plausible(path, array.first, array.dtype)
     return Shard(**vars(array.stamp), num_tokens=array.length), array.dtype
 
@@ -76,15 +73,11 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
     looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()
     if len(tokens) and (int(tokens.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
         problem = f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given"
-        fix = "Give dtype=uint8, uint16, uint32 or uint64: usually the smallest that holds the vocabulary"
-        raise CorpusError(f"{problem}. {fix}.")
+        raise CorpusError(f"{problem}. Give dtype=uint8, uint16, uint32 or uint64, usually the smallest that suffices.")
 
 
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:
-    """Return `token_id`, the value of the argument `name`, as an int. Raise CorpusError if no token can have this id.
-
-    The highest id is 65535 in files of uint16. If `signed` is True, it is 32767, as in files of int16. None stays None.
-    """
+    """Return `token_id`, the value of the argument `name`, as an int. Raise CorpusError if no token can have this id."""
     if token_id is None:
         return None
     highest = int(np.iinfo(dtype).max) // (2 if signed else 1)
@@ -100,9 +93,8 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
       tokens: Tokens that were read from `shards` as `dtype`, or the same tokens cast to int32.
       shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
-      pieces: Function that returns three arrays int64 [pieces]. A piece is a range of the flattened `tokens` that was read from
-        one range of a shard. The arrays are the number of the shard, the token offset of the piece in the shard, and the first
-        index of the piece in the flattened `tokens`, ascending. The function is called only if a token is negative.
+      pieces: Function that returns the ranges of shards that make up the flattened `tokens`, as three arrays int64 [pieces]:
+        shard, token offset in the shard, and first index in the flattened `tokens`, ascending.
     """
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
@@ -117,6 +109,5 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
     token_offset = int(start_in_shard[piece]) + index - int(start_in_tokens[piece])
     byte = file.data_offset + token_offset * dtype.itemsize
     value = int(flat[index]) - 2 * (highest + 1)
-    problem = f"{file.path}: byte {byte}: token {token_offset} is {value}"
-    fix = "Fix the program that wrote them, and write them again. `grain-sft verify --full` checks every token"
-    raise CorpusError(f"{problem}; expected 0 or more. The files store signed integers. {fix}.")
+    problem = f"{file.path}: byte {byte}: token {token_offset} is {value}; expected 0 or more"
+    raise CorpusError(f"{problem}. Write the files again, and check every token with `grain-sft verify --full`.")

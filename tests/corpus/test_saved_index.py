@@ -149,7 +149,7 @@ def test_saving_leaves_nothing_but_the_index(folder, corpus, index):
             corpus.save(folder / place)
     corpus.save("memory://saved/index.json")
     assert open_corpus("memory://saved/index.json").fingerprint == corpus.fingerprint
-    with pytest.raises(GrainSftError, match="format='parquet': an index is written as"):
+    with pytest.raises(GrainSftError, match="format='parquet': expected one of grain_sft, maxtext"):
         corpus.save(folder / "other.json", format="parquet")
     corpus.save(folder / "new" / "index.json")
     assert sorted(folder.rglob("*")) == sorted([*before, folder / "new", folder / "new" / "index.json"])
