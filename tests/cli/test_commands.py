@@ -148,7 +148,7 @@ def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monke
     record = '{"messages": []}'
     for name, text in (("chats.jsonl", f"{record}\n{record}\n"), ("chats.json", f"[{record}]")):
         (tmp_path / name).write_text(text)
-        assert "make a corpus of them with `grain-sft prepare`" in failure("index", name)[1]
+        assert "Make a corpus of chats or texts with `grain-sft prepare`" in failure("index", name)[1]
 
 
 WRITING = {

@@ -65,7 +65,7 @@ class Format:
             raise CorpusError(f"{found}: {name}.split returned no files. Return token files, or define {name}.read.")
         parts = [self.part(path, listing) for path in split.files]
         self.check_parts(parts, options, listing)
-        if split.continued is not None:  # the split states which files begin inside a document
+        if split.continued is not None:
             parts = [part._replace(continues=part.tokens in split.continued) for part in parts]
         return scan_corpus(split, parts, options)
 

@@ -81,9 +81,8 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        EOS and padding ids are read from corpus.json. If it does not exist, the EOS id is read from dataset_metadata.json,
-        tokenizer_state.json or prepare.json: from the first of these that states it. The padding id is read from prepare.json,
-        dataset_metadata.json or tokenizer_state.json.
+        Ids are those in corpus.json. Without this file, the EOS id is the first in dataset_metadata.json, tokenizer_state.json
+        and prepare.json, and the padding id the first in prepare.json, dataset_metadata.json and tokenizer_state.json.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         described = listing.read_json(root, _METADATA)

@@ -1,10 +1,7 @@
 """Format "files": token files that a path, a list, a glob or a folder names.
 
-The name of each token file, and the names next to it, decide its format. That format finds the file's sidecar files, such as
-its loss mask.
-
-A token file that no other format recognizes has one possible sidecar file: `NAME.csv.gz` next to `NAME.npy`, the document
-boundaries that Dolma's tokenizer writes.
+The name of each token file, and the names next to it, decide its format, which finds the file's sidecar files. If no other
+format recognizes `NAME.npy`, it may have one sidecar file, `NAME.csv.gz`: document boundaries as by Dolma's tokenizer.
 """
 
 import dataclasses
@@ -56,11 +53,7 @@ class Files(Format):
         return corpus_of_files([(path, "") for paths in opened for path in paths], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `NAME.npy` for its sidecar file `NAME.csv.gz`, and `path` itself for a token file.
-
-        Raises:
-          CorpusError: The file exists, and its name is neither of these, such as `a.json`.
-        """
+        """Return `NAME.npy` for its sidecar file `NAME.csv.gz`, and `path` itself for a token file."""
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
@@ -73,19 +66,19 @@ class Files(Format):
 
 
 class FileFormats:
-    """Finder of the format of each file in a list. The name of a file and the names in its folder decide its format."""
+    """Finder of the format of each file in a list."""
 
     def __init__(self, listing: DirectoryListing) -> None:
         self._formats = formats()
         self._listing = listing
 
     def is_metadata(self, path: str) -> bool:
-        """Return whether the name of the file is that of a metadata file of some format."""
+        """Return whether a format has a metadata file of this name."""
         name = files.name_of(path)
         return any(re.fullmatch(form.metadata_files, name) for form in self._formats)
 
     def owner(self, path: str) -> tuple[Format, str]:
-        """Return the format of a file, and its token file: the token file that `path` is a sidecar of, or `path` itself."""
+        """Return the format of a file, and the token file that `path` is or belongs to."""
         owners = ((form, form.owner(path, self._listing)) for form in self._formats)
         return next((form, owner) for form, owner in owners if owner is not None)  # format "files" takes any path
 
@@ -110,13 +103,7 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of the files `sources`, in order. Sidecar files may be at any place in `sources`.
-
-    Args:
-      sources: (path or URL, label) of each file.
-      options: Arguments of `open_corpus`.
-      listing: Names in the folders of the files.
-    """
+    """Return the corpus of the files `sources`, (path or URL, label) each, in order. Sidecar files may be at any place."""
     by_name = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
@@ -124,9 +111,9 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     if len(remote_folders) > 1:
         in_threads(listing.names, remote_folders)  # a listing takes a request, so they run at the same time
 
-    parts: list[TokenFile] = []  # token files with their sidecar files
+    parts: list[TokenFile] = []
     splits: list[Split] = []  # the split of each of `parts`
-    split_at: dict[tuple[Format, str], Split] = {}  # by format and by `home`, the path that identifies a split
+    split_at: dict[tuple[Format, str], Split] = {}  # by format and by `Format.home` of a file
     token_file_of: dict[str, str] = {}  # by the path of a sidecar file that the caller names
     for named_path, label in labelled:
         if by_name.is_metadata(named_path):
@@ -152,22 +139,22 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             raise CorpusError(f"{path}: belongs to the token file {owner}, which is not among the files. Name both.")
     if not parts:
         raise CorpusError(f"{labelled[0][0]}: holds no tokens, and no other file is named. Name the token files.")
-    forms = list(dict.fromkeys(form for form, _ in split_at))
-    if len(forms) == 1 and forms[0].takes_lists:
-        corpus = forms[0].read_list(token_files, options, listing)
-        shards = [
-            dataclasses.replace(shard, label=part.label) for shard, part in zip(corpus.shards, parts, strict=True)
-        ]
-        return dataclasses.replace(corpus, shards=tuple(shards))
+    forms = dict.fromkeys(form for form, _ in split_at)
     for form in forms:
-        if form.takes_lists:
+        if not form.takes_lists:
+            form.check_parts(parts, options, listing)
+            continue
+        if len(forms) > 1:
             raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
-        form.check_parts(parts, options, listing)
+        corpus = form.read_list(token_files, options, listing)
+        pairs = zip(corpus.shards, parts, strict=True)
+        shards = tuple(dataclasses.replace(shard, label=part.label) for shard, part in pairs)
+        return dataclasses.replace(corpus, shards=shards)
     return scan_corpus(joined_split(token_files, splits, options), parts, options)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
-    """Return the path of the `NAME.csv.gz` of a token file; "" if it does not exist."""
+    """Return the path of the `NAME.csv.gz` next to the token file `NAME.npy`; "" if it does not exist."""
     name = files.name_of(path)
     return listing.sidecar(path, name.removesuffix(".npy") + _BOUNDARIES) if name.endswith(".npy") else ""
 
@@ -178,7 +165,7 @@ def is_glob(path: str) -> bool:
 
 
 def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) -> Sequence[str]:
-    """Return the token files of the split at `path`, or of the training split if `path` is a prepared corpus; else ()."""
+    """Return the token files of a split, or of the training split of a prepared corpus; () if `path` is neither."""
     if is_glob(path) or path.endswith(TOKEN_SUFFIXES):
         return ()
     for form in formats():
@@ -217,9 +204,8 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". The result is False if the split lists a file other than
-    `before` as the one before `part`. Some splits do not list `part`, since its name has no number or its folder can't be
-    listed. Then the result is False if `before` is in another folder than `part`.
+    `before` is the token file before `part` in the corpus, or "". It must also be the file before `part` in the split. If the
+    split does not list `part`, since its name has no number or its folder can't be listed, both must be in one folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -231,10 +217,7 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
-    """Return one split for the token files `paths`, with the metadata that their splits have in common.
-
-    `splits` has the split of each file. Different EOS ids, padding ids, tokenizers or dtypes are a CorpusError.
-    """
+    """Return one split for the token files `paths`, with what their `splits`, one for each file, have in common."""
     first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
     for path, split in zip(paths, splits, strict=True):
         first_files.setdefault(id(split), (path, split))
@@ -243,28 +226,23 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         if split.files != tuple(paths):  # the split's file of sources lists the documents of all its files
             split = dataclasses.replace(split, sources="")
         return split
-    facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}
+    facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in first_files.values()}
 
     def common(name: str) -> Any:
-        """Return the value of the fact `name`, such as "dtype", that all splits state; None if a split does not state it.
-
-        Raises:
-          CorpusError: Two splits state different values.
-        """
+        """Return the value of a fact that all splits state; None if a split does not. Refuse different values."""
         stated = [(facts[name], path) for path, facts in facts_of.items() if facts[name] is not None]
         for value, path in stated:
             first, first_path = stated[0]
             if value != first:
                 problem = f"{first_path}: its {name} is {first}, but that of {path} is {value}"
-                fix = "All files of a corpus are made with one tokenizer and have one dtype: open them as two corpora"
-                raise CorpusError(f"{problem}. {fix}.")
+                raise CorpusError(f"{problem}. A corpus has one tokenizer and one dtype: open two corpora.")
         return stated[0][0] if len(stated) == len(facts_of) else None
 
-    tokenizers = {facts["tokenizer"] for facts in facts_of.values()}
-    allowed_dtypes = {tuple(split.dtypes) for split in splits}
-    tokenizer = tokenizers.pop() if len(tokenizers) == 1 else None
+    def if_equal(name: str) -> Any:
+        values = [facts[name] for facts in facts_of.values()]
+        return values[0] if all(value == values[0] for value in values) else None
+
     eos = None if options.eos_token_id is not None else common("eos_token_id")
-    metadata = CorpusMetadata(eos, common("pad_token_id"), tokenizer, common("tokenizer_sha256"))
+    metadata = CorpusMetadata(eos, common("pad_token_id"), if_equal("tokenizer"), common("tokenizer_sha256"))
     dtype = options.dtype or common("dtype")
-    allowed = allowed_dtypes.pop() if len(allowed_dtypes) == 1 else TOKEN_DTYPES
-    return Split(metadata=metadata, dtype=dtype, dtypes=allowed)
+    return Split(metadata=metadata, dtype=dtype, dtypes=if_equal("dtypes") or TOKEN_DTYPES)

@@ -19,11 +19,9 @@ from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import Count, FileStamp, file_stamp, files, identify
 
-_EXPECTED = (
-    " Expected token files, or an index that `grain-sft index` wrote. If these are chats or texts, make a corpus of them "
-    "with `grain-sft prepare`."
-)
+_EXPECTED = " Expected an index or token files. Make a corpus of chats or texts with `grain-sft prepare`."
 _DAMAGED = "The index is damaged: build it again."
+_EDITED = "It was edited or damaged: build it again with `grain-sft index`."
 
 
 class Index(Format):
@@ -47,8 +45,7 @@ class Index(Format):
         elif {"format_version", "files"} <= data.data.keys():
             corpus = _read_maxtext(data, options, listing)
         else:
-            problem = f"{found}: no index of grain_sft or MaxText (no key 'format' or 'format_version')"
-            raise CorpusError(f"{problem}. Run `grain-sft index`.")
+            raise CorpusError(f"{found}: no index of grain_sft or MaxText. Run `grain-sft index`.")
         options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
@@ -79,7 +76,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. At a new path, drop the version, which is that of the file at the old path."""
+        """Return the file at its present path. Its version is that at the old path."""
         present = _locate(path, file.path, options)
         version = file.version if present == file.path else None
         return dataclasses.replace(file, path=present, version=version, root=None)
@@ -102,10 +99,7 @@ def _pinned(corpus: Corpus) -> Corpus:
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse an index whose entries contradict each other, and local files whose size differs from the index.
-
-    Remote files are checked when they are read.
-    """
+    """Refuse an index whose entries contradict each other or the sizes of local files. Reading checks remote files."""
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
@@ -116,19 +110,15 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
             raise CorpusError(f"{shard_has}, but its loss file has {shard.loss.count} values. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:
-        raise CorpusError(
-            f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "
-            f"({corpus.fingerprint}). It was edited or damaged: build it again with `grain-sft index`."
-        )
+        problem = f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries"
+        raise CorpusError(f"{problem} ({corpus.fingerprint}). {_EDITED}")
 
     def check_size(file: FileStamp) -> None:
-        """Refuse a local file that is missing, or whose size is not that in the index."""
         try:
             size = os.stat(file.path).st_size
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
             problem = f"{file.path}: can't be found ({error}), but the index {path} lists it"
-            fix = "If the data moved, map the old path to the new one with path_remap"
-            raise CorpusFileError(f"{problem}. {fix}.") from error
+            raise CorpusFileError(f"{problem}. If the data moved, give path_remap.") from error
         if size != file.size:
             raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
@@ -136,10 +126,9 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 
 
 def _locate(index: str, listed: str, options: ReadOptions) -> str:
-    """Return the present path of a file that an index lists as `listed`.
+    """Return the present path of a file that an index lists as `listed`, which may be relative to the index's folder.
 
-    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If it does not change a relative
-    path, it also applies to the absolute path.
+    `path_remap` applies to the listed path. If it does not change a relative path, it also applies to the absolute path.
     """
     path = options.remap(listed)
     if files.is_remote(path) or os.path.isabs(path):
@@ -151,15 +140,10 @@ def _locate(index: str, listed: str, options: ReadOptions) -> str:
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
-    """Return the corpus with the loss files that `options` ask for: those of `label_mask_paths`, those of the index, or none.
+    """Return the corpus of the index at `path` with the loss files that `options` ask for: the caller's, the index's, or none.
 
-    Args:
-      path: Path of the index.
-      indexed: `use_loss_mask` in the index. None if no masks existed when the index was written, or if version 0.1.0 of
-        grain_sft wrote the index. That version did not find the masks of files that were given as a list, so its index may lack
-        masks that exist.
-      corpus: Corpus with the loss files of the index.
-      options: Arguments of `open_corpus`.
+    `indexed` is `use_loss_mask` in the index. It is None if no masks existed when the index was written, or if version 0.1.0 of
+    grain_sft wrote the index. That version did not find the masks of listed files, so its index may lack masks that exist.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
@@ -176,17 +160,15 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     if not with_loss:
         return corpus
     # The index lists no masks, but masks exist. If `indexed` is False, the index was saved from a corpus that ignored its
-    # masks, and the caller now gives use_loss_mask=True. Then each token file must have a mask. If `indexed` is not False, the
-    # index is out of date.
+    # masks, and the caller now gives use_loss_mask=True. If it is not False, the index is out of date.
     if indexed is not False or len(with_loss) < len(parts):
         problem = f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}"
-        fix = "Build the index again, or give use_loss_mask=False to ignore the masks"
-        raise CorpusError(f"{problem}, so all of its tokens would take loss. {fix}.")
+        raise CorpusError(f"{problem}. Build the index again, or ignore the masks with use_loss_mask=False.")
     return _with_loss(corpus, parts)
 
 
 def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
-    """Return the corpus with the loss files of `parts`, one for each shard. Each loss file is checked."""
+    """Return the corpus with the loss files of `parts`, one for each shard."""
 
     def scan(shard: Shard, part: TokenFile) -> Shard:
         loss = scan_loss(part.loss, part.loss_kind)
@@ -211,10 +193,7 @@ class _MaxTextIndex(msgspec.Struct):
 
 
 def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of MaxText's index.
-
-    The index lists no sidecar files, so the token files are scanned. Their numbers of tokens must be those in the index.
-    """
+    """Return the corpus of MaxText's index. The token files are scanned, because the index lists no sidecar files."""
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
         raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")
@@ -222,7 +201,7 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.get("files"))
     if index.fingerprint != expected:
         problem = f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries"
-        raise CorpusError(f"{problem} ({expected}). It was edited or damaged: build it again.")
+        raise CorpusError(f"{problem} ({expected}). {_EDITED}")
     if not index.files:
         raise CorpusError(f"{path}: the index lists no file.")
     sources = [(options.remap(entry.path), entry.label) for entry in index.files]
@@ -232,7 +211,6 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     for shard, entry in zip(corpus.shards, index.files, strict=True):
         if shard.num_tokens != entry.n_tokens:
             verb = "shrank" if shard.num_tokens < entry.n_tokens else "grew"
-            problem = f"{shard.path}: the file {verb} since it was indexed: {shard.num_tokens} tokens"
-            fix = "Restore the file, or build the index again"
-            raise CorpusFileError(f"{problem}, but MaxText's index {path} lists {entry.n_tokens}. {fix}.")
+            problem = f"{shard.path}: the file {verb}: {shard.num_tokens} tokens, but MaxText's index {path} lists"
+            raise CorpusFileError(f"{problem} {entry.n_tokens}. Restore the file, or build the index again.")
     return dataclasses.replace(corpus, tokenizer=index.tokenizer or corpus.tokenizer)

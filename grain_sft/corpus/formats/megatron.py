@@ -45,8 +45,8 @@ class Megatron(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         prefixes = self._in_folder(path, listing)
         if prefixes and any(name.endswith(".npy") for name in listing.names(files.parent(prefixes[0]))):
-            problem = f"{path}: has .npy files and {prefixes[0]}{_INDEX}"
-            raise CorpusError(f"{problem}. Give format='megatron', a prefix or a glob such as '*.npy'.")
+            advice = "Give format='megatron', a prefix or a glob such as '*.npy'."
+            raise CorpusError(f"{path}: has .npy files and {prefixes[0]}{_INDEX}. {advice}")
         return path if prefixes or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
@@ -86,8 +86,7 @@ class Megatron(Format):
         for shard, other in scans:
             if other.stored != header.stored:
                 problem = f"{shard.path}: its tokens are {other.stored}, but those of {first.path} are {header.stored}"
-                fix = "All files of a corpus have one dtype: convert one of them with `grain-sft convert`"
-                raise CorpusError(f"{problem}. {fix}.")
+                raise CorpusError(f"{problem}. A corpus has one dtype: convert one file with `grain-sft convert`.")
         options.check_dtype(f"{prefixes[0]}{_INDEX}", header.dtype, header.stored.name)
         shards = tuple(shard for shard, _ in scans)
         split = joined_split([shard.path for shard in shards], splits, options)
@@ -128,54 +127,43 @@ class Megatron(Format):
 
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
-    """Return a split for each prefix: its one token file, with the metadata of its folder.
-
-    A sources.bin is used only in a folder with one prefix: it does not state which of several prefixes a document is in.
-    """
+    """Return a split for each prefix: its one token file, with the metadata of its folder."""
 
     @functools.cache
     def split_of(folder: str) -> Split:
-        is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
         metadata = read_metadata(folders_of_split(folder), listing)
+        # A sources.bin does not state which of several prefixes a document is in.
+        is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
         return Split(metadata=metadata, sources=listing.find(folder, "sources.bin") if is_only else "")
 
     return [dataclasses.replace(split_of(files.parent(prefix)), files=(f"{prefix}{_TOKENS}",)) for prefix in prefixes]
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Check the files of a prefix, and return its shard and the header of its index.
-
-    With a split, the shard has the sequences of `options.subset` only.
-    """
+    """Check the files of a prefix. Return its shard, with a split only the sequences of its subset, and its index's header."""
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
     index_stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=index_stamp.version)
     header = megatron_index.parse_header(index, head, index_stamp.size)
-    sizes_data = files.read_range(index, HEADER_BYTES, header.pointers_at, version=index_stamp.version)
-    sizes = np.frombuffer(sizes_data, "<i4")
+    sizes = np.frombuffer(files.read_range(index, HEADER_BYTES, header.pointers_at, version=index_stamp.version), "<i4")
     megatron_index.check_sizes(index, sizes)
 
     sequences = None if options.split is None else split_range(options.split, options.subset, header.sequences)
     first, stop = sequences or (0, header.sequences)
-    tokens_before = int(sizes[:first].sum(dtype=np.int64))
-    num_tokens = int(sizes[first:stop].sum(dtype=np.int64))
-    total = int(sizes.sum(dtype=np.int64))
+    before, num_tokens, total = (int(some.sum(dtype=np.int64)) for some in (sizes[:first], sizes[first:stop], sizes))
     width = header.dtype.itemsize
-    # the shard's data begin at the first token of the subset
-    stamp = describe(tokens, tokens_before * width)
+    stamp = describe(tokens, before * width)
     if stamp.size != total * width:
         problem = f"{tokens}: {stamp.size} bytes, but {index} lists {total} tokens of {width} bytes"
-        fix = "A file was cut short, or is of another corpus. Copy both again"
-        raise CorpusError(f"{problem}; expected {total * width}. {fix}.")
+        raise CorpusError(f"{problem}; expected {total * width}. Copy both files again.")
     boundaries = BoundaryFile(**vars(index_stamp), kind="megatron", sequences=sequences)
     return Shard(**vars(stamp), num_tokens=num_tokens, boundaries=boundaries), header
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
-    """Return the range [first, stop) of the items that are in a subset, if `count` items (sequences or documents) are split.
+    """Return the range [first, stop) of a subset, if `count` sequences or documents are split.
 
-    `split` has the weights of the training, validation and test subset. Of 1000 sequences, "969,30,1" gives "train" (0, 969)
-    and "valid" (969, 999).
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999).
     """
     expected = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
@@ -192,17 +180,13 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
 
 
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
-    """Return the weights and the prefixes of a blend; () and the prefixes of a list without weights.
-
-    Weights and prefixes that don't alternate are an error. Megatron's `get_blend_from_list` reads such weights as prefixes.
-    """
+    """Return the weights and the prefixes of a blend; () and the prefixes of a list without weights."""
     words = [path.strip() for path in paths]
     if not _is_blend(words):
         return (), words
     if list(map(_is_number, words)) != [True, False] * (len(words) // 2):
-        raise CorpusError(
-            f"{shortened(' '.join(words))!r}: expected weights and prefixes in turn, such as '0.3 A 0.7 B', or prefixes alone."
-        )
+        expected = "expected weights and prefixes in turn, such as '0.3 A 0.7 B', or prefixes alone"
+        raise CorpusError(f"{shortened(' '.join(words))!r}: {expected}.")
     weights = tuple(map(float, words[::2]))
     if not (all(0 <= weight < math.inf for weight in weights) and max(weights) > 0):
         raise CorpusError(f"weights {weights} of a blend: expected finite numbers, 0 or more, one above 0. Fix them.")
@@ -212,16 +196,14 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    A list with a number in a wrong place, such as ["A", "0.3"], also counts as a blend, so that `_blend` refuses it. But if
-    each of its numbers is the name of a file or prefix, it is a list of prefixes.
+    A number in a wrong place, such as in ["A", "0.3"], also makes a blend, which `_blend` refuses, unless it names a file.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):
         return False
     if are_numbers == [True, False] * (len(words) // 2):
         return True
-    numbers = filter(_is_number, words)
-    return not all(os.path.exists(number) or _is_index(f"{number}{_INDEX}") for number in numbers)
+    return not all(os.path.exists(word) or _is_index(f"{word}{_INDEX}") for word in filter(_is_number, words))
 
 
 def _is_number(text: str) -> bool:

@@ -88,10 +88,7 @@ class DirectoryListing:
         return Json.load(path) if path else Json("", {})
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of the names `candidates` that exist in the folder of the file `path`.
-
-        If the folder can't be listed, as in some buckets, each candidate is looked up.
-        """
+        """Return those of the names `candidates` that exist in the folder of the file `path`, even if it can't be listed."""
         folder = files.parent(path)
         try:
             names = self.names(folder)
@@ -172,10 +169,7 @@ class Json:
 
 
 def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
-    """Return the metadata in the first of `folders` that has a corpus.json or a prepare.json.
-
-    `folders` are usually the folder of a split, then that of its corpus.
-    """
+    """Return the metadata in the first of `folders` that has a corpus.json or a prepare.json."""
     for folder in folders:
         data = listing.read_json(folder, SPLIT)
         if data.get("format") == SPLIT_FORMAT:  # another tool may write a file of this name
@@ -188,8 +182,7 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    For the shard DIR/train/shard_00000/tokens.bin, the file may be in the folder of the shard, in DIR/train or in DIR. The
-    search ends at the first folder that is not named like a split or a shard: folders above are not part of the corpus.
+    The folders of DIR/train/shard_00000/tokens.bin are searched up to DIR, the first that is not named like a split or shard.
     """
     folder = files.parent(shard)
     while True:
@@ -202,7 +195,7 @@ def prepare_manifest(shard: str) -> str | None:
 
 
 def folders_of_split(home: str) -> list[str]:
-    """Return the folders that may have metadata of the split in the folder `home`: DIR/train and DIR, or only `home`."""
+    """Return the folders that may have metadata of the split `home`: DIR/train and DIR, or only `home`."""
     return [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
 
 
@@ -236,14 +229,7 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if both the EOS id and the tokenizer of a split are unknown, as in a copy of a corpus without its metadata files.
-
-    Args:
-      folder: Folder of the split.
-      lacks: Names of the metadata files that would state the EOS id and the tokenizer.
-      metadata: Metadata of the split.
-      eos_token_id: EOS id that the caller gave, or None.
-    """
+    """Warn if both the EOS id and the tokenizer of a split are unknown, because it `lacks` its metadata files."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are unknown; "
@@ -254,10 +240,10 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return `metadata`. If it lacks the EOS or the padding id, read that id from the JSON files in `folder`/tokenizer.
+    """Return `metadata`, with an unknown EOS or padding id from the JSON files in `folder`/tokenizer.
 
-    No tokenizer is loaded. If one of the files can't be read, all are ignored. A timeout is raised: if one host ignored it,
-    hosts would have different ids.
+    If one of the files can't be read, all are ignored. But a timeout is raised: if one host ignored it, hosts would have
+    different ids.
     """
     tokenizer_folder = listing.find(folder, "tokenizer")
     if not tokenizer_folder:

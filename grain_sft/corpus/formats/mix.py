@@ -52,12 +52,7 @@ def head_of(path: str) -> bytes | None:
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """Return (path, label) for each entry of a mix file, in order. The paths are not resolved.
-
-    Args:
-      path: Path of the mix file, for messages.
-      text: Content of the mix file.
-    """
+    """Return (path, label) for each entry of the `text` of a mix file, in order. The paths are not resolved."""
     entries = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -72,10 +67,9 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
-    """Return `path` after the replacements `remap`.
+    """Return `path` with its longest prefix in `remap` replaced, and all placeholders in `remap`, such as "{TOKENIZER}".
 
-    Keys such as "{TOKENIZER}" are placeholders, which are replaced anywhere in the path. Other keys are prefixes. The longest
-    prefix that matches is replaced. If no prefix matches, the prefixes are tried again after the placeholders are replaced.
+    If no prefix matches, the prefixes are tried again after the placeholders are replaced.
     """
     placeholders = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
@@ -96,13 +90,9 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 
 
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
-    """Return the paths of a mix, with relative paths joined to the folder where they start.
+    """Return the paths of a mix, with relative paths joined to the mix's folder.
 
-    Relative paths start at the mix's folder. But if the first relative path exists only in the working directory, all relative
-    paths start at the working directory.
-
-    Raises:
-      CorpusError: A path has a placeholder such as "{TOKENIZER}", and no local file has that name.
+    But if the first relative path exists only in the working directory, all relative paths start there.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")
@@ -114,13 +104,11 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
         placeholder = _PLACEHOLDER.search(path)
         path = f"{base}/{path}" if _is_relative(path) else path
         if placeholder and (files.is_remote(path) or not os.path.exists(path)):
-            problem = f"{mix_path}: {path} holds the placeholder {placeholder.group()}, and no file has that name"
             fix = f"Give its value, such as path_remap={{{placeholder.group()!r}: 'allenai/dolma3-tokenizer'}}"
-            raise CorpusError(f"{problem}. {fix}.")
+            raise CorpusError(f"{mix_path}: {path} holds the placeholder {placeholder.group()}. {fix}.")
         resolved.append(path)
     return resolved
 
 
 def _is_relative(path: str) -> bool:
-    """Return whether a path is local and relative."""
     return not files.is_remote(path) and not os.path.isabs(path)

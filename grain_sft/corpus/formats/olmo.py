@@ -61,13 +61,9 @@ class Olmo(Format):
         return files.parent(path)
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the parts in the folder `home`.
+        """Return the parts in the folder `home`, with the metadata of corpus.json, prepare.json or dataset_statistics.json.
 
-        The metadata are those in corpus.json or prepare.json, else those in dataset_statistics.json. An unknown EOS id is taken
-        from the files of the tokenizer.
-
-        `Split.files` lists each part that exists and the part before it, which may be missing. If only parts 0 and 3 exist, the
-        list is parts 0, 2 and 3. Part 3 then does not follow part 0, so no document continues from part 0 to part 3.
+        An unknown EOS id is taken from the files of the tokenizer.
         """
         folders = folders_of_split(home)
         statistics = listing.read_json(home, _STATISTICS)
@@ -81,6 +77,8 @@ class Olmo(Format):
         stated_dtype = configuration.get("token_dtype", str)
         dtype = None if stated_dtype is None else token_dtype(stated_dtype, statistics.path)
         parts = _numbered(home, listing.names(home), _TOKENS)
+        # Also list the part before each part, which may be missing. If only parts 0 and 3 exist, the list is 0, 2, 3. So part 3
+        # does not follow part 0, and no document continues from part 0 to part 3.
         for number in list(parts):
             if number > 0:
                 parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")
@@ -94,10 +92,8 @@ class Olmo(Format):
         """Refuse parts if none of them has a label mask, but the folder of a part holds masks, or its metadata state masks."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
-        for part in parts:
-            if not _ANY_TOKENS.fullmatch(files.name_of(part.tokens)):
-                continue
-            folder = files.parent(part.tokens)
+        for path in (part.tokens for part in parts if _ANY_TOKENS.fullmatch(files.name_of(part.tokens))):
+            folder = files.parent(path)
             masks = sorted(name for name in listing.names(folder) if _ANY_MASK.fullmatch(name))
             has_masks, metadata = _stated_masks(folder, listing)
             if masks:
@@ -106,10 +102,8 @@ class Olmo(Format):
                 problem = f"has no label mask, but {metadata} is of a corpus with label masks"
             else:
                 continue
-            raise CorpusError(
-                f"{part.tokens}: {problem}. Without a mask, all of its tokens would take loss. Copy or rename the mask, name "
-                "it with label_mask_paths, or ignore the masks with use_loss_mask=False."
-            )
+            fix = "Copy or rename the mask, give label_mask_paths, or ignore masks with use_loss_mask=False"
+            raise CorpusError(f"{path}: {problem}. Without a mask, all of its tokens would take loss. {fix}.")
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
         """Return `paths` without those in DIR/val, if both DIR/val and DIR/train have parts."""
@@ -123,7 +117,6 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
     """Return (value, path): whether the parts of a folder have label masks, and the metadata file that states it.
 
     Metadata of this format without the key `LABEL_MASKS` count as True, because tools that omit this key always write masks.
-    The result for a folder without such metadata is (None, "").
     """
     implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):
@@ -139,7 +132,7 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 
 
 def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
-    """Return the metadata in dataset_statistics.json. Leave out values of the wrong type, which other tools write."""
+    """Return the metadata in dataset_statistics.json, without values of wrong types, which other tools write."""
     metadata: dict[str, Any] = {}
     for key, kind in {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}.items():
         value = configuration.get(key)
@@ -149,7 +142,7 @@ def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
 
 
 def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
-    """Refuse a folder that lacks a part. Refuse it too if some parts have a sidecar file, and another part has none."""
+    """Refuse a folder that lacks a part, or a sidecar file that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
     needs_masks = masks and options.masks is None and options.use_loss_mask is not False

@@ -64,13 +64,11 @@ class OpenChat(Format):
         return file or listing.find(folder, f"{name}.train{_SUFFIX}") or None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open a Parquet file. Its columns are unpacked into arrays on first use."""
         dtype: Dtype = np.dtype(np.uint32)
         options.check_dtype(found, dtype)
         stem = files.name_of(found).removesuffix(_SUFFIX)
-        # The unpacked files are in the cache, which may be outside of the folder `root` of the `open_corpus` call.
         cache = os.path.realpath(files.cache_dir()) + "/"
-        with inside_also(cache):
+        with inside_also(cache):  # the unpacked files are in the cache, which may be outside of `open_corpus(root=)`
             unpacked, own_metadata = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))
             tokens, weights, documents = unpacked
             sources = listing.sidecar(found, f"{stem}.sources.bin")
@@ -85,7 +83,7 @@ class OpenChat(Format):
 
 
 def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
-    """Return the Parquet file of a split in a folder, or None if the folder has none. Raise a CorpusError if it has several."""
+    """Return the only Parquet file of a split in a folder; None if the folder has none."""
     names = sorted(name for name in listing.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
     if len(names) > 1:
         raise CorpusError(f"{folder}: holds {names[0]} and {names[1]}. Give the path of one of them.")
@@ -93,7 +91,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the metadata of the folder. If they are missing or name another tokenizer, return the file's own metadata."""
+    """Return the metadata of the folder, or the file's own if the former are missing or name another tokenizer."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder
@@ -104,8 +102,7 @@ def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: Dire
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
     """Unpack the Parquet file to the cache, unless the cache has it. Return the paths of `_NAMES`, and the file's metadata.
 
-    The Parquet file has no weights for the first tokens of documents. `first_weights` is the path of a file with these weights;
-    "" if they are 0.
+    `first_weights` is the path of a file with the weights of the documents' first tokens; "" if they are 0.
     """
     stamps = [describe(file) for file in (path, first_weights) if file]
     hashes = content.hashes_of(stamps)
@@ -135,7 +132,6 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
-        """Raise ValueError if the files `unpacked` are missing or are not those that `make` wrote."""
         try:
             hashes = hash_unpacked()
         except CorpusFileError as error:
@@ -149,17 +145,11 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
 
 
 class _Rows(NamedTuple):
-    """Consecutive rows of a Parquet file.
+    """Consecutive rows of a Parquet file."""
 
-    Attributes:
-      first: Number of the first row, counted from 1.
-      lengths: Number of values in each row, int64 [rows], by the name of a column in `_LISTS`.
-      values: Values of all rows, joined, by the name of a column.
-    """
-
-    first: int
-    lengths: dict[str, Ints]
-    values: dict[str, npt.NDArray[Any]]
+    first: int  # number of the first row, counted from 1
+    lengths: dict[str, Ints]  # number of values in each row, int64 [rows], by the name of a column in `_LISTS`
+    values: dict[str, npt.NDArray[Any]]  # values of all rows, joined, by the name of a column
 
 
 def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:
@@ -249,7 +239,7 @@ def _open_parquet(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
 
 
 def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
-    """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at once. Raise a CorpusError for unexpected columns or types."""
+    """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at once."""
     first = 1  # number of the next row
     try:
         with _open_parquet(path, version) as (pyarrow, file):
@@ -273,7 +263,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
 
 
 def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
-    """Return the rows of a pyarrow RecordBatch that begins with row `first`. `types` is the module `pyarrow.types`."""
+    """Return the rows of a pyarrow RecordBatch that begins with row `first`; `types` is `pyarrow.types`."""
     rows = _Rows(first, {}, {})
     for name in _COLUMNS:
         column = inner = batch.column(batch.schema.get_field_index(name))

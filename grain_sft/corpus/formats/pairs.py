@@ -30,7 +30,7 @@ class Pairs(Episodes):
     kind = "preference"
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to. None if `path` is neither a pairs.idx nor a file next to one."""
+        """Return the token file that `path` belongs to; None unless `path` is a pairs.idx or a file next to one."""
         token_file = super().owner(path, listing)
         if token_file is None or files.name_of(path) == self.index:
             return token_file
@@ -47,8 +47,7 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
     indexes = [shard.boundaries for shard in corpus.shards if shard.boundaries and shard.boundaries.kind == Pairs.kind]
     if len(indexes) < len(corpus.shards):
         other = next(shard for shard in corpus.shards if shard.boundaries not in indexes)
-        raise CorpusError(
-            f"{other.path}: its documents are not preference pairs, as `grain-sft prepare --format pairs` writes them."
-        )
+        problem = f"{other.path}: its documents are not preference pairs"
+        raise CorpusError(f"{problem}. Write them with `grain-sft prepare --format pairs`.")
     _ = corpus.documents  # raises CorpusError for an entry that is not within its shard
     return np.frombuffer(b"".join(map(read_whole, indexes)), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)

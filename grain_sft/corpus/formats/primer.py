@@ -32,10 +32,9 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of a file's split. For a folder, return the `home` of its first split with tokens and labels.
+        """Return the `home` of a file's split, or of the first split of a folder that has tokens and labels.
 
-        If a folder has files of this format, but no such split, the result is the first `home` that was tried. `read` then
-        raises an error that names the missing file.
+        If a folder has other files of this format, return a `home` that makes `read` raise an error about the missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):
@@ -55,7 +54,6 @@ class Primer(Format):
         return homes[0] if is_incomplete else None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split at `found`. A missing file is a CorpusError. Warn if no metadata state the EOS id."""
         folder = files.parent(found)
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(folder):
@@ -71,9 +69,8 @@ class Primer(Format):
         meta = listing.read_json(root, _META)
         num_tokens = meta.object("splits").object(name).count("num_tokens")
         if num_tokens not in (None, corpus.num_tokens):
-            problem = f"{meta.path}: {name} has {num_tokens} tokens"
-            reason = "A file was cut short, or is of another corpus"
-            raise CorpusError(f"{problem}, but {corpus.shards[0].path} holds {corpus.num_tokens}. {reason}.")
+            problem = f"{name} has {num_tokens} tokens, but {corpus.shards[0].path} holds {corpus.num_tokens}"
+            raise CorpusError(f"{meta.path}: {problem}. Copy both files again.")
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:

@@ -40,24 +40,20 @@ class Rows(Format):
         return path if MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open a folder of written rows. Its version must be `VERSION`, and its fingerprint the one in the manifest."""
         data = Json.load(files.join(found, MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(f"{found}: {name}, but rows hold their masks. Pack the corpus again, opened with {name}.")
         if data.get("format") != NAME or data.get("version") != VERSION:
             problem = f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}"
-            fix = "Write the rows again, or read them with the version that wrote them"
-            raise CorpusError(f"{problem}; expected {NAME!r}, version {VERSION}. {fix}.")
+            raise CorpusError(f"{problem}; expected {NAME!r}, version {VERSION}. Write the rows again.")
         corpus = scan_rows(found, data, options, listing)
         # The fingerprint in the manifest includes the manifest's eos_token_id. The caller may give another id.
         actual = dataclasses.replace(corpus, eos_token_id=data.count("eos_token_id")).fingerprint
         expected = data.get("fingerprint", str)
         if actual != expected:
-            raise CorpusError(
-                f"{found}: its files are not those that {MANIFEST} was written with (their fingerprint is {actual}, "
-                f"expected {expected}). A file was replaced: copy the folder again, or write the rows again."
-            )
+            problem = f"{found}: the fingerprint of its files is {actual}, but {MANIFEST} states {expected}"
+            raise CorpusError(f"{problem}. A file was replaced: copy the folder again, or write the rows again.")
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -67,17 +63,11 @@ class Rows(Format):
 
 
 class _Manifest(msgspec.Struct):
-    """Fields of rows.json that describe the files, except the fields of `RowFormat`.
-
-    Attributes:
-      dtype: Dtype of the tokens.
-      rows_of_shards: Number of rows of each shard.
-      loss: Dtype of the loss files; None without loss files.
-    """
+    """Fields of rows.json that describe the files, except the fields of `RowFormat`."""
 
     dtype: TokenDtype
     rows_of_shards: Annotated[list[Positive], msgspec.Meta(min_length=1)]
-    loss: Literal["bool", "float32"] | None = None
+    loss: Literal["bool", "float32"] | None = None  # kind of the loss files; None without loss files
 
 
 def scan_rows(
@@ -98,7 +88,6 @@ def scan_rows(
         raise CorpusError(f"{problem}. It is damaged.") from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
-        """Check the files of a shard, and return the shard."""
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
         _check_size(stamp, num_rows * row_bytes)
@@ -124,6 +113,5 @@ def row_files(number: int, loss: str | None) -> dict[str, str]:
 
 
 def _check_size(file: FileStamp, expected: int) -> None:
-    """Refuse a file whose size is not the `expected` number of bytes."""
     if file.size != expected:
         raise CorpusError(f"{file.path}: {file.size} bytes, but {MANIFEST} states {expected}. Copy it again.")

@@ -54,10 +54,7 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Raise CorpusError if the caller gave a dtype other than `dtype`, which the file at `path` has.
-
-        `name` is for the message: "int32" for a file of int32 that is read as uint32.
-        """
+        """Raise CorpusError if the caller gave a dtype other than `dtype`, which the file at `path` has, or calls `name`."""
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
 
@@ -124,10 +121,9 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     without_loss = [part for part in parts if not part.loss]
     with_loss = [part for part in parts if part.loss]
     if uses_loss and without_loss and with_loss:
-        raise CorpusError(
-            f"{without_loss[0].tokens}: has no loss mask, but {with_loss[0].tokens} has {with_loss[0].loss}. Without a mask, "
-            "all tokens take loss. Give the missing mask, open two corpora, or ignore all masks with use_loss_mask=False."
-        )
+        problem = f"{without_loss[0].tokens}: has no loss mask, but {with_loss[0].tokens} has {with_loss[0].loss}"
+        fix = "Give the missing mask, open two corpora, or ignore all masks with use_loss_mask=False"
+        raise CorpusError(f"{problem}. Without a mask, all tokens take loss. {fix}.")
     dtype = options.dtype or (np.dtype(split.dtype) if split.dtype else None)
     reads_loss = uses_loss or dtype is None  # an unknown dtype is inferred from the sizes of loss files
     losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and reads_loss else None, parts)
@@ -139,9 +135,9 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     first_dtype = scans[0][1]
     for shard, shard_dtype in scans:
         if shard_dtype != first_dtype:
-            problem = f"{shard.path}: its tokens are {shard_dtype.name}"
-            fix = "All files of a corpus have one dtype: convert one of them, or open them as two corpora"
-            raise CorpusError(f"{problem}, but those of {parts[0].tokens} are {first_dtype.name}. {fix}.")
+            others = f"those of {parts[0].tokens} are {first_dtype.name}"
+            problem = f"{shard.path}: its tokens are {shard_dtype.name}, but {others}"
+            raise CorpusError(f"{problem}. A corpus has one dtype: convert one of them, or open two corpora.")
     shards = tuple(shard if uses_loss else dataclasses.replace(shard, loss=None) for shard, _ in scans)
     sources = describe(split.sources) if split.sources else None
     fields = {"sources_file": sources, "ignores_loss": bool(with_loss) and not uses_loss}
@@ -151,7 +147,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
 def corpus_of(
     shards: tuple[Shard, ...], dtype: Dtype, metadata: CorpusMetadata, eos_token_id: int | None = None, **fields: Any
 ) -> Corpus:
-    """Return the corpus of some shards. `eos_token_id` overrides the id in `metadata`. `fields` are more fields of `Corpus`."""
+    """Return the corpus of some shards. `eos_token_id` overrides that of `metadata`; `fields` are more fields of `Corpus`."""
     facts = {name: value for name, value in vars(metadata).items() if name != "path"}
     if eos_token_id is not None:
         facts["eos_token_id"] = eos_token_id
@@ -162,10 +158,7 @@ def corpus_of(
 
 
 def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
-    """Return the results of calling `function` on each row of `columns` in threads, in order, as `map` does.
-
-    `work` is the title of a progress bar; "" shows none.
-    """
+    """Do as `map`, in threads, with a progress bar of the title `work`; "" shows none."""
     context = contextvars.copy_context()  # holds the `root` of `open_corpus`, for checks in threads
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
@@ -173,12 +166,9 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 
 
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
-    """Return the dtype that the first token file with a loss file implies.
+    """Return the dtype that the first token file with a loss file implies. Without loss files, `allowed` or the files decide.
 
-    A .npy header states the dtype. A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
-
-    Without loss files, return the last of `allowed` if the format limits dtypes. Otherwise return None: then `scan_shard` takes
-    the dtype in the header of a .npy file, and uint32 for a raw file.
+    A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
@@ -190,17 +180,15 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
             continue
         fitting = [dtype for dtype in map(np.dtype, allowed) if loss.count * dtype.itemsize == size]
         if not fitting:
-            raise CorpusError(
-                f"{part.tokens}: {size} bytes, and {loss.path} has {loss.count} values; expected one value for each token of "
-                f"dtype {' or '.join(allowed)}. A file was cut short, or is of another corpus."
-            )
+            problem = f"{part.tokens}: {size} bytes, and {loss.path} has {loss.count} values"
+            expected = f"expected one value for each token of dtype {' or '.join(allowed)}"
+            raise CorpusError(f"{problem}; {expected}. Copy both files again.")
         check_plausible(part.tokens, head, fitting[0])
         return fitting[0]
-    return np.dtype(allowed[-1]) if len(allowed) < len(TOKEN_DTYPES) else None  # no loss files, or only empty ones
+    return np.dtype(allowed[-1]) if len(allowed) < len(TOKEN_DTYPES) else None
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
-    """Return the shard of a token file and its sidecar files, and the dtype of its tokens."""
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
@@ -209,16 +197,10 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
 
 
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
-    """Check that a loss file has a value for each token.
-
-    If the values are labels, each label must equal its token, or be IGNORED. Only the labels in the first and the last
-    `DIGEST_BYTES` of the file are checked.
-    """
+    """Check that a loss file has a value for each token, and that labels near its ends belong to their tokens."""
     if shard.num_tokens != loss.count:
-        raise CorpusError(
-            f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
-            "for each. A file was cut short or is of another corpus, or the dtype is wrong. Copy both again, or fix `dtype`."
-        )
+        problem = f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}"
+        raise CorpusError(f"{problem}; expected one for each. Copy both files again, or fix `dtype`.")
     values = loss.values
     if not values.needs_tokens:
         return
@@ -228,10 +210,8 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
         wrong = np.flatnonzero(values.find_invalid(labels, tokens))
         if len(wrong):
             i = int(wrong[0])
-            raise CorpusError(
-                f"{loss.path}: label {first + i} is {labels[i]}, but token {first + i} of {shard.path} is {tokens[i]}; "
-                f"expected {values.expected}."
-            )
+            found = f"label {first + i} is {labels[i]}, but token {first + i} of {shard.path} is {tokens[i]}"
+            raise CorpusError(f"{loss.path}: {found}; expected {values.expected}.")
 
 
 def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
@@ -251,12 +231,11 @@ def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
         problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"
         first = f"The first without a counterpart is {longer[min(len(masks), len(tokens))]}"
         raise CorpusError(f"{problem}; expected one for each, in the order of the token files. {first}.")
-    token_numbers = [_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in tokens]
-    mask_numbers = [_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in masks]
-    if sorted(token_numbers) != sorted(mask_numbers):
+    numbers = [[_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in paths] for paths in (tokens, masks)]
+    if sorted(numbers[0]) != sorted(numbers[1]):
         return  # the names are numbered in different ways, or not at all
-    for i in range(len(tokens)):
-        if token_numbers[i] != mask_numbers[i]:
-            problem = f"label_mask_paths: {masks[i]} is listed for {tokens[i]}, and the numbers in their names differ"
+    for token_file, mask, token_number, mask_number in zip(tokens, masks, *numbers, strict=True):
+        if token_number != mask_number:
+            problem = f"label_mask_paths: {mask} is listed for {token_file}, and the numbers in their names differ"
             fix = "Globs are sorted as text, and directories by number. Name the masks in the order of the token files"
             raise CorpusError(f"{problem}. {fix}.")
