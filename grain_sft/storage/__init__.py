@@ -1,7 +1,4 @@
-"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and a record of each thread's activity.
-
-An artifact is a file of named arrays that is made once per machine or bucket, and then memory-mapped.
-"""
+"""Storage: local and remote files, retries, the shard cache, artifacts, locks, and a record of each thread's activity."""
 
 from grain_sft.storage import activity, artifact, cache_blocks, file_stamp, files, hashing, shard_cache
 from grain_sft.storage.file_stamp import Count, FileStamp, describe, read_whole

@@ -1,7 +1,6 @@
 """Record of what each thread is doing now, and counters of what this process has done, for the watchdog and the metrics.
 
-A thread records an operation as a format text and its values: `activity.doing[get_ident()] = OPENING, shard`. The text is
-formatted only when the watchdog prints the record, so that recording stays cheap.
+A thread records a format text and its values: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog formats them.
 """
 
 import collections
@@ -24,20 +23,12 @@ REQUESTING = "asking for {} parts of remote files"
 DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}"
 AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
 
-_NAMED_REQUESTS = 4  # maximum number of requests that `describe_makers` describes
+_NAMED_REQUESTS = 4  # most requests that `describe_makers` names
 
-doing: dict[int, tuple[object, ...]] = {}
-"""Current operation by thread: a format text and its values."""
-
-making: dict[int, tuple[int, float, object]] = {}
-"""Batch that a thread makes now, by thread: the step, the start time by `time.perf_counter`, and the pipeline."""
-
-recent: collections.deque[float] = collections.deque(maxlen=256)
-"""Seconds that it took to make each of this process's last batches."""
-
-counts = collections.Counter[str]()
-"""Counters of this process; `grain_sft.observers.metrics` describes them. A forked process begins with its parent's counts."""
-
+doing: dict[int, tuple[object, ...]] = {}  # by thread: the operation now, as a format text and its values
+making: dict[int, tuple[int, float, object]] = {}  # by thread: step, begin and pipeline of its batch
+recent: collections.deque[float] = collections.deque(maxlen=256)  # seconds that each of the last batches took to make
+counts = collections.Counter[str]()  # a forked child begins with its parent's counts
 _lock = ForkSafeLock()
 
 
@@ -60,25 +51,21 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each thread that makes a batch, oldest batch first, and then lines for the open requests.
-
-    With `pipeline`, threads that make batches of other pipelines are left out. The requests are those of all pipelines.
-    """
+    """Return a line for each thread that makes a batch (of `pipeline`, if given), oldest first, and lines for open requests."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda item: item[1][1]):  # by start
+    for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda item: item[1][1]):
         if pipeline is None or its_pipeline is pipeline:
             text, *values = doing.get(thread, ("no details",))
             seconds, operation = time.perf_counter() - since, str(text).format(*values)
             lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {operation}")
-    requests = [str(request) for request in list(_requests)]
-    more = [f"and {len(requests) - _NAMED_REQUESTS} more such requests"] if len(requests) > _NAMED_REQUESTS else []
-    return lines + requests[:_NAMED_REQUESTS] + more
+    requests = list(map(str, list(_requests)))
+    if (more := len(requests) - _NAMED_REQUESTS) > 0:
+        requests[_NAMED_REQUESTS:] = [f"and {more} more such requests"]
+    return lines + requests
 
 
 class _Request:
-    """An open request for bytes of a remote file."""
-
     def __init__(self, what: str) -> None:
         self.what, self.since, self.tries, self.failure = what, time.monotonic(), 1, ""
 
@@ -108,17 +95,11 @@ def open_request(what: str) -> Iterator[None]:
 
 
 def request_failed(reason: str) -> None:
-    """Record that the last try of this task's request failed. The request is tried again."""
+    """Record that the last try of this task's request failed, and that another follows."""
     count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason
 
 
-def _forked() -> None:
-    """Forget the threads of the parent process."""
-    doing.clear()
-    making.clear()
-    _requests.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
+for _record in (doing, making, _requests):
+    os.register_at_fork(after_in_child=_record.clear)  # a forked child lacks the threads of its parent

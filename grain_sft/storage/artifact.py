@@ -29,11 +29,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Check = Callable[[Arrays], None]
 
 MAGIC = b"GSFTART2"
-"""First bytes of an artifact."""
-
 SUFFIX = ".arrays"
-"""End of an artifact's name."""
-
 _HEADER_START = 16  # bytes: the magic, and the length of the header
 _ALIGN = 64
 
@@ -88,9 +84,7 @@ def load_or_make(
 def open_or_write(
     target: Path, depends: Mapping[str, Any], write: Callable[[], None], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of the file `target`. If it can't be used as it is, one process of the machine calls `write` first.
-
-    It can't be used if it is missing or damaged, or if `check` fails.
+    """Return the arrays of the file `target`. If it is missing, damaged or fails `check`, one process calls `write` first.
 
     Raises:
       StorageError: The file can't be written or opened.
@@ -106,20 +100,13 @@ def open_or_write(
 
 
 def fingerprint(depends: Any) -> str:
-    """Return the hash of a JSON value, such as the dependencies of arrays."""
+    """Return the hash of a JSON value."""
     return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
-    """Return the local path of an artifact, which is named after the hash of `depends`.
-
-    Args:
-      kind: Subfolder of the cache.
-      depends: JSON value that names all that the arrays depend on.
-      folder: Folder of the cache. None or a URL means the user's cache.
-    """
-    is_url = folder is not None and files.is_remote(os.fspath(folder))
-    cache = files.cache_dir() if folder is None or is_url else Path(folder)
+    """Return the local path of an artifact. The arguments are those of `load_or_make`; a URL means the user's cache."""
+    cache = files.cache_dir() if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
     name = fingerprint(depends).removeprefix("sha256:")[:32]
     return cache / kind / f"{name}{SUFFIX}"
 
@@ -165,7 +152,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def _padding(size: int) -> int:
-    """Return the number of bytes from `size` to the next multiple of the alignment: 28 for 100."""
+    """Return the bytes from `size` to the next multiple of 64: 28 for 100."""
     return -size % _ALIGN
 
 
@@ -189,10 +176,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays and the `depends` of an open file.
-
-    An OSError means that the file can't be read. Any other exception means that the file is damaged.
-    """
+    """Return the arrays and the `depends` of an open file. Exceptions other than OSError mean that the file is damaged."""
     start = file.read(_HEADER_START)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")
@@ -203,8 +187,7 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
     header = json.loads(file.read(header_size))
     arrays, ranges = {}, []
     for name, entry in header["arrays"].items():
-        shape = tuple(map(int, entry["shape"]))
-        dtype = np.dtype(str(entry["dtype"]))
+        shape, dtype = tuple(map(int, entry["shape"])), np.dtype(str(entry["dtype"]))
         offset = header_end + int(entry["at"])
         if dtype.kind not in "biuf":
             raise ValueError(f"an array of {dtype}")
@@ -223,16 +206,12 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays of a file of the cache. Return None if the file is missing, unreadable or damaged, or `check` fails.
-
-    A damaged file is not deleted: the caller makes the arrays, and replaces the file by a new file.
-    """
+    """Return the arrays of a file of the cache. Return None if the file is missing, unreadable or damaged, or `check` fails."""
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
         arrays, stored_depends = open_file(target)
-        # the stored value was written as JSON, which turns tuples into lists, so `depends` is converted in the same way
-        if stored_depends != json.loads(json.dumps(depends)):
+        if stored_depends != json.loads(json.dumps(depends)):  # JSON has turned tuples into lists
             raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:
             check(arrays)
@@ -245,5 +224,4 @@ def open_cached(
 
 
 def _header_hash(depends: Any, described: Any) -> bytes:
-    """Return the hash of the header's `depends` and `arrays`."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

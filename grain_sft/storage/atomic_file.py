@@ -21,16 +21,15 @@ from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # most bytes of NAME in a temporary file's name, which may have 255 bytes in all
-# Seconds without a write after which another host's file is abandoned. Some file systems hide the locks of other hosts.
-_ABANDONED_AFTER = 86_400.0
+_ABANDONED_AFTER = 86_400.0  # seconds without a write; some file systems hide the locks of other hosts
 
-_cleaned_folders: set[str] = set()  # folders that this process has cleaned: it cleans each of them once
+_cleaned_folders: set[str] = set()  # by this process
 _temporary_paths: set[str] = set()  # files that this process writes now
 
 
 @atexit.register
 def _remove_temporary_files() -> None:
-    """Remove the temporary files of this process when it ends. Ctrl-C inside native code may have left a file."""
+    """Remove the temporary files of this process: Ctrl-C inside native code may have left one."""
     for path in _temporary_paths.copy():
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -41,7 +40,7 @@ os.register_at_fork(after_in_child=_temporary_paths.clear)  # a forked child mus
 
 @contextlib.contextmanager
 def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
-    """Yield a new local file that appears as `target` at the end of the context, complete and synced to disk."""
+    """Yield a new file that appears as `target` at the end of the context, complete and synced to disk."""
     target.parent.mkdir(parents=True, exist_ok=True)
     _clean(os.path.abspath(target.parent))
     path, lock = _create(target)

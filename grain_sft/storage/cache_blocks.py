@@ -1,8 +1,8 @@
-"""Files of the shard cache, which keeps blocks of remote files on a local disk. A block is consecutive bytes of a remote file.
+"""Files of the shard cache. Each has one block, which is consecutive bytes of a remote file.
 
-Each file has one block. It has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the
-block, and the block's bytes. An unfinished file has the suffix .part, and the process that fetches the block locks it. Files
-are not synced to disk: after a power cut, the checksums reveal the bytes that were not written.
+A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the block, and the block's
+bytes. An unfinished file has the suffix .part, and the process that fetches the block locks it. Files are not synced to disk:
+after a power cut, the checksums reveal the bytes that were not written.
 """
 
 import contextlib
@@ -21,14 +21,9 @@ from grain_sft.storage.regular_files import pread
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
 PART = ".part"
-BLOCKS = "blocks"
-"""Subfolder of the cache's folder for the files of blocks. Other files in the cache's folder are left alone."""
-
-LOCK_BYTES = 4096
-"""Largest size of the lock file of `Space`."""
-
-SPARE = 10
-"""A full cache frees 1/SPARE of its size at once. Freeing one block at a time would list the folder for each new block."""
+BLOCKS = "blocks"  # subfolder of the cache's folder; other files in the cache's folder are left alone
+LOCK_BYTES = 4096  # largest size of the lock file of `Space`
+SPARE = 10  # a full cache frees 1/SPARE of its size at once, because it lists its folder each time
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
@@ -48,7 +43,7 @@ def file_size(size: int) -> int:
 
 
 def _num_checked(size: int) -> int:
-    """Return the number of checksums of `size` bytes: one for each 32 KiB (`_CHECKED_BYTES`), and one for the rest."""
+    """Return the number of checksums of `size` bytes."""
     return -(-size // _CHECKED_BYTES)
 
 
@@ -61,7 +56,6 @@ class Block(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of bytes."""
         return self.stop - self.start
 
     @property
@@ -69,7 +63,7 @@ class Block(NamedTuple):
         return file_size(self.size) - self.size
 
     def path(self, folder: str) -> str:
-        """Return the path of the block's file."""
+        """Return the path of the block's file in the cache `folder`."""
         key = self.file.key
         return os.path.join(folder, key[:2], f"{key}-{self.start}-{self.stop}")
 
@@ -96,12 +90,9 @@ class Block(NamedTuple):
             out[piece.place : piece.place + piece.size] = data[start - checked_start : stop - checked_start]
 
     def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write part of the block, and its checksums.
+        """Write a part of the block, which begins at `offset` of the remote file, and the checksums of the part.
 
-        Args:
-          fd: Descriptor of the block's file.
-          offset: Offset of the part in the remote file; a multiple of 32 KiB after the start of the block.
-          data: Bytes of the part. Their number is a multiple of 32 KiB, except in the last part of the block.
+        A part begins a multiple of 32 KiB after the start of the block. All parts but the last are multiples of 32 KiB long.
         """
         start = offset - self.start
         checksums = np.array(_checksums(memoryview(data)), "<u4").tobytes()
@@ -109,7 +100,7 @@ class Block(NamedTuple):
         _write_all(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
-        """Write the file's first bytes, after all parts are written."""
+        """Write the first bytes of the file, after all parts."""
         _write_all(fd, self._header(), 0)
 
     def _header(self) -> bytes:
@@ -148,9 +139,9 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file holds the number of bytes in use. The size of a file is added before its bytes are written, and subtracted after
-    its removal, so a process that is killed in between leaves the number too high, never too low. A process corrects the number
-    by listing the files, on its first use of the cache and whenever it needs room.
+    A lock file holds the number of bytes in use. The size of a file is added before it is written and subtracted after it is
+    removed, so a process that is killed in between leaves the number too high. A process corrects the number by listing the
+    files, on its first use of the cache and whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -161,7 +152,7 @@ class Space:
     def reserve(self, fd: int, size: int) -> bool:
         """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut the file to 0 and return False."""
         with self._locked() as lock:
-            # If a process was killed while it fetched the block, the file has bytes, and `_used` counts them. They are removed.
+            # `_used` counts the bytes that a killed process may have left in the file
             used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:
@@ -186,18 +177,15 @@ class Space:
                 self._record(lock, max(0, used_by_others))
 
     def publish(self, path: str) -> None:
-        """Rename the finished file `path`.part to `path`.
-
-        The lock keeps other processes from listing files meanwhile: they might see both names or none, and count wrongly.
-        """
-        with self._locked():
+        """Rename the finished file `path`.part to `path`."""
+        with self._locked():  # a process that lists the files meanwhile might see both names or none
             os.replace(path + PART, path)
 
     def _locked(self) -> HeldLock:
         return HeldLock(os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
     def _used(self, lock: HeldLock) -> int:
-        """Return the number of bytes in use, from the lock file or, on the first use in this process, from a listing."""
+        """Return the bytes in use, from the lock file or, on the first use in this process, from a listing."""
         recorded = os.pread(lock.fd, 64, 0).strip()
         if self._has_counted and recorded.isdigit():
             return int(recorded)
@@ -208,9 +196,9 @@ class Space:
         self._has_counted = True
 
     def _make_room(self, size: int) -> int:
-        """Remove files until `size` bytes, and at least a tenth of the cache, are free. Return the bytes still in use.
+        """Remove finished files until `size` bytes, and at least a tenth of the cache, are free. Return the bytes in use.
 
-        Unfinished files stay. If the unfinished files alone leave no room, no file is removed.
+        If the unfinished files alone leave no room, no file is removed.
         """
         finished, unfinished_bytes, used = self._list()
         if unfinished_bytes + size > self._max:
@@ -227,7 +215,7 @@ class Space:
     def _list(self) -> tuple[list[tuple[int, int, str]], int, int]:
         """Return (last use, size, path) of each finished file, the bytes of unfinished files, and the bytes of all files.
 
-        Unfinished files of dead processes are removed.
+        Remove unfinished files of dead processes.
         """
         finished, unfinished_bytes = [], 0
         subfolders = [entry.path for entry in os.scandir(self._folder) if entry.is_dir(follow_symlinks=False)]

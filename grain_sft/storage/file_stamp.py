@@ -13,11 +13,8 @@ from grain_sft.storage.regular_files import inside, pread, read_regular
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
-DIGEST_BYTES = 4096
-"""Number of bytes that are hashed at the start of a file's data, and at the end of the data."""
-
-MOST_HEADER_BYTES = 10_000
-"""Most bytes of the header of a .npy file, as in `numpy.load`. The header of a usual file of tokens has 128 bytes."""
+DIGEST_BYTES = 4096  # bytes that are hashed at the start of a file's data, and at its end
+MOST_HEADER_BYTES = 10_000  # of a .npy file, as in `numpy.load`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +58,14 @@ def read_whole(stored: FileStamp) -> bytes:
     if len(data) != stored.size:
         raise CorpusFileError(size_change(stored, len(data)))
     head = data[stored.data_offset : stored.data_offset + DIGEST_BYTES]
-    tail = data[_tail_offset(stored) :]
-    if digest_of(head, tail) != stored.digest:
+    if digest_of(head, data[_tail_offset(stored) :]) != stored.digest:
         raise CorpusFileError(replaced(stored))
     return data
 
 
 def read_digest(fd: int, stored: FileStamp) -> str:
     """Return the digest of the open local file `fd`, to be compared with `stored.digest`."""
-    head = pread(fd, DIGEST_BYTES, stored.data_offset)
-    return digest_of(head, pread(fd, DIGEST_BYTES, _tail_offset(stored)))
+    return digest_of(pread(fd, DIGEST_BYTES, stored.data_offset), pread(fd, DIGEST_BYTES, _tail_offset(stored)))
 
 
 def _tail_offset(stored: FileStamp) -> int:
@@ -98,10 +93,7 @@ def replaced(stored: FileStamp) -> str:
 
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:
-    """Return the size of a file, its first bytes, and its version, which is None for a local file.
-
-    The first bytes include the whole header, if the file has one, and `DIGEST_BYTES` of the data.
-    """
+    """Return the size of a file, its first bytes (header, then `DIGEST_BYTES` of data), and its version (None if local)."""
     want = MOST_HEADER_BYTES + DIGEST_BYTES
     if files.is_remote(path):
         size, version = files.size_and_version(path)

@@ -47,7 +47,7 @@ def absolute(path: str) -> str:
 def reading(path: str, part: str = "") -> Iterator[None]:
     """Turn any exception of the file system in this context into a CorpusFileError about `path`.
 
-    `part` names the bytes that are read, such as "bytes 0 to 9 ", for the message. It is "" for the whole file.
+    `part` names the bytes that are read, such as "bytes 0 to 9 "; "" for the whole file.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def read_text(path: str) -> str:
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
     """Return the bytes [start, stop) of a file, fewer at its end.
 
-    `version` is a version from `size_and_version`. If the remote file has another version now, raise a CorpusFileError.
+    If a remote file no longer has `version`, which `size_and_version` returned, raise a CorpusFileError.
     """
     if stop <= start:
         return b""
@@ -99,7 +99,7 @@ def size(path: str) -> int:
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
-    """Return the size of a file in bytes, and its version. The version is None for a local file or a store without versions."""
+    """Return the size of a file in bytes, and its version: None for a local file or a store without versions."""
     with reading(path):
         return remote_files.size_and_version(path) if is_remote(path) else (os.stat(path).st_size, None)
 
@@ -158,7 +158,7 @@ def refuse_unlisted(error: OSError) -> None:
 
 
 def check_distinct(folders: Iterable[str]) -> None:
-    """Raise a CorpusFileError if two of these local paths are the same folder, because one path goes through a link."""
+    """Raise a CorpusFileError if two of these local paths lead to the same folder."""
     by_real_path: dict[str, str] = {}
     for folder in folders:
         same = by_real_path.setdefault(os.path.realpath(folder), folder)
@@ -200,9 +200,7 @@ def sidecar(shard: str, name: str) -> str | None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Yield a new file, which appears under `path` at the end of the context, complete and synced to disk.
-
-    A remote file is first written to a temporary local file, and then uploaded.
+    """Yield a new file, which appears under `path` at the end of the context, complete and synced to disk, or uploaded.
 
     Raises:
       StorageError: The file can't be written.
@@ -211,7 +209,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     try:
         if is_remote(name):
             encoding = None if "b" in mode else "utf-8"
-            with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:  # removed on Ctrl-C too
+            with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:
                 local = os.path.join(folder, "file")
                 with open(local, mode, encoding=encoding) as file:
                     yield file
@@ -243,11 +241,11 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
-    """Raise a StorageError if a file, or with `folder` a folder, can't be written at `path`. Call it before long work."""
+    """Raise a StorageError if a file, or with `folder` a folder, can't be written at `path`."""
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        # some credentials allow creating but not deleting: the empty file then stays
+        # credentials that allow no deletion leave the empty file
         with contextlib.suppress(GrainSftError), remote(probe) as client:
             client.rm([probe])
         return
@@ -277,7 +275,7 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if `path` is a folder, a device or a link to a pipe (/dev/stdout): no file may replace it."""
+    """Raise a StorageError if `path` is a folder, a device or a link to a pipe, as /dev/stdout may be."""
     mode = os.stat(path).st_mode if os.path.exists(path) else 0
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (stat.S_ISFIFO(mode) and os.path.islink(path))
     if stat.S_ISDIR(mode) or is_device:

@@ -1,7 +1,4 @@
-"""Content hashes of files: the SHA-256 of the SHA-256s of their 4 MiB blocks.
-
-Several threads can hash the blocks of one file. A core hashes about 1 GB/s.
-"""
+"""Content hashes of files: the SHA-256 of the SHA-256s of their 4 MiB blocks, so that threads share the work (1 GB/s each)."""
 
 import concurrent.futures
 import hashlib
@@ -16,11 +13,8 @@ from grain_sft.storage.regular_files import inside, open_regular, pread
 from grain_sft.storage.remote.files import fetch_exactly
 from grain_sft.storage.remote.responses import Range
 
-BLOCK = 1 << 22
-"""Number of bytes of a block."""
-
+BLOCK = 1 << 22  # bytes
 THREADS = min(8, os.cpu_count() or 1)
-
 _BLOCKS_AT_ONCE = 16  # blocks of a remote file that are fetched together
 
 
@@ -30,7 +24,7 @@ def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
 
 
 def of_block(data: Any) -> bytes:
-    """Return the SHA-256 of a block, as 32 bytes. `data` is a buffer."""
+    """Return the SHA-256 of a buffer, 32 bytes."""
     return hashlib.sha256(data).digest()
 
 

@@ -20,7 +20,7 @@ MOST_OPEN_FILES = 1024
 
 
 class Identity(NamedTuple):
-    """Device, inode and time of the last write of a file. One of them changes if the file is replaced or written to."""
+    """Values of which one changes if a file is replaced or written to."""
 
     device: int
     inode: int
@@ -32,13 +32,13 @@ class LocalFile:
 
     Args:
       shard: Stamp of the file.
-      verified: Identity of the file when its first and last bytes were last compared with the stamp; None if they never were.
+      verified: Identity of the file when its ends were last compared with the stamp; None if they never were.
       scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
       fd: Descriptor.
       address: Address of the first byte in memory; 0 unless the file is mapped.
-      identity: Identity of the file when its first and last bytes were last compared with the stamp.
+      identity: Identity of the file at the last comparison, as `verified`.
     """
 
     fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__`
@@ -61,10 +61,7 @@ class LocalFile:
         self._map: mmap.mmap | None = None
 
     def map(self) -> None:
-        """Map the file into memory, if its file system allows. The map uses a second descriptor, and is closed with the file.
-
-        The caller must hold a lock, because two threads must not call this at once.
-        """
+        """Map the file into memory, if its file system allows. Two threads must not call this at once."""
         if self._map is not None:
             return
         try:
@@ -76,10 +73,7 @@ class LocalFile:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """Raise a CorpusFileError if the file is no longer the file that was indexed. Call this after each read.
-
-        If the size and the time of the last write are unchanged, the content is not compared.
-        """
+        """Raise a CorpusFileError if the file is no longer the file that was indexed. Call this after each read."""
         try:
             status = os.fstat(self.fd)
             if status.st_mtime_ns != self.identity.mtime_ns or status.st_size != self.shard.size:
@@ -90,30 +84,26 @@ class LocalFile:
             raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
 
     def release_pages(self) -> None:
-        """Release the pages of the map that were read. Without this, the whole file becomes resident after many copies."""
+        """Release the pages that were read from the map: otherwise the whole file becomes resident."""
         if self._map is not None:
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _size_changed(self, size: int) -> CorpusFileError:
         change = "cut short" if size <= self.shard.size else "appended to"
-        return CorpusFileError(
-            f"{self.shard.path}: the file has {size} bytes, expected {self.shard.size}: it was {change} while in use."
-        )
+        found = f"the file has {size} bytes, expected {self.shard.size}"
+        return CorpusFileError(f"{self.shard.path}: {found}: it was {change} while in use.")
 
     def _verify(self, verified: Identity | None, size_error: Callable[[int], CorpusFileError]) -> Identity:
-        """Return the identity of the file. Raise an error if its size, or its first or last bytes, differ from the stamp.
+        """Return the identity of the file. Raise an error if its size or its ends differ from the stamp.
 
-        Args:
-          verified: If the file has this identity, its first and last bytes are not compared again.
-          size_error: Function that returns the error for a size in bytes that is not the stamp's.
+        The ends, which are the first and last bytes, are not compared again if the file has the identity `verified`.
         """
+        # before the comparison: if a write changes the time meanwhile, the next check compares again
         status = os.fstat(self.fd)
-        # taken before the comparison: if the file is written to during the comparison, its time no longer equals
-        # `identity.mtime_ns`, so the next check compares again
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
-        size = os.fstat(self.fd).st_size  # after the comparison, so that a file that was just cut is reported as cut
+        size = os.fstat(self.fd).st_size  # again, so that a file that was just cut is reported as cut
         if size != self.shard.size:
             raise size_error(size)
         if not ends_match:
@@ -128,9 +118,8 @@ class LocalFile:
                 try:
                     count = os.preadv(self.fd, (unfilled,), offset)
                 except OSError as error:
-                    raise CorpusFileError(
-                        f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})."
-                    ) from error
+                    problem = f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})."
+                    raise CorpusFileError(problem) from error
                 if not count:
                     raise self._size_changed(os.fstat(self.fd).st_size)
                 unfilled = unfilled[count:]
@@ -144,13 +133,8 @@ class LocalFile:
 class OpenFiles(dict[int, LocalFile]):
     """Open files by their number in `shards`. `open_files[number]` opens the file if it is not open. Thread-safe.
 
-    If too many files are open, the file that was opened first is dropped before another file is opened. A dropped file is
-    closed when no thread reads from it any more.
-
-    Args:
-      shards: All files.
-      max_open_files: Most descriptors; None means 1024, or a quarter of the process's limit (`ulimit -n`) if that is less.
-      scattered: Whether reads are far apart and not repeated, so that the system need not read ahead.
+    If too many files are open, the file that was opened first is dropped. It is closed when no thread reads from it any more.
+    The arguments are those of `ShardReader`.
     """
 
     def __init__(self, shards: Sequence[FileStamp], max_open_files: int | None, *, scattered: bool) -> None:
@@ -161,7 +145,7 @@ class OpenFiles(dict[int, LocalFile]):
         self.max_descriptors = max(1, max_open_files)
         self._shards = shards
         self._scattered = scattered
-        self._verified: dict[int, Identity] = {}  # of closed files too, so that their content is not compared again
+        self._verified: dict[int, Identity] = {}  # of closed files too
         self._lock = ForkSafeLock()
 
     def __missing__(self, number: int) -> LocalFile:
@@ -175,7 +159,7 @@ class OpenFiles(dict[int, LocalFile]):
             return file
 
     def mapped(self, number: int) -> LocalFile:
-        """Return a file that is open and, if its file system allows, mapped. A mapped file has two descriptors."""
+        """Return an open file, which is mapped if its file system allows. A mapped file has two descriptors."""
         file = self[number]
         if not file.address:
             with self._lock.lock:
@@ -184,12 +168,9 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files are still the files that were indexed.
-
-        A file that is no longer open is skipped: `_make_room` checked this file before it dropped it.
-        """
+        """Check, after reads, that files are still the files that were indexed."""
         for number in numbers:
-            if (file := self.get(number)) is not None:
+            if (file := self.get(number)) is not None:  # `_make_room` has checked the files that it dropped
                 file.check_unchanged()
 
     def _make_room(self, keep: LocalFile | None = None) -> None:

@@ -31,13 +31,12 @@ class ForkSafeLock:
 
 
 class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
-    """Exclusive lock of an open file, usable as a context manager. `release` frees the lock and closes the file.
+    """Exclusive lock of the open file `fd`. `release`, or the end of the context, frees the lock and closes the file.
 
     If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor: an open copy would keep the
     lock for as long as the child lives.
 
     Args:
-      fd: Descriptor of the open file.
       wait: Whether to wait while another process holds the lock.
 
     Raises:
@@ -63,7 +62,7 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
         _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
-            # A child that native code forked may have a copy of the descriptor. Then closing ours does not free the lock.
+            # closing alone frees no lock if a child that native code forked has a copy of the descriptor
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -99,43 +98,30 @@ def is_at(fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, so that only one process of the machine makes this file at a time.
-
-    The lock is a file next to `target`. Its name ends with `.lock` instead of the target's suffix: `plan.lock` for `plan.npz`.
+    """Hold the lock of `target`, the file `plan.lock` for `plan.npz`, so that one process of the machine makes it at a time.
 
     Raises:
       StorageError: The folder can't be written to, or its file system has no locks.
     """
+    problem = f"{target.name} can't be written there"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        problem = f"{target.parent}: {target.name} can't be written there ({error.strerror})"
-        fix = f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to"
-        raise StorageError(f"{problem}. {fix}.") from error
-    try:
+        problem = "the file system has no locks"
         lock = HeldLock(fd)
     except OSError as error:
-        problem = f"{target.parent}: the file system has no locks ({error.strerror})"
-        fix = f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk"
-        raise StorageError(f"{problem}, which keep processes from making the same file at once. {fix}.") from error
+        fix = f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to"
+        raise StorageError(f"{target.parent}: {problem} ({error.strerror}). {fix}.") from error
     with lock:
         yield
 
 
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the open file `fd`, and close the file at the end.
-
-    On a file system without locks, close the file at the start and hold no lock.
-
-    Args:
-      fd: Descriptor of the open file.
-      in_use: Message of the error if another process holds the lock.
-      wait: Whether to wait while another process holds the lock, instead of raising an error.
+    """Hold the lock of the open file `fd`, and close the file at the end. On a file system without locks, hold none.
 
     Raises:
-      StorageError: Another process holds the lock, and `wait` is false.
+      StorageError: Another process holds the lock, and `wait` is false. The message is `in_use`.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -149,7 +135,7 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Block SIGINT. Processes that start in this context inherit the block, so only this process handles Ctrl-C."""
+    """Block SIGINT. Processes that start in this context inherit the block, so that only this process handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

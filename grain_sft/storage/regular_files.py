@@ -25,8 +25,7 @@ class _Allowed(NamedTuple):
     exception: str
 
 
-_allowed: ContextVar[_Allowed | None] = ContextVar("grain_sft_allowed", default=None)
-"""Files that the current context allows; None allows all."""
+_allowed: ContextVar[_Allowed | None] = ContextVar("grain_sft_allowed", default=None)  # None allows all files
 
 
 @contextlib.contextmanager
@@ -49,11 +48,7 @@ def inside(root: str | None, but: str = "") -> contextlib.AbstractContextManager
 
 
 def inside_also(folder: str) -> contextlib.AbstractContextManager[None]:
-    """Within `inside`, make `open_regular` also accept files in `folder`, such as this package's own cache.
-
-    Args:
-      folder: Real path of the folder, with a slash at its end.
-    """
+    """Within `inside`, make `open_regular` also accept files in `folder`, a real path with a slash at its end."""
     allowed = _allowed.get()
     if allowed is not None:
         allowed = allowed._replace(folders=(*allowed.folders, folder))
@@ -95,14 +90,14 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes [start, stop) of the regular file `path`; all bytes from `start` on if `stop` is None or too large."""
+    """Return the bytes [start, stop) of the regular file `path`, fewer at its end. `stop` None means all."""
     with open(open_regular(path), "rb") as file:
         file.seek(start)
         return file.read(-1 if stop is None else max(0, stop - start))
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
-    """Return `count` bytes of an open file from `offset` on; fewer at its end. `os.pread` may return fewer at other places."""
+    """Return `count` bytes of an open file from `offset` on; fewer only at its end, unlike `os.pread`."""
     parts: list[bytes] = []
     while count and (data := os.pread(fd, count, offset)):
         parts.append(data)
@@ -119,10 +114,7 @@ def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _check_is_allowed(path: str, fd: int) -> None:
-    """Raise a CorpusError if the open file `fd` is not in an allowed folder.
-
-    The descriptor is checked rather than `path`, since a link in `path` may have changed after the file was opened.
-    """
+    """Raise a CorpusError if the open file `fd` is not in an allowed folder. A link in `path` may have changed meanwhile."""
     allowed = _allowed.get()
     if allowed is None or path == allowed.exception:
         return

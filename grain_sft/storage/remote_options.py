@@ -68,7 +68,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @property
     def limits(self) -> Limits:
-        """This object itself: `seconds` and `requests` are its own fields. Deprecated."""
+        """This object itself. Deprecated."""
         warnings.warn("RemoteOptions.limits is now RemoteOptions itself.", DeprecationWarning, stacklevel=2)
         return self
 
@@ -83,8 +83,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         folder = os.environ.get(SHARD_CACHE_VARIABLE)
         if not folder:
             return limits
-        max_bytes = os.environ.get(BYTES_VARIABLE)
-        if not max_bytes:
+        if not (max_bytes := os.environ.get(BYTES_VARIABLE)):
             problem = f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set"
             raise CorpusError(f"{problem}. Set it.")
         unit = os.environ.get(UNIT_VARIABLE) or DEFAULT_UNIT
@@ -92,9 +91,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
-        """Return `given` if it is a RemoteOptions. Otherwise return options from a mapping, such as a section of a config.
-
-        Options that the mapping lacks come from the environment.
+        """Return `given` as RemoteOptions. Options that a mapping, such as a section of a config, lacks are the environment's.
 
         Raises:
           CorpusError: The mapping has an unknown key, or an option has a wrong value.
@@ -118,10 +115,10 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return the number of bytes that `text` states. It is an integer, or text such as "500GB", "1.5 TiB" or "4096".
+    """Return the number of bytes that `text`, the option `what`, states: an integer, or text such as "1.5 TiB" or "4096".
 
     Raises:
-      CorpusError: `text` does not state a number of bytes. The message names the option `what`.
+      CorpusError: `text` does not state a number of bytes.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         return text

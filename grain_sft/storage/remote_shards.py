@@ -1,4 +1,4 @@
-"""Reader of shards in a bucket. It requests all byte ranges of a batch at once, so that a batch takes one round trip."""
+"""Reader of shards in a bucket. A batch takes one round trip, because all its byte ranges are requested at once."""
 
 import functools
 import hashlib
@@ -19,10 +19,7 @@ from grain_sft.types import Ints
 
 
 class RemoteShards:
-    """Reader of the remote files among `shards`.
-
-    A `FileStamp` states the size of a file and a hash of its first and last bytes, as they were when the corpus was opened.
-    Before the first read of a file, the hash is checked. If the stamp has no version, the size is checked, too.
+    """Reader of the remote files among `shards`. Before its first read, a file is compared with its stamp.
 
     Args:
       shards: Stamps of local and remote files.
@@ -43,8 +40,7 @@ class RemoteShards:
         """Copy the pieces of remote files to `out`. Return the columns of the pieces of local files.
 
         Args:
-          columns: Four arrays int64 [n] that describe n pieces: number of the shard, first value in the shard, offset in `out`
-            in bytes, size in bytes.
+          columns: Four int64 [n]: number of the shard, first value in the shard, offset in `out` in bytes, size in bytes.
           out: Buffer that takes the pieces.
         """
         shards, _, _, sizes = columns
@@ -77,7 +73,7 @@ class RemoteShards:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            # If the size or version of a file has changed, this is why the read failed: raise an error that says so.
+            # a changed size or version explains the failure better
             for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
                 _check_size(shard, info)
                 if shard.version not in (None, version_of(info)):
@@ -90,7 +86,7 @@ class RemoteShards:
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[RemoteFile]:
-    """Return the remote file of each stamp, in the version of the stamp. If the stamp has none, take the present version.
+    """Return the remote file of each stamp, in the version of the stamp, or in the present version if the stamp has none.
 
     Raises:
       CorpusFileError: A file whose stamp has no version is missing, or its size has changed.
@@ -103,15 +99,14 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
         if version is None:
             _check_size(shard, present[shard.path])
             version = version_of(present[shard.path])
-        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
-        # The key names the file in the shard cache. If a file is replaced, one of the fields differs, and so does the key.
+        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")  # a new file differs in one
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified
 
 
 def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
-    """Raise a CorpusFileError if a file's size differs from its stamp. `info` is the file system's description of the file."""
+    """Raise a CorpusFileError if the size in the file system's description of a file differs from the stamp."""
     size = size_of(shard.path, info)
     if size != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None

@@ -1,8 +1,7 @@
 """Shard cache: copies of blocks of remote files on the local disk, for all processes of the machine.
 
-A block is a range of bytes of a remote file, or the whole file. For each block, the cache has one file. These files are the
-only state of the cache. The process that gets the lock of a block's file fetches the block from the bucket. Other processes
-that need the block wait while its file grows.
+A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block, and no other state. The
+process that gets the lock of a block's file fetches the block. Other processes that need the block wait while its file grows.
 """
 
 import contextlib
@@ -25,24 +24,19 @@ from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote_options import CacheOptions
 
-BATCH_BYTES = 64 << 20  # most bytes that are fetched together: all of them are in memory at once
-_BATCH_BLOCKS = 64  # most blocks that are fetched together: the files of all of them are open at once
+BATCH_BYTES = 64 << 20  # most bytes that are fetched together, and in memory at once
+_BATCH_BLOCKS = 64  # most blocks that are fetched together, and whose files are open at once
 _POLL = 0.01  # seconds between two checks of blocks that other processes fetch
 
 T = TypeVar("T")
 PiecesOf = Mapping[Block, list[RemotePiece]]
-"""Pieces to read, by the block that holds them."""
 
 
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    If a block can't be kept in the folder, which may be full or read-only, pieces of this block are read from the bucket.
-
-    Args:
-      options: Folder, maximum size, and size of a block.
-      limits: Limits of the requests. The reader waits for blocks that other processes fetch. If no file of these blocks grows
-        for `limits.seconds`, it reads their pieces from the bucket.
+    If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. So are those of
+    blocks that other processes fetch, if no file of these blocks grows for `limits.seconds`.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -60,7 +54,7 @@ class ShardCache:
         activity.count("shard_cache_misses", len(missing))
         last_arrival = time.monotonic()  # when this call began, or last got a block
         while missing:
-            awaited: dict[Block, list[RemotePiece]] = {}  # blocks that other processes fetch
+            awaited: dict[Block, list[RemotePiece]] = {}  # fetched by other processes
             for batch in batches(missing.items(), lambda item: item[0].size):
                 awaited |= self._fetch(dict(batch), out)
             if not awaited:
@@ -78,7 +72,7 @@ class ShardCache:
             missing = awaited
 
     def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:
-        """Return `pieces` by block. A piece that extends over several blocks is cut where they end."""
+        """Return `pieces`, cut where blocks end, by block."""
         pieces_of: dict[Block, list[RemotePiece]] = {}
         for file, offset, place, size in pieces:
             block_bytes = self._block_bytes or max(1, file.size)
@@ -100,7 +94,7 @@ class ShardCache:
         try:
             block.read(fd, pieces, out)
             with contextlib.suppress(OSError):  # the folder may be read-only
-                os.utime(path)  # records this use: the cache removes the files whose last use is the oldest
+                os.utime(path)  # `Space` removes the least recently used files
             return True
         except (DamagedBlockError, OSError) as error:
             logging.warning("%s: damaged (%s); fetching it again.", path, error)
@@ -111,16 +105,16 @@ class ShardCache:
             os.close(fd)
 
     def _fetch(self, pieces_of: PiecesOf, out: memoryview) -> PiecesOf:
-        """Copy pieces of blocks to `out`. Fetch blocks that the cache lacks, and keep them if the cache has room.
+        """Copy pieces of blocks to `out`. Fetch blocks that the cache lacks, and keep them if it has room.
 
-        Return the blocks that other processes are fetching. The pieces of these blocks are not copied.
+        Return the blocks that other processes are fetching, whose pieces are not copied.
         """
-        reserved: dict[Block, int] = {}  # blocks to keep, and the descriptors of their files
+        reserved: dict[Block, int] = {}  # descriptors of the files of blocks to keep
         awaited, uncached = {}, []
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():
                 path = block.path(self._folder)
-                if self._read_cached(block, pieces, out):  # another process has finished the block meanwhile
+                if self._read_cached(block, pieces, out):  # finished by another process
                     continue
                 try:
                     lock = claim(path)
@@ -128,7 +122,7 @@ class ShardCache:
                         awaited[block] = pieces
                         continue
                     claims.callback(self._release, path + PART, lock)
-                    if self._read_cached(block, pieces, out):  # another process finished the block just before `claim`
+                    if self._read_cached(block, pieces, out):  # finished just before `claim`
                         continue
                     if self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd
@@ -145,7 +139,7 @@ class ShardCache:
         return awaited
 
     def _release(self, part: str, lock: HeldLock) -> None:
-        """Free the lock of the unfinished file `part`. Remove the file first, unless `publish` has renamed it."""
+        """Remove the unfinished file `part`, unless `publish` has renamed it, and free its lock."""
         with lock, contextlib.suppress(OSError):
             self._space.remove(part, lock.fd)
 
@@ -196,23 +190,17 @@ class ShardCache:
         """Log the first failure to write to the cache."""
         if not self._has_warned:
             self._has_warned = True
-            logging.warning(
-                "The shard cache %s can't be written to (%s). What it has is used; the rest is read from the bucket.",
-                self._folder,
-                getattr(error, "strerror", None) or error,
-            )
+            text = "The shard cache %s can't be written to (%s). What it has is used; the rest is read from the bucket."
+            logging.warning(text, self._folder, getattr(error, "strerror", None) or error)
 
 
 class _LockHolder(NamedTuple):
-    """Text that names the process with the lock of a file. The process is looked up only when the text is printed."""
+    """Process with the lock of a file. It is looked up only when it is printed."""
 
     path: str
 
     def __str__(self) -> str:
-        """Return "process 1234", from a line `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF` of /proc/locks.
-
-        5678 is the inode of the file.
-        """
+        """Return "process 1234", for inode 5678 and the line `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF` of /proc/locks."""
         with contextlib.suppress(OSError):
             inode = os.stat(self.path).st_ino
             holder = re.search(rf": FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
@@ -222,12 +210,7 @@ class _LockHolder(NamedTuple):
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield groups of at most `_BATCH_BLOCKS` items and `BATCH_BYTES` bytes. An item with more bytes is a group alone.
-
-    Args:
-      items: Blocks or parts of blocks.
-      size_of: Function that returns the bytes of an item.
-    """
+    """Yield groups of at most `_BATCH_BLOCKS` items and `BATCH_BYTES` bytes. An item with more bytes is a group alone."""
     batch: list[T] = []
     size = 0
     for item in items:

@@ -17,12 +17,11 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
-# A piece is consecutive values of one file. Pieces are read (`preadv`), or copied from memory maps of their files.
 _FEWEST_COPIED = 24  # fewer pieces are read, not copied: reading 8 pieces of 180 tokens takes 0.6 of copying's time
 _LARGEST_COPIED = 1 << 13  # bytes; pieces whose mean size is larger are read
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # number of calls of `gather` that read, without trying a copy, after such a slow copy
-_COPIES_PER_RELEASE = 1 << 12  # number of copies after which the pages of the maps are released
+_READS_AFTER_SLOW_COPY = 1 << 8  # calls of `gather` that only read after such a copy
+_COPIES_PER_RELEASE = 1 << 12  # copies after which the pages of the maps are released
 
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
@@ -44,19 +43,17 @@ class ShardReader:
 
     A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
     copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
-    in the page cache, a copy takes 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, the next
-    calls of `gather` read.
+    in the page cache, copies take 1.3 to 2 times as long as reads, so after a copy that often waited for the disk, `gather`
+    reads.
 
     Args:
       shards: Files to read. Methods name a file by its number in this sequence.
       itemsize: Bytes of a value, such as a token.
-      max_open_files: Maximum number of open files. None means 1024, or a quarter of the process's limit (`ulimit -n`) if that
-        is less.
+      max_open_files: Maximum number of descriptors. None means 1024, or a quarter of `ulimit -n` if that is less.
       scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
         A trace of a corpus that is not in the page cache then takes a third of the time.
       remote: Options for reading remote files. None means those that environment variables set.
-      whole_rows: Whether a value is a whole materialized row (its tokens, and the arrays that are stored after them) rather
-        than one token. It matters only for files of materialized rows.
+      whole_rows: Whether a value of a file of materialized rows is a whole row instead of a token.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -120,7 +117,6 @@ class ShardReader:
         return True
 
     def _read_and_check(self, pieces: Pieces) -> None:
-        """Read pieces of local files, check the files, and count the bytes."""
         shards, _, _, num_bytes = pieces
         self._read(pieces)
         self._open.check(set(shards))
@@ -154,12 +150,11 @@ class ShardReader:
         return values
 
     def fill(self, rows: Sequence[RowPieces]) -> Iterator[None]:
-        """Fill the memory of each row in turn. Yield after each row, so that the caller uses the row while it is in the
-        processor's cache. The files are checked after the last row."""
+        """Fill each row in turn, and yield while it is in the processor's cache. The files are checked after the last row."""
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
-        # one file needs no lists of buffers for the loop below; such lists make batches of padded rows 20 to 27 % slower
+        # without lists of buffers, which make batches of padded rows 20 to 27 % slower
         file = self._open[0]
         fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
         first_value = next((starts[0] for _, starts, _, _ in rows if starts), 0)
@@ -182,13 +177,12 @@ class ShardReader:
         activity.count("local_bytes", total)
 
     def _pieces(self, row: RowPieces) -> Pieces:
-        """Return the pieces of a row, each with the buffer that it fills."""
         shards, starts, ends, memory = row
         buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
         return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
-        """Fill the buffers of each group in turn, and yield after each group. The files are checked after the last group."""
+        """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
         if self.plain:
             for group in groups:
                 self._read(group)
@@ -198,8 +192,7 @@ class ShardReader:
             return
         # gather all groups at once, so that a bucket is asked once
         sizes = [sum(buffer.nbytes for buffer in piece) for _, _, pieces, _ in groups for piece in pieces]
-        ends = list(itertools.accumulate(sizes, initial=0))
-        places, total = ends[:-1], ends[-1]
+        *places, total = itertools.accumulate(sizes, initial=0)
         data = memoryview(bytearray(total))
         all_shards = [shard for shards, _, _, _ in groups for shard in shards]
         all_starts = [start for _, starts, _, _ in groups for start in starts]
@@ -214,10 +207,7 @@ class ShardReader:
     def _copy(self, columns: list[Ints], out: memoryview) -> bool:
         """Copy many small pieces from maps of their files. Return False if the caller has to read them instead."""
         shards, starts, places, sizes = columns
-        if len(sizes) < _FEWEST_COPIED:
-            return False
-        total = int(sizes.sum())
-        if total > len(sizes) * _LARGEST_COPIED:
+        if len(sizes) < _FEWEST_COPIED or (total := int(sizes.sum())) > len(sizes) * _LARGEST_COPIED:
             return False
         if self._reads_until_copy:
             self._reads_until_copy -= 1
@@ -256,16 +246,10 @@ class ShardReader:
 
 
 def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
-    """Return pieces of materialized rows, cut into parts where rows end.
+    """Return pieces of materialized rows, cut where rows end. The columns are those of `ShardReader.gather`.
 
-    If rows of 4 tokens are followed by gaps of 2, row 1 begins at value 6 of the file. The piece of tokens 2 to 5 then becomes
-    two pieces: values 2 and 3, and values 6 and 7 of the file.
-
-    Args:
-      columns: Shards, starts, places and sizes, as in `ShardReader.gather`.
-      length: Number of values of a row.
-      stride: Distance from one row to the next, in values.
-      itemsize: Bytes of a value.
+    With a `length` of 4 and a `stride` of 6 values, gaps of 2 follow the rows, and row 1 begins at value 6 of the file. The
+    piece of tokens 2 to 5 then becomes two pieces: values 2 and 3, and values 6 and 7 of the file.
     """
     shards, starts, places, sizes = columns
     stops = starts + sizes // itemsize
@@ -283,5 +267,5 @@ def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -
 
 
 def _disk_waits() -> int:
-    """Return the number of page faults of this thread, so far, that waited for a disk."""
+    """Return the number of this thread's page faults that waited for a disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -1,10 +1,8 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
-A batch of chats needs, for example, 100 pieces of token files that are mapped into memory. To copy a piece is to read memory.
-But a file may have been truncated since it was mapped, and then a direct access to its map kills the process (SIGBUS). So the
-kernel reads the maps: `pwritev(2)` writes all pieces to a file. For a truncated file, it writes fewer bytes, which is noticed.
-
-The file that is written is in memory (`memfd_create`), and it is mapped, too. So there are two copies:
+If a file was truncated since it was mapped, a direct access to its map kills the process (SIGBUS). So the kernel reads the
+maps: `pwritev(2)` writes all pieces to a file. For a truncated file, it writes fewer bytes, which is noticed. The file that is
+written is in memory (`memfd_create`), and it is mapped, too. So there are two copies:
 
   maps of the token files  -- pwritev -->  in-memory file  -- copy of its map -->  output
 """
@@ -27,7 +25,7 @@ _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 class _MemoryFile:
-    """An in-memory file of `size` bytes, and a map of the file. Reads without the map make a batch of chats 3 to 5 % slower."""
+    """An in-memory file of `size` bytes, and its map. Reads without the map make a batch of chats 3 to 5 % slower."""
 
     fd = -1  # so that `__del__` works if `memfd_create` fails
 
@@ -42,11 +40,11 @@ class _MemoryFile:
             close(self.fd)
 
 
-_thread_state = threading.local()  # its attribute `memory_file` is the _MemoryFile of a thread, made on first use
+_thread_state = threading.local()  # `memory_file`: the _MemoryFile of the thread
 
 
 def _memory_file(size: int) -> _MemoryFile:
-    """Return this thread's in-memory file of at least `size` bytes. A forked child makes a new file."""
+    """Return this thread's in-memory file of at least `size` bytes; in a forked child, a new one."""
     file: _MemoryFile | None = getattr(_thread_state, "memory_file", None)
     if file is None or len(file.bytes) < size or file.process != os.getpid():
         file = _thread_state.memory_file = _MemoryFile(max(1 << 20, 1 << (size - 1).bit_length()))
@@ -63,8 +61,7 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       out: Bytes that are filled.
 
     Returns:
-      Whether all pieces were copied. If not, `out` may have some of the pieces. A copy fails if a mapped file was truncated,
-      or if memory or file descriptors run out.
+      Whether all pieces were copied. A copy fails if a mapped file was truncated, or if memory or file descriptors run out.
     """
     try:
         parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))
@@ -76,14 +73,12 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
     """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces.
 
-    The in-memory file has the pieces without gaps, one after the other. If consecutive pieces have no gap between them in `out`
-    either, one copy moves them all from this file to `out`.
+    The in-memory file has the pieces without gaps. One copy moves all consecutive pieces that have no gaps in `out` either.
     """
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
     np.subtract(ends, places, out=vectors[:, 1])
-    # Stretches of `out` that are filled without a gap. Places [0, 3, 9] and ends [3, 5, 12] make the two stretches 0 to 5 and
-    # 9 to 12. In the in-memory file, they are bytes 0 to 5 and 5 to 8.
+    # Places [0, 3, 9] and ends [3, 5, 12] make the stretches 0 to 5 and 9 to 12. In the file, they are bytes 0 to 5 and 5 to 8.
     last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
     begins = [int(places[0]), *places[last_before_gap + 1].tolist()]
     stops = [*ends[last_before_gap].tolist(), int(ends[-1])]

@@ -1,7 +1,4 @@
-"""`CheckedResponse`: an HTTP response that refuses a body that is too long or of another range of bytes than requested.
-
-The module needs aiohttp, so only clients that use aiohttp import it.
-"""
+"""`CheckedResponse`: an HTTP response that refuses a body other than the requested bytes. Importing it needs aiohttp."""
 
 import re
 
@@ -17,7 +14,6 @@ class CheckedResponse(aiohttp.ClientResponse):
     """HTTP response that refuses a body longer than expected, and headers that do not match the requested range."""
 
     async def read(self) -> bytes:
-        """Return the body. Raise an error if it is longer than expected."""
         if self._body is not None:
             return self._body
         parts, size = [], 0
@@ -35,7 +31,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _checked_limit(self) -> int:
-        """Return the maximum size of the body, in bytes. If a part of a file was requested, check and record the headers."""
+        """Return the most bytes of the body. If a part of a file was requested, check and record the headers."""
         requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if requested is None:
             return _LARGEST_OTHER
@@ -44,8 +40,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         wanted = int(requested.group(1)), int(requested.group(2)) + 1
         content_range = self.headers.get("Content-Range", "") if self.status == 206 else None
         count, size = checked_sizes(wanted, content_range, self.content_length)
-        headers = body_headers.get()
-        if headers is not None:
+        if (headers := body_headers.get()) is not None:
             headers.size = size
             if generation := self.headers.get("x-goog-generation"):
                 headers.version = f"generation {generation}"

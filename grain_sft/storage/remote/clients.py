@@ -1,7 +1,7 @@
 """fsspec file systems (clients of buckets and web servers) with the options of grain_sft.
 
-For Google Cloud, this module searches for credentials before gcsfs does. Outside of Google Cloud, gcsfs would wait up to two
-minutes for a metadata server. This module waits at most 3 seconds: `PROBES` times `PROBE_SECONDS`.
+This module searches for credentials of Google Cloud before gcsfs does. Elsewhere, gcsfs would wait up to two minutes for a
+metadata server. This module waits at most 3 seconds.
 """
 
 import contextlib
@@ -12,8 +12,7 @@ from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
 
-PROBE_SECONDS = 1.5
-PROBES = 2
+PROBES, PROBE_SECONDS = 2, 1.5
 NO_CREDENTIALS = (
     "no credentials of Google Cloud were found on this machine, and the server refused an anonymous request. Run `gcloud "
     "auth application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
@@ -24,7 +23,7 @@ def filesystem(path: str) -> Any:
     """Return the fsspec file system of a URL. fsspec and its clients are imported on first use.
 
     Users set options, such as credentials, in fsspec's own configuration: $FSSPEC_GS='{"requester_pays": true}' or a file in
-    ~/.config/fsspec. Listings are not cached: a cached size or glob would hide that a file has changed.
+    ~/.config/fsspec. Listings are not cached, so that a changed file is noticed.
 
     Raises:
       CorpusFileError: fsspec can't make the file system.
@@ -72,7 +71,7 @@ def lacks_credentials(path: str, error: BaseException) -> bool:
 
 
 def _emulator() -> str:
-    """Return the URL of the server that $STORAGE_EMULATOR_HOST names, else "". As in gcsfs, "default" means Google's server."""
+    """Return the URL of the server that $STORAGE_EMULATOR_HOST names; "" for Google's server, as "default" in gcsfs."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host in ("", "default"):
         return ""
@@ -87,12 +86,7 @@ def _configured(*protocols: str) -> dict[str, Any]:
 
 
 def _session_options(key: str, *protocols: str) -> dict[str, Any]:
-    """Return options of an aiohttp session. Its responses are `CheckedResponse`s.
-
-    Args:
-      key: Name of the fsspec option that holds options of the session. Values that a user configured are included.
-      protocols: Names of the file system in fsspec's configuration, such as "gs" and "gcs".
-    """
+    """Return options of an aiohttp session with `CheckedResponse`s, and those that fsspec's configuration has under `key`."""
     from grain_sft.storage.remote.checked_response import CheckedResponse
 
     configured = dict(_configured(*protocols).get(key, {}))
@@ -115,7 +109,7 @@ def _may_find_credentials() -> bool:
 
 @functools.cache
 def _answers_as_metadata_server(host: str) -> bool:
-    """Return whether `host` answers as the metadata server of Google Cloud does. The answer is cached."""
+    """Return whether `host` answers as the metadata server of Google Cloud does."""
     for _ in range(PROBES):
         try:
             with contextlib.closing(http.client.HTTPConnection(host, timeout=PROBE_SECONDS)) as connection:

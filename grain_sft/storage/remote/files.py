@@ -35,10 +35,7 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range. Requests are concurrent.
-
-    If requests of a range fail, its result is the exception of the first of them. If a range extends beyond the end of its
-    file, its result has fewer bytes.
+    """Return the bytes of each range, fewer at the end of a file, or the exception of its first request that failed.
 
     Raises:
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
@@ -49,8 +46,8 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
     for number, whole in enumerate(ranges):
         for start in range(whole.start, whole.stop, PART_BYTES):
             part = whole._replace(start=start, stop=min(start + PART_BYTES, whole.stop))
-            description = f"bytes {part.start} to {part.stop} "
-            jobs.append((part.path, description, functools.partial(request_body, part, limits.seconds)))
+            request = functools.partial(request_body, part, limits.seconds)
+            jobs.append((part.path, f"bytes {part.start} to {part.stop} ", request))
             range_numbers.append(number)
     bodies: list[list[bytes]] = [[] for _ in ranges]
     failures: dict[int, Exception] = {}
@@ -68,7 +65,7 @@ def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list
 
 
 def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
-    """Return `body` if it has all bytes of the range. Otherwise raise an error that gives the reason."""
+    """Return `body` if it has all bytes of the range. Otherwise raise the reason."""
     path, start, stop, version = wanted
     if isinstance(body, bytes) and len(body) == stop - start:
         return body
@@ -90,7 +87,7 @@ def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) 
 
 
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any]]:
-    """Return the file system's description of each file, such as its size. All descriptions are requested at once.
+    """Return the file system's description of each file, such as its size. They are requested at once.
 
     Raises:
       CorpusFileError: A file is missing or can't be reached.
@@ -108,11 +105,7 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
 def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
     """Return the package's error for an exception of a local or remote file system.
 
-    Args:
-      path: Path or URL of the file.
-      error: The exception.
-      part: Text such as "bytes 0 to 9 " if only a part was read, else "".
-      version: Version that was requested.
+    `part` is a text such as "bytes 0 to 9 " if only a part of the file was read. `version` is the requested version.
     """
     if isinstance(error, GrainSftError):
         return error
@@ -131,14 +124,9 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return bytes of a file, all of one version.
+    """Return the bytes [start, stop) of a file, fewer at its end, all of one version. `stop` None means all.
 
-    Args:
-      path: URL of the file.
-      start: First byte.
-      stop: Last byte + 1. If the file ends before `stop`, fewer bytes are returned. None means the end of the file.
-      version: Version to read. None means the present version: if the file is replaced during the read, it is read again, up
-        to three times in all.
+    Without `version`, the present version is read. If the file is replaced meanwhile, it is read up to three times in all.
     """
     tries_left = 3
     while True:

@@ -16,15 +16,13 @@ from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 class GoogleStorage(GCSFileSystem):
     """gcsfs file system without gcsfs's own retries, which take half a minute and report no reason.
 
-    It derives from `GCSFileSystem`, not from the class that gcsfs registers for gs://. That class also asks for each bucket's
-    type by gRPC, and waits a minute if gRPC gets no answer.
+    The class that gcsfs registers for gs:// is not used: it asks for each bucket's type by gRPC, and may wait a minute for it.
     """
 
     _request = GCSFileSystem._request.__wrapped__  # the method without its decorator, which retries
 
     @property
     def server(self) -> str:
-        """Address of the server."""
         return str(self.base).split("/storage/", 1)[0]
 
     async def _call(self, method: str, path: str, *args: Any, **options: Any) -> Any:
@@ -46,7 +44,7 @@ class GoogleStorage(GCSFileSystem):
 
 
 async def _in_a_thread(function: Callable[[], object]) -> None:
-    """Call `function` in a daemon thread. It may block for minutes; neither the event loop nor process exit waits for it."""
+    """Call `function`, which may block for minutes, in a daemon thread: the process can exit meanwhile."""
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 

@@ -18,15 +18,12 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A request for a file or for a part of a file. It has three items: the URL of the file; the part as text for messages, such as
-"bytes 0 to 9 ", or "" for the whole file; and a function that takes the fsspec file system and makes the request."""
+"""A request: the URL of a file; the part as text, such as "bytes 0 to 9 ", or "" for the whole file; and a function that takes
+the fsspec file system and makes the request."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
-    """Return the version in a file system's description of a file: a generation, an entity tag or a time.
-
-    The version begins with its kind, as in "generation 1712" or "ETag abc".
-    """
+    """Return the version in a file system's description of a file, such as "generation 1712" or "ETag abc"."""
     for key in _VERSION_KEYS:
         if info.get(key) not in (None, ""):
             return f"{key} {info[key]}"
@@ -59,11 +56,11 @@ def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
 
 
 async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
-    """Run jobs of one file system on its event loop, as `run_jobs` does."""
+    """Run jobs of one file system, as `run_jobs` does."""
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
-        """Return the result of a job, or its exception. Raise only if the time of the request is up."""
+        """Return the result of a job, or its exception. Raise if the time of the request is up."""
         description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
@@ -87,7 +84,6 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
     """Return the file system's description of a file."""
 
     async def attempt() -> Mapping[str, Any]:
-        """Ask once."""
         try:
             if client.async_impl:
                 return dict(await client._info(path))
@@ -102,7 +98,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
-    """Return the bytes of `wanted`, a range that is not empty. If the file ends in the range, return fewer bytes.
+    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in it.
 
     Raises:
       ReplacedError: The file is gone, or has another version than `wanted`.
@@ -111,30 +107,26 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:
-        """Ask once, and check the length and the version of what the server sent."""
         data, sent_version = await _request_once(wanted, client)
         if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))
             if min(stop, size) - start > len(data):
                 raise retries.WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
         if version is not None:
-            if _kind(sent_version) != _kind(version):  # the body came with another kind of version, or without one
+            kind, _, _ = version.partition(" ")
+            if not (sent_version or "").startswith(f"{kind} "):  # another kind of version came with the body, or none
                 sent_version = version_of(await request_info(path, seconds, client))
             if sent_version != version:
                 raise retries.ReplacedError(f"the server sent {sent_version}")
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # If `version` is known, the server has answered before: it sent this version, perhaps to another process. So the request
-    # gets all of `seconds` (see `retried`).
+    # a known version is an earlier answer of the server, perhaps to another process
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
-    """Request a range once, and check the size of the body. Return the body, and the version in the response's headers.
-
-    The version is None if the headers do not state it.
-    """
+    """Request a range once, and check the size of the body. Return it, and the version that the headers state, if any."""
     _, start, stop, version = wanted
     headers = BodyHeaders()
     token = body_headers.set(headers)
@@ -147,9 +139,8 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
     finally:
         body_headers.reset(token)
     if len(data) > stop - start:
-        raise retries.RefusedBodyError(
-            f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}"
-        )
+        problem = f"the server sent {len(data)} bytes instead of bytes {start} to {stop}"
+        raise retries.RefusedBodyError(f"{problem}: {NO_RANGES}")
     if headers.size is not None:
         expected = max(0, min(stop, headers.size) - start)
         if len(data) != expected:
@@ -158,7 +149,7 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
 
 
 async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes:
-    """Request a range from a client. Where possible, ask the server to refuse a file that has another version."""
+    """Request a range. Where possible, ask the server to refuse another version."""
     path, start, stop, version = wanted
     protocol = path.split("://", 1)[0]
     if protocol in ("s3", "s3a"):
@@ -173,8 +164,3 @@ async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes
     if client.async_impl:
         return bytes(await client._cat_file(path, start=start, end=stop, **options))
     return bytes(await asyncio.to_thread(client.cat_file, path, start, stop, **options))
-
-
-def _kind(version: str | None) -> str:
-    """Return the kind of a version, such as "generation" or "ETag"."""
-    return (version or "").partition(" ")[0]

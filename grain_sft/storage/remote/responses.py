@@ -1,4 +1,4 @@
-"""Checks of a server's response to a request for a range of bytes: is its body that range? `Range` is such a range."""
+"""Checks whether the body of a server's response is the requested range of bytes."""
 
 import contextvars
 import re
@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
 
 class BodyHeaders:
-    """Size and version of a file, as the headers of a response state them. A value is None if the headers lack it."""
+    """Size and version of a file, as the headers of a response state them; None if they lack them."""
 
     size: int | None = None
     version: str | None = None
@@ -47,13 +47,12 @@ def checked_sizes(
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The server sent the whole file. This is accepted only if the range begins at byte 0, and the stated size
-        is at most `stop`.
+      RefusedBodyError: The server sent the whole file, and the range does not cover it.
     """
     start, stop = wanted
     if content_range is None:
         if start == 0 and content_length is not None and content_length <= stop:
-            return content_length, content_length  # the range covers the whole file
+            return content_length, content_length
         raise RefusedBodyError(NO_RANGES)
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip(), re.IGNORECASE)
     if match is not None:

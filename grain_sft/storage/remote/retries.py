@@ -19,11 +19,10 @@ from grain_sft.storage import activity
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
 FIRST_CONTACT = 6.0
-"""Seconds for all attempts at a server that never answered this process. The time is short, because the likely cause is a wrong
-name, proxy or network, which waiting does not repair."""
+"""Seconds for all attempts at a server that never answered this process, for which a wrong name or network is likely."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
-_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; each later attempt has twice the time of the one before
+_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; each later attempt has twice as long
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for unknown statuses
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
@@ -31,10 +30,9 @@ _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EI
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
 
-_jitter = random.Random()  # varies the pauses; it is not the global generator, which the user's program may have seeded
+_jitter = random.Random()  # of the pauses; the user's program may have seeded the global generator
 _reached: set[str] = set()  # servers that have answered this process
 _inside_attempt: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_inside_attempt", default=False)
-"""Whether this task already runs inside of `retried`."""
 
 T = TypeVar("T")
 
@@ -60,12 +58,12 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the limits that $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS set; raise StorageError if wrong."""
+        """Return the limits that $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS set; else the defaults."""
         return cls(_number(SECONDS_VARIABLE, 120.0, float), _number(REQUESTS_VARIABLE, 64, int))
 
 
 def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
-    """Return the value of an environment variable as a number, or `default` if the variable is not set."""
+    """Return an environment variable as a number, or `default` if it is not set."""
     text = os.environ.get(variable)
     try:
         return kind(text) if text else default
@@ -99,11 +97,11 @@ async def retried(
 
     Args:
       attempt: Function that makes one request, or a few that belong together.
-      seconds: Time for all attempts. A server that never answered this process gets at most `FIRST_CONTACT`.
+      seconds: Time for all attempts. A server that never answered gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
-      bounded: Whether a long attempt is cancelled and made again. The first attempt is cancelled after 10 s, or after a quarter
-        of `seconds` if that is less. Each later attempt has twice the time of the one before, but none goes on after `seconds`.
-      reached: Whether the server is known to have answered another process. Then it gets all of `seconds`.
+      bounded: Whether a long attempt is cancelled and made again: the first after 10 s, or after a quarter of `seconds` if that
+        is less, each later one after twice the time of the one before.
+      reached: Whether the server is known to have answered another process.
 
     Raises:
       RequestFailedError: The time is up.
@@ -127,7 +125,7 @@ async def retried(
             except Exception as error:
                 if not _is_unanswered(error):
                     _reached.add(server)
-                if server in _reached:  # it answered this request or a concurrent one, so it gets all of `seconds`
+                if server in _reached:  # it answered this request or a concurrent one
                     allowed = seconds
                 if not is_transient(error):
                     raise
@@ -136,8 +134,7 @@ async def retried(
             elapsed = time.monotonic() - begin
             if allowed - elapsed < _FIRST_PAUSE:
                 unreached = server if allowed < seconds else None
-                message = _explain(failures, elapsed, seconds, failure, unreached)
-                raise RequestFailedError(message) from failure
+                raise RequestFailedError(_explain(failures, elapsed, seconds, failure, unreached)) from failure
             activity.request_failed(_describe(failure))
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings) * _jitter.uniform(0.5, 1.5)
             await asyncio.sleep(min(pause, (allowed - elapsed) / 2))
@@ -145,18 +142,10 @@ async def retried(
         _inside_attempt.reset(token)
 
 
-def _explain(attempts: int, seconds: float, limit: float, last: Exception, unreached: str | None) -> str:
-    """Return the message for a request that failed until its time was up.
-
-    Args:
-      attempts: Number of attempts.
-      seconds: Time that the attempts took.
-      limit: Most seconds that the attempts may take.
-      last: Failure of the last attempt.
-      unreached: The server if it never answered, and so got less time than `limit`; else None.
-    """
+def _explain(attempts: int, elapsed: float, limit: float, last: Exception, unreached: str | None) -> str:
+    """Return the message for a request that failed. `unreached` is the server if it never answered."""
     plural = "s" if attempts > 1 else ""
-    text = f"{attempts} request{plural} failed within {seconds:.1f} s, the last with {_describe(last)}"
+    text = f"{attempts} request{plural} failed within {elapsed:.1f} s, the last with {_describe(last)}"
     if unreached is not None:
         return f"the network does not reach {unreached}: {text}. Check the network, its name servers and its firewall"
     more_time = f"allow more than {limit:g} s with ${SECONDS_VARIABLE} or `seconds` of `remote`"
@@ -181,7 +170,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status in a client's exception. Return 0 if the exception has no status, as after a lost connection."""
+    """Return the HTTP status in a client's exception; 0 if it has none, as after a lost connection."""
     response = getattr(error.__cause__, "response", None)
     if isinstance(response, Mapping):  # a response of botocore
         if response.get("Error", {}).get("Code") in ("RequestTimeout", "Throttling"):  # sent by S3 with status 400

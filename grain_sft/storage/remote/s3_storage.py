@@ -8,10 +8,10 @@ _BYTES_PER_READ = 1 << 18  # bytes that are read at once from the body of a resp
 
 
 class S3Storage(S3FileSystem):
-    """s3fs file system with the method `read_range`."""
+    """s3fs file system that reads a range of one version of an object."""
 
     async def read_range(self, wanted: Range, headers: BodyHeaders) -> bytes:
-        """Return the bytes of a range of an object; one byte more if the server sends more. Record the headers in `headers`.
+        """Return the bytes of a range of an object; one byte more if the server sends more. Fill `headers`.
 
         Raises:
           RefusedBodyError: The server has no ranged reads, or the object is stored compressed.
