@@ -44,10 +44,7 @@ _HISTOGRAMS = {
 
 
 class BulkHistogram:
-    """Histogram that counts many values at once.
-
-    The histogram of prometheus_client takes 4 us for each value: 5 % of the time that a small batch takes.
-    """
+    """Histogram that counts many values at once. That of prometheus_client takes 4 us a value: 5 % of a small batch's time."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
@@ -72,14 +69,14 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one `Metrics`. To count a batch takes a dozen calls of prometheus_client, which last longer than copying a
-    small batch. So many batches are counted at once, when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a
-    folder that processes share, each batch is counted immediately. Without prometheus_client nothing is exported.
+    Each process has one `Metrics`. To count a batch takes longer than to copy a small one, so many batches are counted at once,
+    when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes share, each batch is counted
+    immediately. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # prevents a fork while a metric changes: the child would inherit the metric's own lock in the locked state
+        # no fork while a metric changes: the child would inherit the metric's own lock, locked
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
         self._exported = collections.Counter[str]()  # values of `activity.counts` that the counters include
@@ -87,10 +84,9 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # `collect` of this object returns all metrics. `registry=None` keeps the registry from returning them a second time.
+        # `registry=None`: `collect` of this object returns the metrics
         histogram: Any = BulkHistogram
-        # With $PROMETHEUS_MULTIPROC_DIR, MOST_UNCOUNTED is 0. Only prometheus_client's histogram can write to that folder.
-        if not MOST_UNCOUNTED:
+        if not MOST_UNCOUNTED:  # only prometheus_client's histogram can write to the folder of processes
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."
@@ -103,12 +99,11 @@ class Metrics(Observer):
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """In a forked child, treat all counts so far as exported: they are the parent's, and the parent exports them."""
+        """In a forked child, leave the counts so far to the parent."""
         self._exported = activity.counts.copy()
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """See `Observer.batches_counted`. Add the batches to the metrics."""
         if not self._counters:
             return
         _, steps, rows, tokens, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 6
@@ -146,7 +141,7 @@ class Metrics(Observer):
             return [family for metric in self._metrics for family in metric.collect()]
 
     def describe(self) -> list[Metric]:
-        """Return no metrics. Without this method, prometheus_client would call `collect` when it registers this object."""
+        """Return no metrics. Otherwise prometheus_client would call `collect` when it registers this object."""
         return []
 
 

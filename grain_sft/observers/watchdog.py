@@ -31,9 +31,7 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-# If a wait of 4 s is a stall, the thread checks the waits 8 times in 4 s: every 0.5 s. If summaries are logged every 2 s, it
-# checks them 8 times in 2 s: every 0.25 s.
-_CHECKS = 8
+_CHECKS = 8  # in the time after which a wait is a stall, or between two summaries
 _LONGEST_PAUSE = 1.0  # most seconds between two checks
 
 Wait = tuple[int, float]
@@ -41,7 +39,6 @@ Wait = tuple[int, float]
 
 
 def _seconds(variable: str) -> float:
-    """Return the value of an environment variable in seconds. 0 means never."""
     text = os.environ.get(variable) or str(_DEFAULTS[variable])
     try:
         number = float(text)
@@ -53,19 +50,14 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """Base of the watches of an iterator or a worker process. It decides when a wait is logged.
-
-    Args:
-      stall: Seconds after which a wait is a stall; 0 means never.
-      summary: Seconds between two summaries; 0 means never.
-    """
+    """Base of the watches. Waits of `stall` seconds are stalls, and a summary comes every `summary` seconds; 0 means never."""
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall, summary
         self._next_warning: dict[Wait, float] = {}  # for each wait, seconds from its begin to the next warning
 
     def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
-        """Return the waits to log now. A wait is logged after `stall` seconds, and again whenever its time has doubled."""
+        """Return the waits to log now: after `stall` seconds, and again whenever the time has doubled."""
         if not self.stall:
             return []
         self._next_warning = {wait: self._next_warning.get(wait, self.stall) for wait in waits}
@@ -77,8 +69,6 @@ class _Watch:
 
 
 class _IteratorWatch(_Watch):
-    """Watch of an iterator, which also logs summaries."""
-
     def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
@@ -103,24 +93,20 @@ class _IteratorWatch(_Watch):
         return True
 
     def _describe(self, iterator: ObservedIterator) -> list[str]:
-        """Return lines that name what the iterator waits for, and how long earlier steps took."""
         pids = iterator.worker_pids()
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        # Read `iterator.stats` first: this property counts finished batches, which may add to `activity.recent`.
-        stats = iterator.stats
-        recent = list(activity.recent)
-        if recent:
+        stats = iterator.stats  # first, because it counts finished batches, which adds to `activity.recent`
+        if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
         if stats.steps > 1:
             lines.append(f"earlier, the training loop took {_short(stats.elsewhere / (stats.steps - 1))} a step")
         return lines
 
     def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
-        """Log what happened since the last summary."""
         before, stats = self._stats_then, copy.copy(iterator.stats)
         seconds = now - self._last_summary
         self._last_summary, self._stats_then = now, stats
@@ -144,7 +130,7 @@ class _WorkerWatch(_Watch):
     """Watch of the batches that the threads of this worker process make."""
 
     def check(self, now: float) -> bool:
-        """Log the stalls that are due at `now`. Return True, because this watch lasts as long as the process."""
+        """Log the stalls that are due at `now`. Return True: this watch lasts as long as the process."""
         late = self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now)
         if late:
             longest = now - min(since for _, since in late)
@@ -163,10 +149,10 @@ class Watchdog(Observer):
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Forget all watches and the thread. A forked child does not run the parent's iterators, and has no such thread."""
+        """Forget all watches and the thread, which a forked child does not have."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
-        # a queue, since an Event hangs if an exception such as KeyboardInterrupt arrives inside its methods
+        # an Event hangs if an exception such as KeyboardInterrupt arrives inside its methods
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -196,14 +182,13 @@ class Watchdog(Observer):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
                 try:
-                    # `start` waits for the new thread and can hang if Ctrl-C arrives, so another thread calls it
+                    # in another thread, because `start` can hang if Ctrl-C arrives
                     _thread.start_new_thread(self._thread.start, ())
                 except RuntimeError:  # the interpreter ends, or the process may have no more threads
                     self._thread = None
             self._wake.put(None)
 
     def _end(self) -> None:
-        """End the thread before the interpreter ends."""
         self._has_ended = True
         self._wake.put(None)
         if self._thread is not None and self._thread.ident is not None:
@@ -234,12 +219,12 @@ class Watchdog(Observer):
 
 @functools.cache
 def of_process() -> Watchdog:
-    """Return the watchdog of this process, which observes all its runs."""
+    """Return the watchdog of all runs of this process."""
     return Watchdog()
 
 
 def _state(pid: int) -> str:
-    """Return the state of a process as the kernel names it, such as "sleeping" from the line `State:  S (sleeping)`."""
+    """Return the state of a process, such as "sleeping" from the kernel's line `State:  S (sleeping)`."""
     with contextlib.suppress(OSError):
         if state := re.search(r"^State:.*\((.+)\)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
             return state[1]

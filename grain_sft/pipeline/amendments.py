@@ -50,7 +50,7 @@ class Amendment:
             raise PipelineError(f"amendment from step {self.step}: changes nothing. Expected {expected}.")
 
     def _sorted(self) -> Ints:
-        """Return the distinct numbers of documents, ascending."""
+        """Return the distinct documents, ascending."""
         try:
             documents = np.asarray(self.withdraw)
         except ValueError:  # lists of several lengths, which are refused below
@@ -58,7 +58,7 @@ class Amendment:
         if documents.size and (documents.ndim != 1 or documents.dtype.kind not in "iu"):
             problem = f"withdraw={shortened(repr(self.withdraw))}"
             raise PipelineError(f"amendment from step {self.step}: {problem}. Expected a list of integers.")
-        # With `return_counts`, NumPy sorts the numbers. Without it, NumPy hashes them, and a million take 4 s, not 0.1 s.
+        # without `return_counts`, NumPy hashes the numbers instead of sorting them, and a million take 4 s, not 0.1 s
         return np.unique(documents.astype(np.int64), return_counts=True)[0]
 
     def __str__(self) -> str:
@@ -77,30 +77,19 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a difference between receipts may change a batch before `step`.
+    """Return whether a difference between receipts may change a batch before `step`. None means any step.
 
-    A receipt has parts, such as "amendment 1", and one of the parts differs. The result is False if every text of this part
-    begins with "from step N: " and N is at least `step`.
-
-    Args:
-      step: Next step of a run. If it is None, the result is True.
-      texts: Text of the part in each receipt; None for a receipt without the part.
+    `texts` are those of the part that differs, None for a receipt without it. The result is False if every text begins with
+    "from step N: " and N is at least `step`.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
 
 
 def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[str], step: int) -> None:
-    """Check that a state and a config have the same changes of a run before `step`.
+    """Raise a PipelineError if the texts of the changes of a run before `step` differ between a state and a config.
 
-    Args:
-      noun: Kind of change, for the message: "amendment" or "later stage".
-      of_state: Text of each change in the state, in order.
-      of_config: Text of each change in the config, in order.
-      step: Next step of the run.
-
-    Raises:
-      PipelineError: A change before `step` differs.
+    `noun` is "amendment" or "later stage".
     """
     for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):
@@ -124,22 +113,19 @@ def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
 
 
 def skips_of(amendments: Iterable[Amendment]) -> list[tuple[int, int]]:
-    """Return the pairs (step, number of skipped steps) of `amendments`, as `StepMap` takes them."""
+    """Return the pairs (step, number of skipped steps) for a `StepMap`."""
     return [(amendment.step, amendment.skip) for amendment in amendments if amendment.skip]
 
 
 def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]:
-    """Return (data step, amendment) of each amendment with weights, sorted by step.
-
-    A data step counts skipped steps too: after a skip of 10 steps, step 100 is data step 110.
-    """
+    """Return (data step, amendment) of each amendment with weights, sorted by step. Data steps count skipped steps too."""
     amendments = sorted(amendments, key=lambda amendment: amendment.step)
     skips = StepMap(skips_of(amendments))
     return [(skips.data_step(amendment.step), amendment) for amendment in amendments if amendment.reweight]
 
 
 def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[Amendment]) -> Withdrawals | None:
-    """Return the documents that `amendments` withdraw; None if no document is withdrawn."""
+    """Return the documents that `amendments` withdraw; None if they withdraw none."""
     documents = [np.asarray(amendment.withdraw) for amendment in amendments]
     if not any(map(len, documents)):
         return None

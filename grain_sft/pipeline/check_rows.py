@@ -7,10 +7,7 @@ from grain_sft.source import MixtureSource, NpyDataSource
 
 
 def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> None:
-    """Raise a `PipelineError` if a transform returned None, or an array with another number of rows than `num_rows`.
-
-    Arrays of fewer than two dimensions are not checked.
-    """
+    """Raise a `PipelineError` if a transform returned None, or an array of two or more dimensions without `num_rows` rows."""
     if batch is None:
         raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
     for key, array in (batch if isinstance(batch, dict) else {}).items():

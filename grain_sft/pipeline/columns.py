@@ -1,7 +1,4 @@
-"""Ranges of columns of a batch: which columns to read for a requested range, and the cut of the batch to the range.
-
-A column has one token of each row: column 0 has the first tokens.
-"""
+"""Ranges of columns of a batch: which columns to read for a requested range, and the cut of the batch to the range."""
 
 from collections.abc import Sequence
 
@@ -27,9 +24,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of a batch. `batch` has only the columns that were read, from column `first` on.
-
-    An array with one value for each row is returned whole.
+    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays of one value a row stay whole.
 
     Raises:
       PipelineError: The batch does not have all these columns.

@@ -19,8 +19,7 @@ from grain_sft.storage import ForkSafeLock, activity
 T = TypeVar("T")
 
 MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
-"""Number of batches that may wait to be counted. It is 0 if the metrics are in a folder, where another process may read them
-at any time."""
+"""Number of batches that may wait to be counted: 0 if the metrics are in a folder, where other processes may read them."""
 
 
 class IteratorStats:
@@ -62,21 +61,15 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. If each batch were counted when it is delivered, a batch of
-windows would take 5 % longer (`bench --only windows`), because counting reads and writes many objects that are not in the
-processor's cache."""
+"""Batches that iterators delivered and that are not counted yet. To count each at once, with many objects that are not in the
+processor's cache, would take 5 % of the time of a batch of windows (`bench --only windows`)."""
 
-_make_seconds: list[float] = []
-"""Seconds that it took to make each batch that is not counted yet."""
-
+_make_seconds: list[float] = []  # of each batch that is not counted yet
 _counting = ForkSafeLock()
 
 
 def count_batches() -> None:
-    """Count the batches that were made or delivered since the last call.
-
-    The counts go to the `IteratorStats` of the iterators, to `activity.recent`, and to the observers of this process.
-    """
+    """Count the batches that were made or delivered since the last call, for iterators, observers and `activity.recent`."""
     with _counting.lock:
         make_seconds, delivered = _taken(_make_seconds), _taken(arrivals)
         delivered = [arrival for arrival in delivered if arrival[0].count(arrival)]
@@ -94,7 +87,7 @@ def _taken(values: list[T]) -> list[T]:
 
 
 def _forked() -> None:
-    """In a forked child, drop the batches that are not counted yet, because the parent counts them."""
+    """Drop the batches that the parent counts."""
     arrivals.clear()
     _make_seconds.clear()
 
@@ -103,7 +96,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:
-    """Make and return the batch of `step`. Record it as this thread's activity, and call the observers."""
+    """Make the batch of `step`. Record it as this thread's activity, and call the observers."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = (activity.CHOOSING,)
     activity.making[thread] = step, since, pipeline  # what `activity.making_batch` does, in less time

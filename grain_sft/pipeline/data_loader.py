@@ -16,8 +16,7 @@ from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers
 
-# A loader without worker processes has `_THREADS` threads, which keep `_PREFETCH` batches ready.
-_THREADS, _PREFETCH = 2, 8
+_THREADS, _PREFETCH = 2, 8  # of a loader without worker processes
 
 
 class StepDataset(grain.MapDataset[Element]):
@@ -41,7 +40,7 @@ class StepDataset(grain.MapDataset[Element]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Grain sends the dataset to each worker process as a pickle, so this is called when a worker starts.
+        # Grain sends the dataset to each worker process as a pickle
         for observer in observers_of(self._pipeline):
             observer.worker_started(self._pipeline)
 
@@ -68,7 +67,7 @@ def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain
 
 
 class _StepSampler:
-    """Sampler for a `grain.DataLoader`: its records are the steps from `start` to the end of the run."""
+    """Sampler for a `grain.DataLoader`, of the steps from `start` to the end of the run."""
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._start = checked_step(pipeline, start)
@@ -88,7 +87,7 @@ class _StepSampler:
 
 
 class _BatchLoader(grain.DataLoader):
-    """DataLoader whose workers start when its iterator is created. In Grain's own DataLoader, they start at the first batch."""
+    """DataLoader whose workers start with its iterator, instead of at the first batch."""
 
     def __iter__(self) -> Iterator[Element]:
         iterator: Any = super().__iter__()
@@ -100,7 +99,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """Iterator of a DataLoader. After a batch fails, each `next` is an error. Grain's own iterator would skip the batch."""
+    """Iterator of a DataLoader. After a batch failed, each `next` is an error: Grain's own iterator would skip the batch."""
 
     _failure = ""
 
@@ -119,8 +118,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            # The failure is recorded before its text is made, because Ctrl-C may interrupt `str(error)`.
-            self._failure = "an exception"
+            self._failure = "an exception"  # first, because Ctrl-C may interrupt `str(error)`
             self._failure = str(error) or type(error).__name__
             workers.stop(self._iterator)  # also ends the workers that have not failed
             if workers.was_ended(error):

@@ -53,16 +53,12 @@ class FirstSteps:
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether a target of a batch takes loss. None means that the batch has no keys of loss masks or weights.
-
-    A batch of preference pairs takes loss if the two responses of a pair differ.
-    """
+    """Return whether a target of a batch takes loss. None means that the batch has no keys of loss masks or weights."""
     if not isinstance(batch, dict):
         return None
     if "chosen_ids" in batch:  # of preference pairs
         return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
-    if "targets_segmentation" in batch:
-        # both keys have 0 where a target takes no loss
+    if "targets_segmentation" in batch:  # both keys have 0 where a target takes no loss
         return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))
     if "loss_mask" in batch and "segment_ids" in batch:
         return bool(np.any(batch["loss_mask"] & (batch["segment_ids"] != 0)))
@@ -70,7 +66,7 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
-    """Return the reason why no target of `steps` takes loss, as a sentence. It reads some rows of these steps again."""
+    """Return the reason why no target of `steps` takes loss, as a sentence. Some of their rows are read again."""
     try:
         pipeline = pipeline.at(max(steps))  # the stage of the last step; steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
@@ -86,10 +82,7 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
 
 
 def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return the reason why `rows` take no loss before the transforms; "" if they take loss.
-
-    `element` is the source's element of `rows`.
-    """
+    """Return the reason why `rows`, which the source reads as `element`, take no loss; "" if they take loss."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""
@@ -117,7 +110,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
 
 
 def _reason_in_transforms(pipeline: Run, element: Element) -> str:
-    """Return which transform takes the loss off all rows of `element`, as a sentence."""
+    """Return a sentence about the transform that takes the loss off all rows of `element`."""
     count = len(element["tokens"])
     for transform in pipeline.transforms:
         element = transform.map(element)

@@ -25,8 +25,7 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 class PipelineIterator(StepIterator[Element]):
     """Iterator over the batches of a pipeline from `start_step` on, as `Pipeline.iter` returns it.
 
-    Its state is the next step, the pipeline's data key, and the amendments and later stages, if any. An iterator with another
-    number of threads or workers can continue from this state.
+    An iterator with another number of threads or workers can continue from its state.
     """
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
@@ -68,19 +67,17 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # Wait until the workers have started. Until then, `workers` hides the main script from multiprocessing, so another
-            # process that the caller starts could not import it.
+            # until the workers have started, the main script is hidden from other processes that the caller starts
             with self._from_workers.started:
                 pass
 
     def worker_pids(self) -> list[int] | None:
-        """See `StepIterator.worker_pids`."""
         source = self._from_workers
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
-        # The workers make the steps in turn, beginning at `source.start`. With 2 workers and start 100, worker 1 makes steps
-        # 101, 103, 105, ... If step 103 is next, the ids of worker 1 and worker 0 are returned, in this order.
+        # The workers make the steps in turn. With 2 workers and start 100, worker 1 makes steps 101, 103, ... If step 103 is
+        # next, the ids of worker 1 and worker 0 are returned, in this order.
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 

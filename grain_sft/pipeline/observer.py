@@ -1,4 +1,4 @@
-"""Table of observers by name, and functions that find the observers which are called for the batches of a run."""
+"""Table of observers by name, and the observers that are called for the batches of a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 
 @functools.cache
 def standing_observers() -> tuple[Observer, ...]:
-    """Return the observers of this process: metrics and the watchdog. They are called for all its pipelines."""
+    """Return metrics and the watchdog, which are called for all pipelines of this process."""
     return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
 
 
 def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
-    """Check the types of a pipeline's observers. Return these observers without the standing observers."""
+    """Return the observers that are not standing observers; raise a WrongTypeError for one of another type."""
     objects = as_objects("observers", observers, Observer)
     return tuple(observer for observer in objects if observer not in standing_observers())
 

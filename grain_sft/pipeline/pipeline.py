@@ -86,7 +86,6 @@ class Pipeline:
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
-        """Set the observers, the check of first batches, and the cache of `_of_columns`. `StagedPipeline` calls this, too."""
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = other_observers(observers)
         if audit is not None:
@@ -134,8 +133,7 @@ class Pipeline:
         Args:
           step: Step of the batch.
           slots: int64 [n], indices of rows in this host's batch. With `Host(0, 1)`, they are slots of the global batch.
-          columns: First column and the column after the last; None for all. Values do not depend on `columns`. If
-            `reads_columns`, `read` reads only these columns and the neighbours that transforms need; otherwise, whole rows.
+          columns: First column and the column after the last; None for all. Unless `reads_columns`, whole rows are read.
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
@@ -159,7 +157,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return this run alone, because no stage was added to it. See `StagedPipeline.with_first_stages`."""
+        """Return this run alone. See `StagedPipeline.with_first_stages`."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:

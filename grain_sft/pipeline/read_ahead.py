@@ -19,7 +19,7 @@ _ENDS_IN = 5.0  # seconds that the threads have to finish a step when the interp
 
 
 class Slot(Generic[T]):
-    """Result of one step: `value` or `error`. When it is set, `ready` becomes True, and then the lock `done` is released."""
+    """Result of one step: `value` or `error`. Once it is set, `ready` is True, and then the lock `done` is released."""
 
     __slots__ = ("claimed", "done", "error", "ready", "value")
 
@@ -35,9 +35,8 @@ class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
     Ctrl-C may raise an exception at any point of the caller's thread. It loses no result and blocks no thread: the caller waits
-    only for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition`, however, stays
-    locked for good if an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use a
-    `Condition`, so executors and Grain's prefetching do not survive Ctrl-C.
+    only for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition`, which `Future`,
+    `Event`, `Queue` and `Thread.start` use, stays locked for good if an exception arrives while it is entered.
 
     The methods take no lock. If several threads call them, the callers must hold a lock of their own around each call.
 
@@ -53,7 +52,7 @@ class ReadAhead(Generic[T]):
       slots: Results by step, ascending, from the step of the last `advance` on. The caller may read a slot that is ready, and
         set its `value` to None once it has taken the value.
       due: First step after which the caller has to call `advance`. After an earlier step, more than `ahead // 2` later steps
-        are requested already. So the caller need not call `advance` after every step, which saves 10 to 20 us a step.
+        are requested already. To leave out the other calls saves 10 to 20 us a step.
     """
 
     def __init__(
@@ -114,8 +113,8 @@ class ReadAhead(Generic[T]):
             self._close()
 
     def _start(self) -> None:
-        """Start the threads. This runs in a separate thread, which Ctrl-C does not reach. Only the first call does anything."""
-        if not self._starting.acquire(blocking=False):  # the lock is never released, so a second call ends here
+        """Start the threads, once. This runs in a separate thread, which Ctrl-C does not reach."""
+        if not self._starting.acquire(blocking=False):  # the lock is never released
             return
         started = 0
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
@@ -151,7 +150,7 @@ def _refuse(step: int) -> NoReturn:
 
 
 def _forked() -> None:
-    """In a forked child, let `get` raise an error, not wait forever, and let `close` not end worker processes of the parent."""
+    """In a forked child, let `get` raise an error instead of waiting forever, and `close` not end the parent's workers."""
     for reader in list(_open):
         reader.slots, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
     _open.clear()

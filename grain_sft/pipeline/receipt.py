@@ -34,8 +34,8 @@ class Receipt:
     Attributes:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         amendments. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
-      data_step: Function that returns the data step of a step of the run. Data steps count the steps that amendments skip:
-        after a skip of 10 steps, step 100 is data step 110. The part of a later stage states its first step as a data step.
+      data_step: Function that returns the data step of a step. Data steps count skipped steps too: after a skip of 10 steps,
+        step 100 is data step 110. The part of a later stage states its first step as a data step.
     """
 
     parts: dict[str, str]
@@ -84,7 +84,7 @@ def parts_of(
 
 
 def amendment_parts(amendments: Iterable[Amendment]) -> dict[str, str]:
-    """Return the parts of a receipt that describe `amendments`, by name: "amendment 1", "amendment 2" and so on."""
+    """Return the parts "amendment 1", "amendment 2" and so on of a receipt."""
     return {f"amendment {number}": str(amendment) for number, amendment in enumerate(amendments, 1)}
 
 
@@ -132,11 +132,7 @@ def _is_abbreviated(value: object) -> bool:
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value, with the elements of its sets sorted.
-
-    Python orders a set of strings differently in each process. A set of numbers has the same order in all processes, and is
-    not sorted.
-    """
+    """Return the repr of a value, with the elements of sets sorted, except numbers: they have one order in all processes."""
     text = repr(value)
     if "{" not in text or id(value) in parents:  # no sets, or an object that holds itself
         return text
@@ -154,9 +150,8 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
 def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
     """Return the arrays in `value` whose repr is abbreviated, as JSON values; None without such arrays.
 
-    A numpy array becomes [shape, hash of its bytes], and an array of another library becomes a list of its elements. A mapping
-    becomes a dict, and a list or tuple becomes a list. Items without such arrays are left out. Another object with an
-    abbreviated repr becomes a dict of its attributes.
+    A numpy array becomes [shape, hash of its bytes], and an array of another library a list of its elements. Mappings and other
+    objects become dicts, and sequences lists, without the items that have no such arrays.
     """
     if id(value) in parents:  # an object that holds itself
         return None
@@ -172,5 +167,5 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
         return _arrays(_attributes(value), parents)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         return value.tolist()
-    # A hash, because a list of 2 million integers took 0.2 s and several times the array's memory, for each saved state.
+    # a list of 2 million integers would take 0.2 s, and several times the array's memory, for each saved state
     return [value.shape, hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).hexdigest()]

@@ -16,11 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`. The docstrings of `Pipeline` explain them.
-
-    Iterators, loaders and observers take a `Run` instead of a `Pipeline`: pipeline.py imports their modules, so they can't
-    import pipeline.py.
-    """
+    """Members of a `Pipeline`, whose docstrings explain them, for modules that pipeline.py imports."""
 
     source: NpyDataSource | MixtureSource
     sampler: Sampler
@@ -70,11 +66,8 @@ class ObservedIterator(Protocol):
 
 
 Arrival = tuple[Any, int, int, int, float, float]
-"""A batch that an iterator delivered: the `IteratorStats` of the iterator, the step, the number of rows, the number of tokens,
-the time of the request, and the time of the arrival. Times are those of `time.perf_counter`.
-
-This is a plain tuple, because a named tuple takes longer to make.
-"""
+"""A batch that an iterator delivered: the iterator's `IteratorStats`, the step, the numbers of rows and tokens, and the times
+(`time.perf_counter`) of the request and the arrival. A named tuple would take longer to make."""
 
 
 class Delivery(NamedTuple):
@@ -82,7 +75,7 @@ class Delivery(NamedTuple):
 
     Attributes:
       pipeline, step: Pipeline and step of the batch.
-      writer: Whether this process writes files for all processes. It is the process that has the first row of the global batch.
+      writer: Whether this process, which has the first row of the global batch, writes files for all processes.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.
@@ -126,9 +119,7 @@ class Observer:
         """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """Take the counts of many batches at once.
-
-        Only metrics and the watchdog, which observe all pipelines of the process (`standing_observers`), get this call.
+        """Take the counts of many batches at once. Only metrics and the watchdog (`standing_observers`) get this call.
 
         Args:
           make_seconds: Seconds that each batch took to make, for the batches that this process made.

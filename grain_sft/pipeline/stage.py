@@ -1,7 +1,4 @@
-"""Stage: consecutive steps of a run with data of their own. `placed` computes at which row each stage begins.
-
-Stages that read the same corpus in the same order share a stream of rows: a later stage begins where the earlier one ended.
-"""
+"""Stage: consecutive steps of a run with data of their own. `placed` computes at which row of its streams each stage begins."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +25,8 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, with the numbers that documents have in this stage: document 7 of the run may be
-        document 3 of the stage. An entry is None if the stage lacks the documents of that amendment. None instead of a sequence
-        means that documents have the same numbers in all stages.
+      amendments: Amendments of the run, with the numbers that documents have in this stage; None for an amendment whose
+        documents the stage lacks. None instead of a sequence means that documents have the same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, or one is below 1.
@@ -51,10 +47,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return the amendments `run` with the numbers that documents have in this stage.
-
-        `run` has all amendments of the run, or only the first few of them.
-        """
+        """Return `run`, the first amendments of the run or all, with the numbers that documents have in this stage."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -65,7 +58,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # a curriculum: steps differ in row length, but all have as many tokens as step 0
+        if length is not None:  # a curriculum, whose steps all have as many tokens as step 0
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -74,7 +67,7 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`. They do not leave out the skipped steps: their pipelines do that.
+    The samplers apply the weights of `amendments`, but not the skips.
     """
     progress: dict[Any, Progress] = {}
     samplers: list[MappedSampler] = []
@@ -137,23 +130,21 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
 
 
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
-    """Return how far a stage has read `stream` after the stage's last step. Rows of the stream have `length` tokens."""
+    """Return how far a stage has read `stream`, whose rows have `length` tokens, after its last step."""
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
     else:
-        # `stream.begin(end)` may be in the next epoch, although this epoch has rows left that were too few for a batch of this
-        # stage. They may fill a smaller batch of the next stage. So the result is the end of the last step.
+        # `stream.begin(end)` may be in the next epoch, although rows are left that may fill a smaller batch of the next stage
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching
 
 
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
-    """Yield (key, length, stream) of each stream of a stage's `sampler`.
+    """Yield (key, tokens of a row, stream) of each stream of a stage's `sampler`. Stages share streams with equal keys.
 
-    Two stages share the streams whose keys are equal. `length` is the number of tokens of a row. A mixture may read one corpus
-    in two sources. So the key has a count: 1 for the first stream of the corpus, 2 for the second.
+    A mixture may read one corpus in two sources. So the key has a count: 1 for the first stream of the corpus, then 2.
     """
     counts: dict[Any, int] = {}
     for stream in sampler.streams:

@@ -65,7 +65,7 @@ class StagedPipeline(Pipeline):
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
-            # if the stage's first step and its end are equal, all its steps are skipped
+            # otherwise, all its steps are skipped
             if sampler.num_steps is None or first_step < self._skips.step_of(sampler.num_steps):
                 own_amendments = _unweighted(stage.amendments_of(self.amendments))
                 pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
@@ -110,9 +110,8 @@ class StagedPipeline(Pipeline):
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return the possible earlier versions of this run, when it had only its first `count` stages.
 
-        When a stage was added, the stage before it may have got an end or another end. So the versions differ in the end of
-        their last stage: no end, the present end, or an end after `last_step`. With `count` 1, the first version is a pipeline
-        without stages.
+        A stage may have got another end when the next one was added. So the last stage has no end, the present end, or an end
+        after `last_step`. With `count` 1, the first version is a pipeline without stages.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step
@@ -147,11 +146,7 @@ class StagedPipeline(Pipeline):
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches.
-
-        It begins with the parts of a run of the first stage alone. The parts of the later stages follow. Each of these
-        states the first data step of its stage: data steps count skipped steps too.
-        """
+        """Receipt of the global batches: the parts of the first stage, then those of each later stage, from its data step."""
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.transforms)
         for number, (stage, sampler) in enumerate(zip(later, self._planned_samplers[1:], strict=True), 2):
@@ -161,7 +156,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            # They differ if a withdrawn document has another number in this stage's layout than in the run, or is not in it.
+            # they differ if a withdrawn document has another number in this stage, or none
             if own_parts != amendment_parts(self.amendments):
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)
@@ -179,5 +174,5 @@ class StagedPipeline(Pipeline):
 
 
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
-    """Return the amendments that skip or withdraw, without their weights, because `placed` applies the weights."""
+    """Return the amendments that skip or withdraw, without the weights, which `placed` applies."""
     return [dataclasses.replace(change, reweight={}) for change in amendments if change.skip or len(change.withdraw)]

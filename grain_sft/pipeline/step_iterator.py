@@ -29,12 +29,8 @@ class StepIterator(grain.DatasetIterator[T]):
     following call of `next` tries it again.
 
     Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. A subclass may override `_make`, for example to
-    check each batch. Once its `_make` only returns what was made ahead, it may set `_takes_ready` to True. Then `next` takes a
-    ready batch without calling `_make`. This saves time when the processor's caches are cold: after a pause of 5 ms, `next`
-    takes 39 us instead of 76 (`bench --only windows`).
-
-    Attributes:
-      pipeline: Pipeline of the batches.
+    check each batch. Once its `_make` only returns what was made ahead, it may set `_takes_ready`. Then `next` takes a ready
+    batch without calling `_make`: after a pause of 5 ms, it takes 39 us instead of 76 (`bench --only windows`).
     """
 
     _closed = True  # Grain's constructor sets it to False
@@ -42,9 +38,9 @@ class StepIterator(grain.DatasetIterator[T]):
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._position: tuple[int, dict[int, tuple[T, Arrival, Delivery | None]]] = checked_step(pipeline, start), {}
-        """Step to make next, and the made but undelivered batches by step. The pair is always replaced as a whole."""
+        """Step to make next, and the undelivered batches by step. The pair is always replaced as a whole."""
         self.pipeline, self._stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
-        # Only observers that define `batch_handed_out` are called for a batch: a call of an empty method takes a microsecond.
+        # a call of an empty `batch_handed_out` would take a microsecond
         self._recorders = [each for each in self._observers if type(each).batch_handed_out != Observer.batch_handed_out]
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None
@@ -85,7 +81,7 @@ class StepIterator(grain.DatasetIterator[T]):
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 following, waiting = self._position
                 batch, _, _ = undelivered = waiting[step]
-                # `waiting` has several batches only if several threads have put batches back.
+                # several batches only if several threads have put batches back
                 rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
                 taken = step
                 self._position = following, rest
@@ -97,11 +93,10 @@ class StepIterator(grain.DatasetIterator[T]):
             raise
 
     def _offer(self) -> int:
-        """Return the step of the next batch to deliver. The batch is made, it is in `_position`, and observers were called.
+        """Return the step of the next batch to deliver. The batch is in `_position`, and observers were called.
 
-        If an exception put a batch back (`waiting`), that batch is delivered first. Otherwise, the batch of the next step is
-        taken from the slot of a thread that has made it. If no thread has made it yet, or if `_make` must be called, `_wait`
-        returns the batch.
+        A batch that an exception put back (`waiting`) comes first. Otherwise, the batch is that of a thread that has made it
+        ahead or, if there is none or `_make` must be called, of `_wait`.
         """
         step, waiting = self._position
         if not waiting:
@@ -115,8 +110,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
             waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
-            # Free the memory of the batch. `advance` would do so by dropping the whole slot, but it also wakes threads. Before
-            # step `ahead.due`, the threads need not wake yet, so only the value of the slot is dropped.
+            # free the memory of the batch; before step `ahead.due`, without `advance`, which also wakes threads
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
             elif self._ahead is not None:
@@ -156,13 +150,13 @@ class StepIterator(grain.DatasetIterator[T]):
     def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
         """Call the observers if one of them marked the wait for `step` as a stall. `error` is None if the wait got a batch."""
         stalled, self._stats.stalled = self._stats.stalled, None
-        # An observer in another thread may mark a wait that has just ended. The next wait finds this mark, and ignores it.
+        # another mark is that of an earlier wait, which had just ended
         if stalled == (step, since):
             for observer in self._observers:
                 observer.stall_ended(step, perf_counter() - since, error)
 
     def _make(self, step: int) -> T:
-        """Return the batch of `step`, made ahead by a thread or process. A subclass may make it in this method instead."""
+        """Return the batch of `step`, made ahead by a thread or process, or in a subclass here."""
         if self._ahead is None:
             self._ahead = self._reader(step)
         slot = self._ahead.get(step)
@@ -173,7 +167,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return slot.value
 
     def start_prefetch(self) -> None:
-        """Begin to make batches, so that the first batch is ready when the trainer requests it."""
+        """Begin to make batches, before the trainer requests the first."""
         with self._lock:
             step, waiting = self._position
             if self._makes_ahead and not self._closed and not waiting and step < self._end:

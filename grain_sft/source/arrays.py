@@ -54,10 +54,9 @@ class Arrays:
     The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
     maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.
 
-    Every array begins at the first byte of a page of 4096 bytes, or in the middle of a page. To find out whether a load depends
-    on an earlier store, a processor compares only the low 12 bits of their addresses: the offset in a page. So a copy from byte
-    0 of one page to byte 8 of another takes up to 8 times as long as other copies. Arrays from malloc may lie like this by
-    chance.
+    Every array begins at the first byte of a page of 4096 bytes, or in the middle of a page. A processor compares only the low
+    12 bits of addresses to find out whether a load depends on an earlier store. So a copy from byte 0 of one page to byte 8 of
+    another, as arrays from malloc may lie, takes up to 8 times as long as other copies.
     """
 
     def __init__(self) -> None:
@@ -75,27 +74,22 @@ class Arrays:
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
         """Return what `views` made of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer.
 
-        One buffer is faster than `count` buffers. The first array begins in the middle of a page, the second at a page's
-        first byte, and so on.
-
-        Args:
-          views: Function that returns the views of a new buffer. It is called once for each buffer, so all calls with equal
-            `count` and `shape` must pass the same function. The views must not refer to the `Stack`: such a cycle would keep
-            the memory until a garbage collection.
+        One buffer is faster than `count` buffers. The arrays begin in the middle of a page and at its first byte by turns.
+        `views` is called once for each buffer, so calls with equal `count` and `shape` must pass the same function. Its result
+        must not refer to the `Stack`: such a cycle would keep the memory until a garbage collection.
         """
         with self._lock.lock:
             stack = self._free((count, shape), Stack, count, shape, views)
             return stack.views, [*map(stack.array, stack.numbers)]
 
     def _free(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
-        """Return a buffer that no array refers to: a buffer that is kept under `key`, or a new `kind(*args)`."""
+        """Return a buffer that no array refers to: one that is kept under `key`, or a new `kind(*args)`."""
         for buffer in self._buffers.get(key, ()):
-            # An array in the memory refers to the memory. A view of the array refers to the array or the memory.
+            # an array refers to the memory, and a view of it refers to the array or the memory
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        # set before the buffer is kept: Ctrl-C may interrupt this method, and a kept buffer needs its count
-        buffer.references = sys.getrefcount(buffer.memory)
+        buffer.references = sys.getrefcount(buffer.memory)  # first, because Ctrl-C may interrupt this method
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
@@ -110,16 +104,13 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array. The array begins at byte `begin` of the memory.
-
-    `references` is the reference count of the memory when no array uses it.
-    """
+    """Memory of an array, which begins at byte `begin` of the memory."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
         # `-address % _PAGE` is the number of bytes to the next page
         self.begin = -self.memory.__array_interface__["data"][0] % _PAGE + half * (_PAGE // 2)
-        self.references = 0
+        self.references = 0  # reference count of the memory when no array uses it
 
 
 class Stack(_Buffer):
@@ -127,8 +118,8 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all arrays.
-      numbers, array: `range(count)`, and the function that returns array i of `arrays`. `map(array, numbers)` yields all
-        arrays. If `stack` iterated over `arrays` instead, a batch of windows would take 2 % longer.
+      numbers, array: `range(count)`, and the function that returns array i: `map(array, numbers)` takes 2 % less of the time of
+        a batch of windows than iteration over `arrays`.
       first, rows: memoryview of the first array, and list of the memoryviews of its rows.
       views: The caller's views of this memory.
     """

@@ -38,22 +38,18 @@ class MixtureSource(RowSource):
             self._dtypes["loss_weights"] = np.float32
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return the arrays of `indices`, [rows, L] each. Errors are those of `RowSource.read`."""
+        """Return the rows `indices`, as `RowSource.read`."""
         rows, _ = checked_rows(indices, self.layout)
         shape = len(rows), self.layout.sequence_length
         batch = {key: np.empty(shape, dtype) for key, dtype in self._dtypes.items()}
-        for name, index, own in self.layout.split(rows):  # a `FILL_ROW` counts as a row of the first source
+        for name, index, own in self.layout.split(rows):
             element = self._readers[name].read(own)
             for key, array in batch.items():
                 array[index] = element.get(key, element["loss_mask"])  # a source without `loss_weights` gives its mask
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return a copy of the mixture that reads the rows of the named sources from `sources` instead.
-
-        Args:
-          sources: Sources by name. Each must have the same rows as the mixture's source of this name.
-        """
+        """Return a copy of the mixture that reads the rows of the named sources from `sources`, which have the same rows."""
         changed = copy.copy(self)
         changed._readers = {**self.sources, **sources}
         return changed
@@ -63,5 +59,5 @@ class MixtureSource(RowSource):
         return type(self)({name: source.columns(start, stop) for name, source in self.sources.items()})
 
     def __repr__(self) -> str:
-        """Return a text of what decides the values, and of nothing else: Grain compares it when it restores an iterator."""
+        """Return all that decides the values: Grain compares it when it restores an iterator."""
         return f"MixtureSource({self.sources!r})"

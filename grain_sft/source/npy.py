@@ -56,8 +56,7 @@ class RowSource(grain.sources.RandomAccessDataSource[Element]):
 class NpyDataSource(RowSource):
     """Random access to the rows of a layout, read from the token files.
 
-    `source[i]` is row i as arrays [L]. `source.read(indices)` reads many rows in one gather, as arrays [rows, L] of the
-    same values. Keys:
+    `source[i]` is row i as arrays [L]. `source.read(indices)` reads many rows at once, as arrays [rows, L]. Keys:
       tokens: corpus's dtype, token ids; always a new array.
       loss_mask: bool, whether the token takes loss as a target; without loss files, every token except padding does.
       loss_weights: float32, weight of the token's loss, if the corpus has weights; `loss_mask` is then `loss_weights != 0`.
@@ -66,8 +65,7 @@ class NpyDataSource(RowSource):
     Some arrays are equal in all batches, such as `positions` in a window layout. These arrays are shared and read-only. The
     padding token is the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
 
-    The source opens files on first use. It is thread-safe. It pickles without open files, so each worker process opens the
-    files itself.
+    The source opens files on first use. It is thread-safe, and pickles without open files.
 
     Args:
       layout: Layout of the rows.
@@ -102,7 +100,7 @@ class NpyDataSource(RowSource):
         self._open(ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote), loss)
 
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
-        """Set the readers of the tokens and the loss. Rows of few long segments get a faster reader, `SegmentReader`."""
+        """Set the readers. Rows of few long segments get a faster one, `SegmentReader`."""
         layout, self._reader, self._loss = self.layout, reader, loss
         long = layout.row_segments is not None and self._dtype.itemsize <= 4
         long = long and are_long(layout.sequence_length, layout.mean_segments)
@@ -163,9 +161,7 @@ class NpyDataSource(RowSource):
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
-        If `shifted` is False, the third value is meaningless, and targets and their segment ids may be uninitialised.
-
-        Raises: as `read`.
+        Unless `shifted`, the third value is meaningless, and targets and their segment ids may be uninitialised.
         """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
@@ -173,7 +169,7 @@ class NpyDataSource(RowSource):
             read, tokens, fit = self._read_pieces(rows, shifted)
         else:
             read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted)
-        # with `shifted` and tokens of 4 bytes, `fit` is True only if no token is negative, so no other check is needed
+        # with `shifted` and tokens of 4 bytes, `fit` is True only if no token is negative
         if self._signed and not (shifted and self._wide and fit):
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
@@ -197,20 +193,9 @@ class NpyDataSource(RowSource):
         return read, None, fit
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
-        """Return what `_read` returns, for any layout.
-
-        `Layout.pieces` states which tokens of which file go to which columns. The method works in four steps:
-
-        1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`, and `tokens` is a view of it. Other tokens
-           are read into `tokens`, and step 4 copies them into `inputs`.
-        2. Make segment ids and positions. In a layout of whole rows, such as `WindowLayout`, they are the same in all batches
-           and come from a cache. In other layouts, they follow from the pieces.
-        3. Read the tokens of all pieces with one call, and the loss in the same way.
-        4. If `shifted`, make the targets. The token after an input is its target, so column 1 of `inputs` is column 0 of
-           `targets`. The last token of a segment has no target in its segment, so its `target_segments` is 0. `lasts` has the
-           places of these tokens in the flattened rows: 7 and 15 in two rows of 8 columns with one segment each.
-        """
-        # 1. arrays
+        """Return what `_read` returns, for any layout."""
+        # 1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`, of which `tokens` is a view. Other tokens
+        # are read into `tokens`, and step 4 copies them into `inputs`.
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None  # every row is one full segment, without padding
         (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
@@ -218,7 +203,8 @@ class NpyDataSource(RowSource):
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
         firsts: Ints | None = None  # place of the first token of each piece in the flattened rows
-        # 2. segment ids and positions; `mask`, True everywhere, is the loss mask if the corpus has no loss files
+        # 2. Make segment ids and positions, from a cache if all rows are whole. `lasts` has the places of the last tokens of
+        # segments in the flattened rows: 7 and 15 in two rows of 8 columns with one segment each.
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])
@@ -226,7 +212,7 @@ class NpyDataSource(RowSource):
             positions, target_segments = more
             firsts = pieces.offsets(shape[1])
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
-        # 3. tokens and loss; `fill_rows` reads nothing and returns False if `gather` is faster or necessary
+        # 3. Read tokens and loss. `fill_rows` reads nothing and returns False if `gather` is faster or necessary.
         one_piece_a_row = whole and self._wide and len(pieces.row) == shape[0]
         if not (one_piece_a_row and self._reader.fill_rows(pieces.shard, pieces.start, row_buffers)):
             size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
@@ -239,7 +225,7 @@ class NpyDataSource(RowSource):
         read = ReadRows(inputs, targets, positions, segments, target_segments, loss, pieces)
         if not shifted:
             return read, tokens, fit
-        # 4. targets
+        # 4. Make the targets. The last token of a segment has no target in its segment, so its `target_segments` is 0.
         if not self._wide:
             inputs[...] = tokens
         elif not self._fit and inputs.size:
@@ -262,7 +248,7 @@ class NpyDataSource(RowSource):
         self.__init__(state["layout"], max_open_files=state["max_open_files"])  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        """Return all that decides the rows and nothing else: Grain compares it when it restores an iterator."""
+        """Return all that decides the rows: Grain compares it when it restores an iterator."""
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
 
 
@@ -282,10 +268,6 @@ def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
 
     Example: a row has segment ids 1 1 1 2 2 and loss 0 1 1 1 1. The target of column 0 is the token in column 1, which takes
     loss, and so on. Columns 2 and 4 are `lasts`, the last tokens of the segments. So the result is 1 1 0 2 0.
-
-    Args:
-      read: Rows, whose `target_segment_ids` are filled.
-      lasts: Index of the last token of each segment in the flattened rows, or a slice of these indices.
     """
     assert read.loss is not None
     takes_loss, target_ids = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids

@@ -56,7 +56,7 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
 
 @functools.lru_cache(maxsize=2)
 def _arange(size: int) -> Int32s:
-    """Return 0, 1, 2, ..., from a cache: making an array of some hundred KB takes longer than the arithmetic on it."""
+    """Return 0, 1, 2, ..., from a cache: to make some hundred KB takes longer than arithmetic on them."""
     numbers = np.arange(size, dtype=np.int32)
     numbers.flags.writeable = False
     return numbers
@@ -64,10 +64,8 @@ def _arange(size: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return the arrays of rows that have one segment without padding: segment ids, positions, segment ids of targets, mask.
-
-    The positions of each row start at `first`, and the mask is True everywhere. The arrays are cached, and therefore read-only.
-    """
+    """Return the arrays of rows of one segment without padding: segment ids, positions from `first` on, segment ids of targets,
+    and a mask of True. They are cached, and therefore read-only."""
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))
     target_segments = segments.copy()

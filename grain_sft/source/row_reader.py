@@ -1,12 +1,10 @@
 """Reader of materialized rows, which `grain-sft pack --materialize` writes.
 
-A materialized row is stored as the batch needs it, so one read of consecutive bytes gets a row. The file saves space: it has
-the tokens of a row, then its positions and segment ids as small integers, such as uint16. The reader widens them to int32. For
-rows of long segments, the file has the columns where segments end, in place of positions and segment ids. The reader fills
-these from the ends: ends 3 and 7 mean positions 0 1 2 0 1 2 3 and segment ids 1 1 1 2 2 2 2.
+A file has the tokens of a row, then its positions and segment ids as small integers, such as uint16, which the reader widens to
+int32. For rows of long segments, it has the columns where segments end instead: ends 3 and 7 mean positions 0 1 2 0 1 2 3 and
+segment ids 1 1 1 2 2 2 2.
 
-The reader takes a batch block by block. A block is a few rows. They are widened while their bytes are in the processor's
-cache.
+The reader takes a batch block by block. A block is a few rows, which are widened while they are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from grain_sft.types import Ints
 if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
 
-
 _BLOCK_TOKENS = 1 << 15
-"""Tokens of a block. They are few, so that the block's bytes are still in the processor's cache when they are widened."""
 
 
 class _Block(NamedTuple):
@@ -37,8 +33,7 @@ class _Block(NamedTuple):
     Attributes:
       rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
-      copied: Copies after the read, in order. A copy is (destination, index, source), for `destination[index] = source`. It may
-        widen the values, for example from uint16 to int32.
+      copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
       by_ends: For each row that stores the ends of its segments: (table of segment ends, views of the row's arrays).
     """
 
@@ -59,8 +54,7 @@ class RowReader:
         shards, self._length = corpus.shards, corpus.rows.sequence_length
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._fields = self._row.names or ()
-        # If rows store the ends of segments, the reader computes their positions, as copies from this range of integers, and
-        # their segment ids. If all tokens take loss, it also computes their `target_segment_ids`.
+        # for rows that store the ends of segments: the source of positions; None for other rows
         self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -73,7 +67,7 @@ class RowReader:
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
         """Return the rows with the numbers `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`.
 
-        With `only_weights`, read stored loss weights, but no stored loss mask: `target_segment_ids` already has the mask.
+        With `only_weights`, stored loss masks are not read: `target_segment_ids` already has them.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -97,7 +91,6 @@ class RowReader:
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
 
     def _read_blocks(self, blocks: list[_Block], shards: Ints | None, rows: Ints) -> None:
-        """Read and widen blocks in turn."""
         of_shard = [0] * len(rows) if shards is None else shards.tolist()
         numbers = rows.tolist()
         pieces = []
@@ -122,13 +115,10 @@ class RowReader:
             raise CorpusError(f"{problem}. Damaged file: write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
-        """Return the blocks of the batch in `stack`.
-
-        This is called once for each stack, and batches reuse a stack. So a read only fills the buffers and calls `_widen`.
-        """
+        """Return the blocks of the batch in `stack`. This is called once for each stack, and batches reuse a stack."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
-        # a row that stores the ends of segments may have only half as many bytes, so a block has twice as many rows
+        # a row that stores the ends of segments may have only half as many bytes
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]  # the same memory as records: stored["positions"] is [size, L]
@@ -146,8 +136,7 @@ class RowReader:
                 buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
             else:
                 copied.append((tokens[rows], ..., stored["tokens"]))
-            # One copy makes the targets of all rows. It puts the first token of the next row at the end of each row. The next
-            # copy replaces it by 0.
+            # one copy for all rows: it puts the first token of the next row at the end of each row, and a 0 replaces it
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
             copied.append((targets[rows, -1], ..., 0))
             copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]
@@ -159,7 +148,7 @@ class RowReader:
         return blocks
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
-        """Return the loss mask (bool) or the loss weights (float32) of rows, [rows, L]. `rows` are numbers in their shards."""
+        """Return the loss mask (bool) or weights (float32), [rows, L]. `rows` are numbers in their shards."""
         stored = reader.values(shards, rows)
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = stored != 0

@@ -1,11 +1,10 @@
 """Reader of rows of few long segments, such as 4 documents of 8,000 tokens each.
 
-`NpyDataSource` can make each array of a batch for all rows at once. With long rows, one such array does not fit into the
-processor's cache, so each array would be loaded from memory again. This reader takes one row after another. It fills all
-arrays of a row while the row's tokens are in the cache.
+An array of all rows of such a batch does not fit into the processor's cache. So this reader takes one row after another, and
+fills all arrays of a row while the row's tokens are in the cache.
 
 `Layout.row_segments` gives the segments of a row. Two rows of 32,768 tokens take 120 us; with `Layout.pieces` instead, they
-would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because a copy by numpy takes longer to begin.
+would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because copies by numpy take longer to begin.
 """
 
 from bisect import bisect_right
@@ -20,23 +19,19 @@ from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.storage import RowPieces, ShardReader
 from grain_sft.types import Ints
 
-ARRAYS = 5
-"""Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
+ARRAYS = 5  # in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets
 
 
 class SegmentRow:
-    """One row of a batch, as views of the batch's arrays.
+    """One row of all batches in the same memory, as views of their arrays.
 
-    The views are made once, and used again for the same row of all batches in this memory. Example of a row of 8 columns, with
-    two segments of 3 and 4 tokens and one column of padding:
+    Example of a row of 8 columns, with two segments of 3 and 4 tokens and one column of padding:
 
       inputs                 a b c d e f g 0
       targets                b c d e f g 0 0
       segment ids            1 1 1 2 2 2 2 0
       positions              0 1 2 0 1 2 3 0
       segment ids of targets 1 1 0 2 2 2 0 0
-
-    The segment id of a target is 0 at the last token of each segment, because the next token is not in the segment.
 
     Args:
       stack: The batch's arrays.
@@ -54,7 +49,6 @@ class SegmentRow:
         self.inputs, targets, self._segments, self._positions, target_segments = (array[row] for array in stack.arrays)
         self.tokens = self.inputs if tokens is None else tokens
         self.memory = self.tokens.data
-        # memoryviews of the same arrays, because a copy by memoryview begins sooner than a copy by numpy
         self._first_targets, self._last_target = targets[:-1].data, targets[-1:].data
         self._next_inputs = self.inputs[1:].data
         self._segments_data, self._positions_data = self._segments.data, self._positions.data
@@ -133,7 +127,7 @@ class SegmentReader:
             ends_of.append(ends)
             begins.append(begin)
             pieces_of.append(self._in_shards(starts, ends, row.memory))
-        # `fill` yields after it has read the tokens of a row, so the loop works on a row that was just read
+        # `fill` yields after each row
         filled = zip(self._reader.fill(pieces_of), batch_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding_begin = ends[-1] if ends else 0

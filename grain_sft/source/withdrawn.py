@@ -20,7 +20,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Withdrawals:
-    """Documents that are withdrawn from a run. Each document has a step from which it is withdrawn.
+    """Documents that are withdrawn from a run, each from a step on.
 
     From this step on, the tokens of the document are padding: the padding token, segment 0, position 0, no loss. All other
     tokens of a row keep their values.
@@ -51,7 +51,7 @@ class Withdrawals:
         self._first_step = int(steps.min())
 
     def source_at(self, step: int) -> RowSource:
-        """Return the source of the rows at `step`. If documents are withdrawn by then, it is a new source with padding."""
+        """Return the source of the rows at `step`: with padding if documents are withdrawn by then."""
         if step < self._first_step:
             return self._source
         sources = self._source.sources
@@ -131,7 +131,7 @@ class _PaddedSource(RowSource):
         return read._replace(**arrays, pieces=None)  # the pieces do not show this padding
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a writable form of the array. A read-only array, which several batches share, is copied."""
+        """Return the array, or a copy if it is read-only because batches share it."""
         if array.flags.writeable:
             return array
         copied = self._arrays.empty(array.shape, array.dtype)
@@ -140,13 +140,7 @@ class _PaddedSource(RowSource):
 
 
 class _WithdrawnDocuments:
-    """Withdrawn documents of one layout. Each document has a step from which it is withdrawn.
-
-    Args:
-      layout: Layout of the rows.
-      documents: int64 [n], numbers of documents in `layout`.
-      steps: int64 [n], step from which each document is withdrawn.
-    """
+    """Withdrawn documents of one layout. `documents` are their numbers in this layout."""
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
         order = np.argsort(steps)  # if a document is listed twice, its first step counts
@@ -186,11 +180,7 @@ class _WithdrawnDocuments:
     ) -> list[tuple[int, int]]:
         """Return the start and stop of each span of tokens that is withdrawn at `step`, as in `Withdrawals.spans`.
 
-        Args:
-          indices: Row numbers; some may be `FILL_ROW`.
-          step: Step at which the rows are read.
-          length: Number of tokens of a row.
-          pieces: Pieces of the rows. None if the caller does not have them.
+        `length` is the number of tokens of a row. `pieces` are those of the rows, if the caller has them.
         """
         rows, _ = checked_rows(indices, self.layout)
         if not self._in_row[rows].any():  # this saves computing the pieces, which is slow for long rows
@@ -206,7 +196,7 @@ class _WithdrawnDocuments:
 
     @functools.cached_property
     def _in_row(self) -> npt.NDArray[np.bool_]:
-        """Whether each row has tokens of a document that is withdrawn at some step: bool [rows]."""
+        """Whether a document that is withdrawn at some step is in the row: bool [rows]."""
         in_row = np.zeros(len(self.layout), np.bool_)
         in_row[self.layout.rows_of_documents(self._numbers)] = True
         return in_row

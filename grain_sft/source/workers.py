@@ -27,8 +27,7 @@ _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 def start(iterator: Any) -> Any:
     """Start all worker processes of a Grain iterator now, and return the iterator that owns them, for `stop`.
 
-    Without this function, Grain starts each process at the first read from it. The processes do not get Ctrl-C: the process
-    that reads from them handles it, and may continue.
+    Grain itself starts each process at the first read from it. The processes do not get Ctrl-C: the reading process handles it.
     """
     resource_tracker.ensure_running()  # before SIGINT is blocked, because the tracker's start unblocks it
     with _startable(), without_interrupts():
@@ -42,8 +41,7 @@ def start(iterator: Any) -> Any:
 class InOrder:
     """Reader of a dataset that ends in `mp_prefetch`: it returns the elements in order, from step `start` on.
 
-    One thread, not the main thread, calls `next`, and its first call starts the workers. Ctrl-C raises an exception in the main
-    thread only, so it cannot interrupt the start.
+    One thread calls `next`, and its first call starts the workers. It is not the main thread, so Ctrl-C can't interrupt it.
 
     Attributes:
       iterator: Grain's iterator; None before the workers are started.
@@ -59,7 +57,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the element of `step`, which must be the step of the last call + 1."""
+        """Return the element of `step`, one more than in the last call."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
@@ -84,21 +82,17 @@ class InOrder:
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
-    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. So the
-    # iterator is stopped before that. The exit function that is registered last runs first. `finalize` alone would not be
-    # enough, because it may have registered its exit function before `multiprocessing` did.
+    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. Exit
+    # functions run in reverse order, and `finalize` may have registered its own before `multiprocessing` did.
     atexit.register(once)
     return once
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator. Wait at most 10 seconds; a worker that still runs after that ends with this process.
+    """Close a Grain iterator. A thread that waits for its next element gets an error.
 
-    The wait is bounded because a worker that was killed may have held a lock, and Grain then waits for this lock forever. A
-    thread that waits for an element of `iterator` gets an error.
-
-    The references to the iterators that this one reads from are dropped. Otherwise Grain would close those iterators again at
-    the end of the interpreter, when their modules are gone, and print a traceback.
+    The wait is bounded, because Grain waits forever for a lock that a killed worker held. A worker that still runs after that
+    ends with this process.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     closed = threading.Lock()
@@ -116,13 +110,14 @@ def stop(iterator: Any) -> None:
         closed.acquire(timeout=_CLOSES_IN)
     except RuntimeError:  # the interpreter ends, and starts no threads any more
         _close(iterator)
+    # otherwise Grain would close these iterators again when their modules are gone, and print a traceback
     for each in list(_tree(iterator)):
         getattr(each, "_iterators_in_use", []).clear()
 
 
 def _close(iterator: Any) -> None:
     iterator.close()
-    for each in _tree(iterator):  # `close` has emptied the queues: without a last element, a thread would wait forever
+    for each in _tree(iterator):  # `close` has emptied the queues: without a last element, threads would wait forever
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
             with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue
@@ -130,7 +125,7 @@ def _close(iterator: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """In a Grain worker process, end when the parent ends. Otherwise the worker waits forever for room in its queue."""
+    """In a Grain worker process, end when the parent ends, instead of waiting forever for room in a queue."""
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
         return
@@ -161,7 +156,7 @@ def was_ended(error: BaseException) -> bool:
 
 
 def _tree(iterator: Any) -> Iterator[Any]:
-    """Yield the iterators that a Grain iterator reads from, then the iterator: processes come before threads that read them."""
+    """Yield the iterators that a Grain iterator reads from, so that processes are first, then the iterator."""
     for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
         if parent is not None:
             yield from _tree(parent)
@@ -172,11 +167,9 @@ def _tree(iterator: Any) -> Iterator[Any]:
 def _startable() -> Iterator[None]:
     """Let Grain start worker processes in the context.
 
-    Grain reads its absl flags, which fails before the command line is parsed. So the flags get their defaults.
-
-    `multiprocessing` makes every worker run the main script again, which fails in a script without an
-    `if __name__ == "__main__"` guard. So the main script is hidden. Workers do not need it: cloudpickle sends them all that
-    they run, classes of the main script included.
+    Grain reads its absl flags, which fails before the command line is parsed, so the flags get their defaults. Workers would
+    run the main script again, which fails without an `if __name__ == "__main__"` guard, so it is hidden. They do not need it:
+    cloudpickle sends them all that they run, classes of the main script included.
     """
     with _lock.lock:
         default_grain_flags()
