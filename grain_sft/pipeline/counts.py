@@ -29,7 +29,6 @@ class IteratorStats:
       steps: Number of batches.
       tokens: Number of tokens of these batches, padding included.
       waited: Seconds inside `next`.
-      elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
       longest: Longest wait, in seconds. Code that reads it may set it to 0.
       next_step: Step after the last delivered step.
       waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
@@ -39,23 +38,30 @@ class IteratorStats:
 
     def __init__(self) -> None:
         self.steps = self.tokens = self.next_step = 0
-        self.waited = self.elsewhere = self.longest = 0.0
+        self.waited = self.longest = 0.0
         self.waiting: tuple[int, float] | None = None
         self.stalled: tuple[int, float] | None = None
-        self._last_arrival = 0.0
+        self._first_request = self._last_arrival = 0.0
+
+    @property
+    def elsewhere(self) -> float:
+        """Seconds that the training loop spent between a batch and the next call of `next`."""
+        return self._last_arrival - self._first_request - self.waited
 
     def count(self, arrival: Arrival) -> bool:
         """Count a batch. Return False if it was counted before: an interrupted `next` may deliver a batch twice."""
         _, step, _, tokens, requested_at, arrived_at = arrival
         if arrived_at <= self._last_arrival:
             return False
-        if self.steps:
-            self.elsewhere += requested_at - self._last_arrival
+        if not self.steps:
+            self._first_request = requested_at
         self.steps += 1
         self.tokens += tokens
         self.next_step = step + 1
-        self.waited += arrived_at - requested_at
-        self.longest = max(self.longest, arrived_at - requested_at)
+        waited = arrived_at - requested_at
+        self.waited += waited
+        if waited > self.longest:
+            self.longest = waited
         self._last_arrival = arrived_at
         return True
 
@@ -98,7 +104,7 @@ os.register_at_fork(after_in_child=_forked)
 def make_batch(pipeline: Run, step: int) -> Element:
     """Make the batch of `step`. Record it as this thread's activity, and call the observers."""
     thread, since = get_ident(), time.perf_counter()
-    activity.doing[thread] = (activity.CHOOSING,)
+    activity.doing[thread] = activity.CHOOSING
     activity.making[thread] = step, since, pipeline  # what `activity.making_batch` does, in less time
     try:
         batch = pipeline[step]

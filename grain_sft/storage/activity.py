@@ -14,7 +14,7 @@ from threading import get_ident
 
 from grain_sft.storage.locks import ForkSafeLock
 
-CHOOSING = "choosing the rows of its batch"
+CHOOSING = ("choosing the rows of its batch",)  # a whole record, which has no values
 OPENING = "opening {.path}"
 READING = "reading {} pieces, the first from {.path} at byte {}"
 COPYING = "reading {} pieces of {.path} and {} other files"
@@ -42,7 +42,7 @@ def count(name: str, amount: int) -> None:
 def making_batch(pipeline: object, step: int) -> Iterator[None]:
     """Record that this thread makes the batch of `step`."""
     thread = get_ident()
-    doing[thread] = (CHOOSING,)
+    doing[thread] = CHOOSING
     making[thread] = step, time.perf_counter(), pipeline
     try:
         yield
