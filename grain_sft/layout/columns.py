@@ -8,8 +8,8 @@ from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
+# Traits of the layout of whole rows that hold for its columns.
 _SAME_TRAITS = ("corpus", "of_pairs", "takes_weights", "highest_token", "follows_documents", "finder", "one_segment")
-"""Traits that a `ColumnsLayout` takes unchanged from the layout of whole rows."""
 
 
 class ColumnsLayout(Layout):
@@ -33,8 +33,7 @@ class ColumnsLayout(Layout):
         length = layout.sequence_length
         start, stop = as_integer("start", start, 0, LayoutError), as_integer("stop", stop, 0, LayoutError)
         if not start < stop <= length:
-            expected = f"expected 0 <= start < stop <= {length}"
-            raise LayoutError(f"columns {start} to {stop} of rows of {length} tokens: {expected}.")
+            raise LayoutError(f"columns {start} to {stop}: expected 0 <= start < stop <= {length} (length of a row).")
         if len(layout.parts) > 1:
             raise LayoutError("columns of a mixture: take the columns of each source with MixtureSource.columns.")
         if isinstance(layout, ColumnsLayout):  # columns of columns
@@ -52,7 +51,6 @@ class ColumnsLayout(Layout):
         return len(self._layout)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """See `Layout.pieces`. Pieces of the whole rows are cut at the first and the last of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
         # a piece outside these columns gets length 0 or less
@@ -70,10 +68,7 @@ class ColumnsLayout(Layout):
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:
-        """Return the segments of a row in these columns, as `Layout.row_segments` does.
-
-        Reading 32,768 of 131,072 columns of 8 rows takes 0.5 ms with this function, and 0.7 ms with `pieces`.
-        """
+        """See `Layout.row_segments`. Reading 32,768 of 131,072 columns of 8 rows takes 0.5 ms; with `pieces`, 0.7 ms."""
         assert self._layout.row_segments is not None
         starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW
         column = 0  # column of the whole row at which the segment begins

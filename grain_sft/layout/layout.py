@@ -36,23 +36,19 @@ _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a 
 
 
 class FromPieces(Traits):
-    """Attributes and methods that are computed from the pieces of a layout, such as counts and hashes of the rows.
-
-    A piece is consecutive tokens of a shard in a row. A layout may override an attribute or method by a faster one.
-    """
+    """Attributes and methods that are computed from the pieces of a layout. A layout may override them by faster ones."""
 
     row_format: RowFormat | None = None
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
-    """Function of a row number that returns the three items below. Sources use it instead of `pieces` if rows have few long
-    segments. None if the layout has only `pieces`.
+    """Function of a row number, which sources use instead of `pieces` if rows have few long segments. None if the layout has
+    only `pieces`. It returns three items:
 
     1. The first token of each segment, counted through the corpus.
     2. The length of each segment.
-    3. Where the row begins. If its columns are a part of a longer row (`ColumnsLayout`), the item has two numbers: how many
-       segments of the longer row end before column 0, and the position of column 0 in its segment. It is (1, 12) if column 0
-       is position 12 of the second segment. For a whole row, it is `BEGIN_OF_ROW`.
+    3. Where the row begins: `BEGIN_OF_ROW` for a whole row. For a part of a longer row (`ColumnsLayout`), the number of its
+       segments that end before column 0, and the position of column 0 in its segment: (1, 12) for position 12 of segment 2.
     """
 
     @property
@@ -121,7 +117,7 @@ class FromPieces(Traits):
 
     @functools.cached_property
     def _rows_receipt(self) -> str:
-        """Text that changes if the rows change. By default, it has a hash of all pieces; some layouts state their options."""
+        """Text that changes if the rows change. The default has a hash of all pieces; some layouts state their options."""
         columns = (
             [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segment_columns]
             for first, pieces in self._blocks()
@@ -129,12 +125,8 @@ class FromPieces(Traits):
         return self._hash_of(columns)
 
     def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
-        """Return a text with the number and length of the rows, and a hash of their columns.
-
-        Args:
-          blocks: Columns of each block of rows. Every column has its own hash, so the size of the blocks does not matter.
-        """
-        hashes: list[hashlib.blake2b] = []
+        """Return a text with the number and length of the rows, and a hash of the columns of all `blocks` of rows."""
+        hashes: list[hashlib.blake2b] = []  # one for each column, so that the size of the blocks does not matter
         for columns in blocks:
             hashes = hashes or [hashlib.blake2b(digest_size=16) for _ in columns]
             for column_hash, column in zip(hashes, columns, strict=True):
@@ -148,7 +140,6 @@ class FromPieces(Traits):
             yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
 
     def _check_documents(self, documents: Ints) -> None:
-        """Raise a `RowIndexError` unless all `documents` are in [0, num_documents)."""
         wrong = documents[(documents < 0) | (documents >= self.num_documents)]
         if len(wrong):
             raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
@@ -165,24 +156,21 @@ class Layout(FromPieces):
       `__init__(corpus, sequence_length, **options)`, which sets `corpus` and `sequence_length`;
       `__len__()`, the number of rows;
       `pieces(rows)`, the tokens of each row.
-    Everything else has a default. A layout sets the attributes of `Traits` whose default is wrong for it. It may override the
-    attributes of `FromPieces`, which are computed from its pieces, by faster ones.
+    Everything else has a default, in `Traits` or `FromPieces`. A layout sets the attributes whose default is wrong for it.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Adapt a class that defines `pieces`.
+        """Reset what a class that defines `pieces` inherits from other pieces, and check the pieces of another package's class.
 
-        A subclass of `PackedLayout` that defines other pieces must not inherit `PackedLayout.row_segments`, which reads the
-        plan. So the subclass gets every attribute of `FromPieces` that it does not define itself. A class of another package
-        also gets a check of its pieces, which takes 38 us for 32 rows.
+        For example, a subclass of `PackedLayout` must not inherit `PackedLayout.row_segments`, which reads the plan. So it gets
+        every attribute of `FromPieces` that it does not define itself. The check takes 38 us for 32 rows.
         """
         super().__init_subclass__(**options)
         if "pieces" not in vars(cls):
             return
         for name, default in vars(FromPieces).items():
-            # names of Python, such as `__doc__`, stay; `__repr__` is replaced, because it states the rows
-            is_of_python = name.startswith("__") and name != "__repr__"
-            if not is_of_python and name not in vars(cls):
+            states_rows = name == "__repr__" or not name.startswith("__")  # unlike `__doc__` and the like
+            if states_rows and name not in vars(cls):
                 setattr(cls, name, default)
         if not is_ours(cls):
             pieces = cls.pieces
@@ -198,9 +186,8 @@ class Layout(FromPieces):
             raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
         pieces = self.pieces(np.array([operator.index(row)], np.int64))
         stop = pieces.start + pieces.length
-        documents: list[int | None] = [None] * len(stop)
-        if pieces.document is not None:
-            documents = [None if number < 0 else number for number in pieces.document.tolist()]
+        numbers = [-1] * len(stop) if pieces.document is None else pieces.document.tolist()
+        documents = [None if number < 0 else number for number in numbers]
         return list(map(Span, pieces.shard.tolist(), pieces.start.tolist(), stop.tolist(), documents))
 
     @property
@@ -237,9 +224,9 @@ class Layout(FromPieces):
 
 
 def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDArray[np.bool_]]:
-    """Return a function that returns whether each piece has a token of `documents` of the corpus.
+    """Return a function of pieces that returns whether each has a token of `documents`: bool [pieces].
 
-    The piece [10, 20) has such a token if some document starts before 20 and ends after 10.
+    The piece [10, 20) has one if some document starts before 20 and ends after 10.
     """
     start, length = corpus.documents.start[documents], corpus.documents.length[documents]
     start, length = start[length > 0], length[length > 0]

@@ -11,9 +11,8 @@ from grain_sft.types import Ints
 class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
-    Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages:
-    the rows take space on disk: their tokens, and usually 4 more bytes for each token, for its position and segment numbers.
-    Another row length or packing algorithm needs new rows.
+    Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages: rows
+    take space on disk, usually 4 bytes a token more than the tokens. Another row length or algorithm needs new rows.
 
     Args:
       corpus: Corpus in the format `rows`.
@@ -40,8 +39,7 @@ class MaterializedLayout(Layout):
         return self.corpus.num_tokens // self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:
-        """See `Layout.pieces`. The documents of the corpus are the segments of the rows."""
-        starts, lengths = self.corpus.documents
+        starts, lengths = self.corpus.documents  # these are the segments of the rows
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)
         end_document = starts.searchsorted(first_token + self.sequence_length)

@@ -18,14 +18,12 @@ class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length, numbered layout after layout.
 
     If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. Documents are
-    numbered in another order of the layouts: first through those that state the documents of their rows (`follows_documents`),
-    then through the others.
+    numbered first through the layouts that state the documents of their rows (`follows_documents`), then through the others.
 
     Args:
       parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".
 
     Attributes:
-      parts: Layouts by the names of their sources.
       names: Names of the sources.
       first_rows: int64 [parts], number of the first row of each layout.
       first_shards: int64 [parts], number of the first shard of each layout.
@@ -46,8 +44,8 @@ class MixtureLayout(Layout):
         if "" in parts:
             raise LayoutError("a source of a mixture has no name. Give each source a name that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
-            problem = f"source {names[0]} has rows of several lengths, and a batch can hold only rows of one length"
-            raise LayoutError(f"{problem}, but a mixture's batches hold rows of all sources. Take another layout.")
+            problem = f"source {names[0]} has rows of several lengths; a batch of a mixture has rows of one length"
+            raise LayoutError(f"{problem}. Take another layout for it.")
         of_pairs = [part.of_pairs for part in parts.values()]
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
@@ -78,7 +76,6 @@ class MixtureLayout(Layout):
 
     @property
     def documents(self) -> Documents | None:
-        """Documents of the parts that follow documents, one part after the other."""
         if not self.follows_documents:
             return None
         starts, lengths, before = [], [], 0
@@ -91,7 +88,6 @@ class MixtureLayout(Layout):
 
     @property
     def num_documents(self) -> int:
-        """Number of the documents of all parts."""
         return sum(part.num_documents for part in self._layouts)
 
     def parts_of(self, rows: Ints) -> Ints:
@@ -103,7 +99,6 @@ class MixtureLayout(Layout):
             yield self.names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
-        """See `Layout.pieces`. Shards and documents are numbered through all sources."""
         if not len(rows):
             return self._layouts[0].pieces(rows)
 
@@ -119,14 +114,11 @@ class MixtureLayout(Layout):
         return Pieces(*join_parts(self.parts_of(rows), columns_of))
 
     def rows_of_documents(self, documents: Ints) -> Ints:
-        """See `Layout.rows_of_documents`. Each layout searches for its own documents."""
-        rows = [np.zeros(0, np.int64)]
-        num_found = 0
+        rows, num_found = [np.zeros(0, np.int64)], 0
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        # The check counts all documents, which may read all tokens. So it is left out if all `documents` were found.
-        if num_found < len(documents):
+        if num_found < len(documents):  # not always, because the check counts all documents, which may read all tokens
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 

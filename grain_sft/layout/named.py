@@ -55,20 +55,15 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:
-    """Return the numbers of the named documents in a run, int64 [n], ascending.
-
-    `named` and the errors are those of `documents_named_in`.
-    """
+    """Return the numbers of the named documents in a run, int64 [n], ascending. See `documents_named_in`."""
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
     def find(name: str) -> Ints | None:
-        """Return the documents of a name in the run; None if no layout has the name."""
         found = [_in_layout(layout, of_parts, name) for layout, of_parts in zip(run.layouts, inputs, strict=True)]
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # `within` drops numbers that a layout lacks, so a number that no layout keeps is missing. For a run with one layout,
-    # `within` keeps all numbers, because checking them may read all tokens.
+    # `within` drops numbers that a layout lacks, except in a run with one layout
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -82,18 +77,17 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
     The numbers count through all corpora: if the first corpus has 100 documents, document 0 of the second is number 100.
 
     Args:
-      corpora: Corpora whose documents are named, such as the splits of a corpus.
+      corpora: Corpora, such as the splits of a corpus.
       named: Names of documents, as in `documents_named_in`, without sources of a mixture.
 
     Raises:
-      RowIndexError: As in `documents_named_in`, or a number is not below the number of documents.
+      RowIndexError: A number is not below the number of documents, or as in `documents_named_in`.
       CorpusError, CorpusFileError: As in `documents_named_in`.
     """
     inputs = list(map(_Inputs, corpora))
     firsts = np.cumsum([0, *(len(corpus.documents) for corpus in corpora)]).tolist()
 
     def find(name: str) -> Ints | None:
-        """Return the documents of a name in all corpora; None if no corpus has the name."""
         found = [of_corpus.documents_of(name) for of_corpus in inputs]
         return _joined(own + first for own, first in zip(found, firsts, strict=False) if own is not None)
 
@@ -121,8 +115,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
     """Map `documents`, numbers of the layout's corpus, to numbers in `layout.documents`, ascending.
 
-    A document usually has the same number in both. But a layout may end documents elsewhere than the corpus, for example with
-    `PackedLayout(boundaries="eos")`. Then the result has every document of the layout that shares a token with `documents`.
+    If the layout ends documents elsewhere than the corpus, as `PackedLayout(boundaries="eos")` may, the result has every
+    document of the layout that shares a token with `documents`.
     """
     of_layout, of_corpus = layout.documents, layout.corpus.documents
     if of_layout is None or of_layout is of_corpus:
@@ -138,20 +132,13 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
 def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, Ints]:
     """Return the names that are numbers, and the documents that the other names find: int64 [n] each.
 
-    Args:
-      named: Names of documents, as in `documents_named_in`.
-      find: Function that returns the documents of a name, or None if it finds nothing of this name.
+    `find` returns the documents of a name, or None if nothing has this name.
     """
     numbers: list[int] = []
     of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`.
-
-        Args:
-          named: Names of documents.
-          files_read: Files that contain `named`, outermost first. It is an error if `named` has one of these files.
-        """
+        """Add the documents of `named`, which may not name the files that it was read from, `files_read`."""
         for item in named:
             if not isinstance(item, str) or _is_number(item):
                 number = int(item) if isinstance(item, str) else operator.index(item)
@@ -181,7 +168,6 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a text is a whole number, such as "17"."""
     return text.isascii() and text.isdigit()
 
 
@@ -194,10 +180,7 @@ def _joined(arrays: Iterable[Ints]) -> Ints | None:
 def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> Ints | None:
     """Return the numbers of the documents that `name` finds, counted in `layout`; None if the layout lacks the name.
 
-    Args:
-      layout: Layout that is searched.
-      inputs: Inputs of each part of `layout`, by the part's name.
-      name: Name of a source or of an input, `SOURCE:NUMBER`, or a record.
+    `name` is that of a source or an input, `SOURCE:NUMBER`, or a record. `inputs` are those of each part of `layout`.
     """
     source, _, number = name.rpartition(":")
     if name in layout.parts:
@@ -205,11 +188,10 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
     if source in layout.parts and _is_number(number):
         inside = int(number) < layout.parts[source].num_documents
         return np.array([layout.first_document(source) + int(number)]) if inside else None
-    by_part = {part: of_part.documents_of(name) for part, of_part in inputs.items()}
     return _joined(
         numbers_in(layout.parts[part], numbers) + layout.first_document(part)
-        for part, numbers in by_part.items()
-        if numbers is not None
+        for part, of_part in inputs.items()
+        if (numbers := of_part.documents_of(name)) is not None
     )
 
 
@@ -241,7 +223,6 @@ class _Inputs:
         return self.documents_of_record(name) if is_record else None
 
     def documents_of_record(self, record: str) -> Ints:
-        """See the function `documents_of_record`."""
         if self._columns is None:
             hint = "`grain-sft prepare` writes such a file. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
@@ -254,18 +235,13 @@ class _Inputs:
         return np.flatnonzero((inputs == number) & (lines == int(line)))
 
     def _number_of(self, name: str) -> int | None:
-        """Return the number of an input; None if no input fits.
-
-        Args:
-          name: Name of the input, the end of its name, or its number; "" for the only input.
-        """
+        """Return the number of an input; None if no input fits. `name` may be "" for the only input."""
         names = dict(enumerate(self._corpus.source_names))
         exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]
         matches = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
         if len(matches) > 1:
-            raise CorpusError(
-                f"{repr(name) if name else 'this line'}: several inputs fit. Say which of {self._listed}."
-            )
+            asked = repr(name) if name else "this line"
+            raise CorpusError(f"{asked}: several inputs fit. Say which of {self._listed}.")
         return matches[0] if matches else None
 
     @property

@@ -34,17 +34,11 @@ _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
-    """A plan that was found on disk.
-
-    Attributes:
-      folder: Folder of the files.
-      hashes: HASH in the names of the files of each group.
-      digest: Hash of the contents of all files.
-    """
+    """A plan that was found on disk."""
 
     folder: Path
-    hashes: tuple[str, ...]
-    digest: str
+    hashes: tuple[str, ...]  # HASH in the names of the files of each group
+    digest: str  # of the contents of all files
 
 
 def find_plan(
@@ -79,7 +73,7 @@ def find_plan(
 
 
 def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Columns:
-    """Return the columns of a plan, in the form that `make_plan` returns.
+    """Return the columns of a plan, as `make_plan` does.
 
     Raises:
       LayoutError, StorageError: The files are damaged, belong to other documents, or cannot be read.
@@ -125,12 +119,10 @@ def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bo
 
 
 def _files_of(folder: Path, length: int, group_hash: str) -> list[Path]:
-    """Return the paths of a group's three files."""
     return [folder / f"{name}-{length}-{group_hash}.npy" for name in _WIDTHS]
 
 
 def _read(folder: Path, length: int, group_hash: str) -> _Group:
-    """Return the arrays of a group's three files."""
     arrays = []
     for path, width in zip(_files_of(folder, length, group_hash), _WIDTHS.values(), strict=True):
         try:
@@ -147,7 +139,6 @@ def _read(folder: Path, length: int, group_hash: str) -> _Group:
 
 
 def _digest(groups: list[_Group]) -> str:
-    """Return a hash of the arrays of all groups."""
     digest = hashlib.sha256()
     for group in groups:
         for array in group:
@@ -158,11 +149,11 @@ def _digest(groups: list[_Group]) -> str:
 
 def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     """Return start and stop of the pieces, row after row, and the number of pieces up to the end of each row."""
-    # A number of 2**63 or more becomes negative, and a check that follows refuses it.
+    # a number of 2**63 or more becomes negative, and a later check refuses it
     indices, offsets, chosen = (array.astype(np.int64) for array in group)
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
-    # Row 0 begins at entry 0, each later row begins where the row before it ends, and the last row ends after the last entry.
+    # rows cover all entries, without gaps
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
         raise LayoutError(f"{where} is damaged: its {len(start)} pieces are not in one row each. Delete it.")

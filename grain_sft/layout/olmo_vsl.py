@@ -17,10 +17,10 @@ from grain_sft.types import Ints
 class OlmoVslLayout(Layout):
     """Rows of several lengths: the powers of two from `min_sequence_length` to `sequence_length`.
 
-    A document is cut into chunks of `sequence_length` tokens. Its remainder is cut into shorter chunks, longest first. Their
-    lengths are the powers of two that add up to the remainder's length. Chunks shorter than `min_sequence_length` are dropped.
-    Each row holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a
-    batch from one bucket, and every batch has the same number of tokens.
+    A document is cut into chunks of `sequence_length` tokens. Its remainder is cut into shorter chunks, longest first, whose
+    lengths are the powers of two that add up to its length. Chunks shorter than `min_sequence_length` are dropped. Each row
+    holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a batch from
+    one bucket, and every batch has the same number of tokens.
 
     Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 
@@ -78,12 +78,11 @@ class OlmoVslLayout(Layout):
                 f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
         if has_sidecars:
-            # `_document` has numbers in `to_cut`, and gets numbers in `documents`. A document across a shard border is two
-            # documents in `to_cut`, so numbers after 3 crossed borders are 3 too high. For each shard, the difference between
-            # `to_cut.shard_ends` and `documents.shard_ends` is the number of crossed borders before the shard.
+            # From numbers in `to_cut` to numbers in `documents`. A document across a shard border is two documents in `to_cut`,
+            # so numbers after 3 crossed borders are 3 too high. `crossed` counts the crossed borders before each shard.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
-            shard = to_cut.shard_ends.searchsorted(self._document, side="right")
-            self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]
+            crossed = to_cut.shard_ends - documents.shard_ends
+            self._document -= crossed[to_cut.shard_ends.searchsorted(self._document, side="right")]
         self._ends: Ints = np.cumsum(self.row_counts)
         self._lengths = np.array(self.row_lengths, np.int64)
         self._num_tokens = int(np.dot(self.row_counts, self._lengths))
@@ -99,9 +98,8 @@ class OlmoVslLayout(Layout):
         column, segment, bucket = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), self._bucket(rows)
         columns = column, self._start[rows], self._lengths[bucket], segment, self._document[rows]
         pieces = pieces_of(self.corpus, np.arange(len(rows)), *columns)
-        all_of_one_length = not len(rows) or (bucket == bucket[0]).all()
-        # Rows of one length have no padding. Rows of several lengths are padded to the length of the longest.
-        return pieces._replace(segment=None, position=None) if all_of_one_length else pieces
+        have_no_padding = not len(rows) or (bucket == bucket[0]).all()  # as all have the same length
+        return pieces._replace(segment=None, position=None) if have_no_padding else pieces
 
     def _bucket(self, rows: Ints) -> Ints:
         """Return the index in `row_lengths` of the length of each of `rows`."""
@@ -125,8 +123,8 @@ class OlmoVslLayout(Layout):
 def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:
     """Return the document and the token offset in the corpus of each chunk of `length` tokens.
 
-    With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. So it
-    has a chunk of 4 because its length has the bit 4, and the chunk begins at the sum of the higher bits, 24.
+    With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. It has a
+    chunk of 4 because its length has the bit 4, and the chunk begins at the sum of the higher bits, 24.
     """
     if length < longest:
         document = np.flatnonzero(documents.length & length)

@@ -160,10 +160,7 @@ class PackedLayout(Layout):
         return layout
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
-        """Read the plan of each epoch from the cache, and set the attributes that follow from the plans.
-
-        A plan that the cache lacks is made, or read from OLMo-core's files if `olmo` is not None.
-        """
+        """Set the plan of each epoch and what follows from it. Plans come from the cache, are new, or are those of `olmo`."""
         corpus, options = self.corpus, self.packing
         self.finder = corpus.find_documents(options.boundaries, options.bos_token_id)
         self.sequence_length, self._olmo = options.sequence_length, olmo
@@ -176,9 +173,8 @@ class PackedLayout(Layout):
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
         self._num_rows = int(self._begins[-1])  # saves 0.1 us in each call of `__len__`, which each batch calls
         if not self._num_rows:
-            batch = f"{options.batch_rows} rows of {self.sequence_length} tokens"
-            problem = f"{self.num_documents} documents don't fill one batch of {batch}"
-            raise LayoutError(f"{options.algorithm} leaves no row: {problem}.")
+            batch = f"one batch of {options.batch_rows} rows of {self.sequence_length} tokens"
+            raise LayoutError(f"{options.algorithm} leaves no row: {self.num_documents} documents don't fill {batch}.")
 
     def __len__(self) -> int:
         return self._num_rows
@@ -201,16 +197,13 @@ class PackedLayout(Layout):
         return self._each_row(np.maximum)
 
     def _each_row(self, function: np.ufunc) -> Ints:
-        """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows].
-
-        The square of a segment's length is its cost of attention. For a row with segments of 3 and 4 tokens, `np.add` gives 25,
-        the cost of the row, and `np.maximum` gives 16, the cost of the longest segment.
-        """
+        """Return the squared lengths of each row's segments, which are their costs of attention, reduced by `function`: int64
+        [rows]. For segments of 3 and 4 tokens, `np.add` gives 25, and `np.maximum` gives 16."""
         rows_of_epochs = []
         for plan in self.plans:
             squares = np.square(plan.length.astype(np.int64))
-            # `reduceat` needs the index of each row's first segment: 0 for the first row, else the end of the row before
-            rows_of_epochs.append(function.reduceat(squares, np.append(0, plan.ends[:-1])))
+            first_segments = np.append(0, plan.ends[:-1])
+            rows_of_epochs.append(function.reduceat(squares, first_segments))
         return np.concatenate(rows_of_epochs)
 
     @property
@@ -226,7 +219,6 @@ class PackedLayout(Layout):
         if len(self.plans) > 1:
             epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
-        # `plan.ends[row]` is the number of segments in this row and all rows before it
         segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
         return plan.start[segments].tolist(), plan.length[segments].tolist(), BEGIN_OF_ROW
 
@@ -237,7 +229,6 @@ class PackedLayout(Layout):
         return pieces_of(self.corpus, *join_parts(epoch, lambda number, rows: self.plans[number].segments(local[rows])))
 
     def left_out(self) -> list[LeftOut]:
-        """See `Layout.left_out`: cut and dropped documents of all epochs, and padding."""
         counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [

@@ -60,7 +60,6 @@ class PaddedLayout(Layout):
         return pieces_of(self.corpus, np.arange(len(rows)), *columns)
 
     def left_out(self) -> list[LeftOut]:
-        """See `Layout.left_out`: cut and dropped documents, and padding."""
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens

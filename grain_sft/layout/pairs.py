@@ -76,7 +76,6 @@ class PairsLayout(Layout):
         return pieces_of(self.corpus, row, *fields)
 
     def left_out(self) -> list[LeftOut]:
-        """See `Layout.left_out`: cut and dropped pairs, and padding."""
         lengths, tokens = pair_lengths(self.corpus), int(self._length.sum())
         in_rows = lengths[self._document]
         longer, dropped = int((in_rows != self._length).any(axis=1).sum()), len(lengths) - len(in_rows)

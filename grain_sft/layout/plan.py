@@ -30,16 +30,15 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns. A piece is a whole document in a row, or the part of a document that is in that row.
+    """Packed rows, as columns. A piece is the part of a document that is in one row; usually, the whole document.
 
     Attributes:
       start: int64 [pieces], number of each piece's first token in the corpus. Pieces of one row are adjacent.
       length: uint32 [pieces], tokens of each piece.
       document: int64 [pieces], number of each piece's document.
       ends: int64 [rows], number of pieces in this row and all rows before it.
-      counts: Values by the names in `COUNTS`. "documents" counts all documents. "dropped_documents" counts those in no row, and
-        "dropped_tokens" their tokens. "cut_documents" counts those that are partly in rows, and "cut_tokens" the tokens of
-        these documents that are in no row.
+      counts: Values by the names in `COUNTS`. Dropped documents are in no row, and cut documents are partly in rows; the counts
+        of tokens are those of their tokens that are in no row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
     """
 
@@ -51,10 +50,7 @@ class Plan:
     highest_token: int | None = None
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows`.
-
-        `row` is an index into `rows`. `column` is the column of the segment's first token, and `segment` counts from 1.
-        """
+        """Return (row, column, start, length, segment, document) of every segment of `rows`: arguments of `pieces_of`."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
@@ -70,9 +66,7 @@ class Plan:
 def load_plan(
     finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
-    """Return the plan of the finder's documents. If it is not cached, make its arrays with `make` and cache them.
-
-    None for `make` means `make_plan`.
+    """Return the plan of the finder's documents. If it is not cached, make its arrays with `make` (`make_plan` if None).
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -87,16 +81,11 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return everything that decides a plan, as values of JSON.
-
-    These are the documents, the options, and with `ties="numpy"` how numpy sorts equal lengths on this machine.
-    `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. The options of an algorithm from another package
-    include a hash of its file.
-    """
+    """Return everything that decides a plan, as values of JSON."""
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
-    if code := code_sha256(algorithm.pack):
+    if code := code_sha256(algorithm.pack):  # of an algorithm from another package
         recipe["code"] = code
-    if not algorithm.packs_per_epoch:
+    if not algorithm.packs_per_epoch:  # then these options change nothing
         recipe["seed"] = recipe["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": sort_made_by(options)}
 
@@ -152,10 +141,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
-    """Return the arrays of a plan of these pieces. Pieces of one row must be adjacent.
-
-    Its counts say how many of `documents` the pieces cut, and how many have no piece.
-    """
+    """Return the arrays of a plan whose rows have these pieces of `documents`. Pieces of one row are adjacent."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut, dropped = (kept > 0) & (kept < whole), kept == 0
@@ -166,10 +152,9 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack.
+    """Return (document, start, length) of the pieces to pack: documents, those longer than a row cut off or split.
 
-    If the algorithm splits documents itself, each piece is a whole document. Otherwise a document that is longer than a row is
-    cut off at the length of a row, or split into several pieces.
+    If the algorithm splits documents itself, all are whole.
     """
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]

@@ -33,7 +33,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """Return the figures of a layout as a dict for JSON. They cover all epochs of the layout together.
 
     `batch_rows` is None for an algorithm that does not pack whole batches. `split_documents` is the number of documents that
-    are divided into several segments. `attention` is the result of `attention_spread`.
+    are divided into several segments.
     """
     counts, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
@@ -42,9 +42,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "sequence_length": layout.sequence_length,
         "epochs": layout.epochs,
         "batch_rows": packing.batch_rows if ALGORITHMS[packing.algorithm].whole_batches else None,
-        "rows": counts["rows"],
-        "tokens": counts["tokens"],
-        "padding": counts["padding"],
+        **{name: counts[name] for name in ("rows", "tokens", "padding")},
         "padding_share": padding_share(counts["tokens"], counts["rows"] * layout.sequence_length),
         "documents": counts["documents"],
         "truncated_documents": counts["cut_documents"],
@@ -58,24 +56,22 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 
 
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
-    """Return the highest cost of a device divided by the mean cost of a device, for each step. A device computes
-    `rows_a_device` consecutive rows, and its cost is the sum of their costs. 1.0 means that no device waits for another."""
+    """Return the highest cost of a device divided by the mean cost, for each step: 1.0 means that no device waits for another.
+    A device computes `rows_a_device` consecutive rows, and its cost is the sum of their costs."""
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
     return spread
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly the cost of a step spreads over its devices, in one dict each for 1, 2 and 4 rows a device.
-
-    A step has at most 64 devices. A layout of 3 rows has no dict for 4 rows a device, because even one device would need 4.
+    """Return how evenly the cost of a step spreads over its devices, at most 64, for 1, 2 and 4 rows a device.
 
     Args:
       costs: Cost of each row.
       longest: Cost of the longest segment of each row.
 
     Returns:
-      Dicts of `rows_a_device`, `devices`, and three figures. Each figure is a mean over steps:
+      A dict of `rows_a_device`, `devices`, and three means over steps, for each number of rows that the layout fills:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
@@ -122,10 +118,8 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
     report has only `algorithm` and `error`.
 
     Args:
-      corpus: Corpus whose documents are packed.
-      sequence_length: Number of tokens in a row.
-      options: Arguments of `PackedLayout` other than algorithm, epochs and cache_dir. `max_segments` applies only to the
-        algorithms that can limit the segments of a row.
+      corpus, sequence_length, options: Arguments of `PackedLayout`, without algorithm and cache_dir. `max_segments` applies
+        only to the algorithms that can limit the segments of a row.
     """
     for name in ALGORITHMS:
         arguments = {**options, "epochs": 1}

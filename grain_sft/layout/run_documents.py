@@ -15,8 +15,7 @@ from grain_sft.types import Ints
 class _NumberedPart:
     """Part of a layout (one source of a mixture) whose documents no earlier layout has.
 
-    `first` is the number that its first document has in the run. It is not used for the first layout of the run, whose
-    documents keep their numbers (see `RunDocuments._first`).
+    `first` is the number of its first document in the run. The first layout does not use it (see `RunDocuments._first`).
     """
 
     layout: Layout
@@ -31,8 +30,8 @@ class RunDocuments:
     If the first stage has 100 documents, they are documents 0 to 99, as in its layout. The second stage continues with number
     100 for the first document that is new. So a stage that is added at the end of a run changes no number.
 
-    If the rows of a layout do not follow documents, all tokens may have to be read to count its documents. So such a layout
-    takes as many numbers as its corpus has tokens.
+    A layout whose rows do not follow documents takes as many numbers as its corpus has tokens, because to count its documents,
+    all tokens may have to be read.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -51,11 +50,9 @@ class RunDocuments:
         earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
-            same = [entry for entry in earlier if _same_documents(entry.part, part)]
-            if same:
+            if same := [entry for entry in earlier if _same_documents(entry.part, part)]:
                 # If a mixture has one corpus twice, two entries have the same documents. A part takes the entry that has the
-                # name of the part. Without such an entry, it leaves entries to other parts if it can: those that have the
-                # name of another part of `layout`, and those that an earlier part has taken.
+                # name of the part; else, if it can, one that neither has the name of another part nor was taken before.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, self._end)
@@ -84,8 +81,7 @@ class RunDocuments:
     def within(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`.
 
-        If `layout` is the first one, numbers beyond its last document may stay, because a count of its documents may read all
-        tokens.
+        If `layout` is the first one, numbers after its last document may stay, because a count may read all tokens.
         """
         if len(self.layouts) == 1:
             return documents
@@ -138,14 +134,10 @@ def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
 
 
 def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
-    """Yield (name, part, mask, numbers) for each part of a layout.
+    """Yield (name, part, mask, numbers) for each part of a layout, ordered as in `parts_by_documents`.
 
-    `mask`, bool [n], is True for those of `documents` that are in the part. `numbers` are their numbers in the part. Parts are
-    ordered as in `parts_by_documents`. The iterator stops after the part of the highest of `documents`, because a count of the
-    documents of the next part may read all of its tokens.
-
-    Args:
-      documents: int64 [n], numbers of documents in the layout.
+    `mask`, bool [n], is True for those of `documents`, int64 [n], in the part. `numbers` are their numbers in the part.
+    The iterator stops after the part of the highest of `documents`, because a count of the next part may read all its tokens.
     """
     end, last = 0, int(documents.max(initial=-1))
     for name, part in parts_by_documents(layout):

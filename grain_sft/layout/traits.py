@@ -29,8 +29,6 @@ class Traits:
     sequence_length: int
     """Number of columns of a row, padding included."""
 
-    # Which corpora the layout reads.
-
     of_pairs: bool = False
     """Whether the rows are preference pairs. A source refuses a corpus of pairs if this is False."""
 
@@ -39,8 +37,6 @@ class Traits:
 
     highest_token: int | None = None
     """Highest token id of the corpus if the search for documents read every token; else None."""
-
-    # Documents and segments.
 
     follows_documents: bool = False
     """Whether `pieces` states the document of each piece. Windows don't: they are cut without a search for documents."""
@@ -55,8 +51,6 @@ class Traits:
     """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. Segments
     2, 3, … answer segment 1, and pages show them next to each other."""
 
-    # Rows of several lengths, and rows that are parts of longer ones.
-
     row_lengths: Sequence[int] = ()
     """Lengths of the rows, ascending, such as (256, 512). Every batch then has rows of one of these lengths. Empty if all rows
     have `sequence_length` columns."""
@@ -70,8 +64,6 @@ class Traits:
     chunk_size: int = 1
     """Number of consecutive rows that an order moves together. It is 4 if rows 0 to 3 are the quarters of one longer row."""
 
-    # Packing.
-
     packing: PackingOptions | None = None
     """Options of the packing; None if the layout does not pack."""
 
@@ -79,10 +71,8 @@ class Traits:
     """Plan of each epoch; empty if the layout does not pack."""
 
     epochs: int = 1
-    """Number of epochs in the rows. It is 3 if an algorithm packs three epochs differently, and the rows of the second and
-    third follow those of the first. It is 1 if every epoch reads the same rows."""
-
-    # Defaults of a config.
+    """Number of epochs in the rows: 3 if an algorithm packs three epochs differently, one after the other; 1 if every epoch
+    reads the same rows."""
 
     transforms: Sequence[Any] = ("shift_targets",)
     """Transforms that apply if a config names no transforms, in the form that a config has."""
@@ -119,8 +109,8 @@ class Traits:
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
         """int64 [documents, 2], input and line of each of `documents`, as in `Corpus.sources`; None if the corpus lacks them.
 
-        A layout may end documents elsewhere than its corpus. Then the first token of a document decides: the document has the
-        source of the corpus's document that holds this token.
+        If the layout ends documents elsewhere than its corpus, a document has the source of the corpus's document that holds
+        its first token.
         """
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
@@ -135,9 +125,8 @@ class Traits:
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
 
-        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2.
-
-        The default is for a layout of one epoch: it returns epoch 0 and `rows`.
+        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2. The
+        default is for a layout of one epoch.
         """
         return np.zeros(len(rows), np.int64), rows
 

@@ -13,8 +13,7 @@ from grain_sft.types import Ints
 class WindowLayout(Layout):
     """Rows that are consecutive windows of `sequence_length` tokens of a shard. Tokens after a shard's last window are dropped.
 
-    Rows are numbered through all shards in order. A shard has `num_tokens // sequence_length` rows, or fewer with
-    `max_target_sequence_length`. Windows cut through documents, and every row is one segment.
+    Rows are numbered through all shards in order. Windows cut through documents, and every row is one segment.
 
     Args:
       max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is

@@ -29,8 +29,7 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
       corpus: Training corpus.
       batch_tokens: Tokens in one rank's batch, padding included.
       ranks: Number of data-parallel processes. Each has a batch of `batch_tokens`.
-      model_type: Name of the model, in upper or lower case. The divisor is 6 if it contains "mistral", 5.5 if it contains
-        "gemma", 5.3 if it contains "openchat_3.6", else 1.
+      model_type: Name of the model, in upper or lower case. `DIVISORS` has the divisor; by default, it is 1.
 
     Raises:
       CorpusError: `batch_tokens` or `ranks` is not a positive integer, the ends of the documents are unknown, or the documents

@@ -10,8 +10,7 @@ from grain_sft.transforms.element import first_columns, require_keys
 class DropLastPosition(grain.transforms.Map):
     """Transform that cuts the last column off a batch of `ShiftTargets`, because the inputs of that column have no targets.
 
-    Rows of L + 1 tokens make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The transform comes after
-    ShiftTargets, and returns contiguous arrays.
+    Rows of L + 1 tokens make contiguous batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`.
     """
 
     cuts_columns = True

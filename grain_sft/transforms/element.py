@@ -24,10 +24,7 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
 
 
 def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Element:
-    """Return `element` with its arrays cut to their first `count` columns, as views.
-
-    Only arrays whose shape begins with `shape`, which is [L] or [rows, L], are cut.
-    """
+    """Return `element` with views of the first `count` columns of arrays whose shape begins with `shape`, [L] or [rows, L]."""
     cut = (*[slice(None)] * (len(shape) - 1), slice(count))
     return {name: array[cut] if np.shape(array)[: len(shape)] == shape else array for name, array in element.items()}
 
@@ -65,7 +62,6 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
     before = after = 0
     for transform in transforms:
         reach = getattr(transform, "column_reach", None)
-        # If a class overrides `map` but inherits `column_reach`, the numbers are those of the inherited `map`.
         if reach is None or not issubclass(_definer(transform, "column_reach"), _definer(transform, "map")):
             return None
         before, after = before + reach[0], after + reach[1]
@@ -73,7 +69,6 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
 
 
 def _definer(transform: object, name: str) -> type:
-    """Return the class that defines the attribute `name` of a transform."""
     return next((cls for cls in type(transform).__mro__ if name in vars(cls)), object)
 
 

@@ -9,10 +9,10 @@ from grain_sft.transforms.element import require_keys
 
 
 class MaskEod(grain.transforms.Map):
-    """Transform that takes the loss off each token after an EOD (end of document) token.
+    """Transform that takes the loss off each token after an EOD (end of document) token, as Megatron's `eod_mask_loss` does.
 
-    So the model does not learn to predict the first token of a document from the EOD before it. Megatron's `eod_mask_loss`
-    does the same. This transform maps the source's dict, so it comes before `ShiftTargets`.
+    So the model does not learn to predict the first token of a document from the EOD before it. The transform maps the source's
+    dict, so it comes before `ShiftTargets`.
 
     Args:
       eod_token_id: Token that ends a document.
@@ -28,7 +28,7 @@ class MaskEod(grain.transforms.Map):
         self.as_target = as_target
 
     def map(self, element: Element) -> Element:
-        """Return `element` without loss on tokens after an EOD. With `as_target`, return it without loss on EODs instead."""
+        """Return `element` without loss on tokens after an EOD, or with `as_target`, on EODs."""
         require_keys(self, element, ("tokens", "loss_mask"))
         ends = element["tokens"] == self.eod_token_id
         loss_mask = element["loss_mask"].copy()

@@ -36,15 +36,14 @@ class NgramFilter(grain.transforms.Map):
     Padding (segment id 0) counts only with `count_padding=True`. These datasets of OLMo-core 3.0.0 have the same
     `instance_mask`:
       `NumpyFSLDataset`, for layout windows. Rows have no padding.
-      `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, without `count_padding`. OLMo-core filters a document
-        before it pads the document.
-      `NumpyPackedFSLDataset`, for layout packed, with `count_padding=True`. OLMo-core filters a row after it pads the row. So
-        a row that ends in `max_count` padding tokens takes no loss.
+      `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, without `count_padding`: it filters before it pads.
+      `NumpyPackedFSLDataset`, for layout packed, with `count_padding=True`: it filters after it pads. So a row that ends in
+        `max_count` padding tokens takes no loss.
 
     Search: with p = 2 and `max_count` = 32, a row that fails has a run of 2 * 31 = 62 consecutive columns i with
-    `tokens[i] == tokens[i - 2]`. So the search tests only every 62nd column. A column that passes may be in such a run. Then
-    more than 30 of the run's other 61 columns are on one side of it. So the search tests the next 8 columns on the left and on
-    the right. If all 8 on one side pass, it measures the whole run.
+    `tokens[i] == tokens[i - 2]`. So the search tests only every 62nd column. If such a column passes and is in such a run, more
+    than 30 of the run's other 61 columns are on one side of it. So the search tests the next 8 columns on each side. If all 8
+    on one side pass, it measures the whole run.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -103,8 +102,7 @@ class NgramFilter(grain.transforms.Map):
 
     def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_]:
         """Return which rows fail, bool [rows]."""
-        # The pipeline records the transforms that it calls. It does not call `filter_rows`: `ShiftTargets.read` does. So the
-        # filter records itself here.
+        # The pipeline records only the transforms that it calls, but `ShiftTargets.read` calls `filter_rows`.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -139,9 +137,8 @@ class NgramFilter(grain.transforms.Map):
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
-    For each period p, the later columns are `p * (repeats - 1)` apart. A row that fails has a run of that length, so the run
-    contains one of these columns. Column p is the first that has a token p columns before it. A run that begins there ends at
-    column `p * repeats - 1`, so this is the first of the later columns.
+    For each period p, the later columns are `p * (repeats - 1)` apart, the length of the run in a row that fails, so the run
+    contains one of them. The first is column `p * repeats - 1`, the end of a run that begins at column p.
     """
     # a row that fails has at least three repeats, so the period is at most a third of its length
     periods = range(min_period, min(max_period, length // 3) + 1)
@@ -162,11 +159,9 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
       row, at, period: Row, later column and period of each equal pair.
       repeats: Number of repeats from which on a row fails.
     """
-    # The shortest run that fails a row has p * (repeats - 1) columns. One of them is the pair's. At least half of the remaining
-    # columns are on one side of the pair, so no more are compared.
+    # a run that fails a row has p * (repeats - 1) columns or more; half of them, without the pair's, are on one side
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
-    # The first round compares only the next neighbour. This rules out most pairs, and saves 40% of the time for tokens that
-    # follow Zipf's law.
+    # the first round, the next neighbour alone, saves 40% of the time for tokens that follow Zipf's law
     for distances in (probes[:1], probes):
         keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
         for side in (distances, -distances):  # right of the pair, then left: one side has half of the run

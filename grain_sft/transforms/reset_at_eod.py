@@ -14,8 +14,7 @@ class ResetAtEod(grain.transforms.Map):
     """Transform that divides the segments of a trainer's batch after each EOD (end-of-document) token.
 
     It does what Megatron's options `reset_attention_mask` and `reset_position_ids` do. Put it after ShiftTargets and
-    DropLastPosition. As in Megatron, it changes no loss: an EOD token still predicts the first token of the next document.
-    MaskEod removes the loss of that prediction.
+    DropLastPosition. It changes no loss: an EOD still predicts the first token of the next document, unless MaskEod is used.
 
     Args:
       eod_token_id: Token that ends a document.
@@ -26,8 +25,7 @@ class ResetAtEod(grain.transforms.Map):
 
     Attributes:
       divides_segments: Whether segments end at EOD tokens.
-      positions_apart: Whether positions and segments begin at different tokens. They do if only one of `attention` and
-        `positions` is true.
+      positions_apart: Whether only one of `attention` and `positions` is true, so that positions and segments differ.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class ResetAtEod(grain.transforms.Map):
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
         if self.min_segment_length > 1:  # 1 joins no segments, not even those of one token: see Args
-            # to join a segment with the next one, remove the beginning of the next one
             for row in begins.reshape(-1, begins.shape[-1]):
                 last_begin = 0
                 for begin in np.flatnonzero(row)[1:].tolist():

@@ -39,7 +39,7 @@ class ShiftTargets(Map):
         """Return the trainer's batch for `element`, a row or the rows of a source.
 
         Raises:
-          TransformError: a token id does not fit in int32.
+          TransformError: A token id does not fit in int32.
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
         tokens, segments = as_int32(element["tokens"]), element["segment_ids"]
@@ -61,8 +61,8 @@ class ShiftTargets(Map):
         """Return the batch of `rows`, equal to `map` of `source.read(rows)` after `filters`, in fewer passes over the arrays.
 
         Raises:
-          TransformError: a token id does not fit in int32.
-          RowIndexError, CorpusFileError: as in `source.read`.
+          TransformError: A token id does not fit in int32.
+          RowIndexError, CorpusFileError: As in `source.read`.
         """
         read = source.read_rows(rows)
         if read is None:
@@ -90,13 +90,11 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
         index = kinds.index(ShiftTargets)
         if set(kinds[:index]) <= {NgramFilter}:
             shift: Any = transforms[index]
-            options = {"filters": transforms[:index]} if index else {}
-            return functools.partial(shift.read, source, **options), transforms[index + 1 :]
+            return functools.partial(shift.read, source, filters=transforms[:index]), transforms[index + 1 :]
     return source.read, transforms
 
 
 def _batch(read: ReadRows) -> Element:
-    """Return the trainer's batch of rows with targets."""
     inputs, targets, positions, segment_ids, target_segment_ids, loss, _ = read
     batch = {
         "inputs": inputs,

@@ -45,13 +45,11 @@ class SplitPairs(grain.transforms.Map):
         tokens, segments, prompt = as_int32(element["tokens"]), element["segment_ids"], self.prompt_length
         response, odd = divmod(tokens.shape[-1] - prompt, 2)
         sizes = {"prompt": prompt, "chosen": response, "rejected": response}
-        # segment 1 is the prompt, segment 2 the chosen response, segment 3 the rejected response
         lengths = [np.count_nonzero(segments == number, axis=-1)[..., None] for number in (1, 2, 3)]
         fits = response > 0 and not odd and segments.max(initial=0) <= len(sizes)
         if not fits or any((length > size).any() for length, size in zip(lengths, sizes.values(), strict=True)):
             problem = f"rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens"
-            fix = "Read the rows of a layout of kind pairs that has this prompt_length"
-            raise TransformError(f"{self!r}: {problem}. {fix}.")
+            raise TransformError(f"{self!r}: {problem}. Use a layout of kind pairs that has this prompt_length.")
         batch: Element = {}
         first = np.zeros_like(lengths[0])  # column at which the prompt begins in each row; later, that of a response
         for (name, size), length in zip(sizes.items(), lengths, strict=True):

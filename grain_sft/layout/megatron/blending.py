@@ -1,9 +1,9 @@
 """Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
 Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. A data set's `taken` is the number
-of its earlier samples. If several data sets are equal, the first is chosen. In megatron-core this is a loop over samples, and
-no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
-over the samples of one block. The module runs thousands of chains at once:
+of its earlier samples. If several data sets are equal, the first is chosen. In megatron-core this is a loop over all samples.
+This module divides them into blocks of `BLOCK`. A chain is the loop over the samples of one block. Thousands of chains run at
+once:
 
 1. When a chain starts, the values of `taken` are unknown. The chain guesses them in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
@@ -50,14 +50,10 @@ class Blend(NamedTuple):
     taken: Int64[np.ndarray, "blocks datasets"]
 
     def numbers_of(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Ints, Ints]:
-        """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each.
-
-        The number is the count of earlier samples of the data set: those before the row's block, from `taken`, and those in the
-        block before the row.
-        """
+        """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each."""
         dataset = self.chosen[rows].astype(np.int64)
         block, within = np.divmod(rows, BLOCK)
-        number: Ints = self.taken[block, dataset]
+        number: Ints = self.taken[block, dataset]  # earlier samples of the data set, so far without those of the block
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
         for in_block in np.split(by_block, borders):  # one or two passes for a batch of consecutive rows
@@ -65,8 +61,7 @@ class Blend(NamedTuple):
             chosen = self.chosen[first : first + BLOCK]
             order = chosen.argsort(kind="stable")
             by_dataset = chosen[order]
-            # For each sample of the block: the number of earlier samples of the block from the same data set.
-            earlier = np.empty(len(chosen), np.int64)
+            earlier = np.empty(len(chosen), np.int64)  # for each sample of the block
             earlier[order] = np.arange(len(chosen)) - by_dataset.searchsorted(by_dataset)
             number[in_block] += earlier[within[in_block]]
         return dataset, number
@@ -138,11 +133,9 @@ def _guess(weights: Floats, step: Floats) -> Floats:
 def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     """Run chains and return the data sets that they choose, [chains, steps].
 
-    Each pass of the loop makes one step of all chains. In a chain, the error of a data set is `weight * max(t, 1) - taken`. The
-    chain chooses the data set with the greatest error. If several have it, the chain chooses the first of them.
-
-    `np.argmax` would do that, but it takes 7 times as long for 8 data sets. So data set d gets the code `datasets - d`, and the
-    greatest code among the data sets with the greatest error is the choice. Example of one chain with 3 data sets:
+    Each pass of the loop makes one step of all chains. A chain chooses the first data set with the greatest error, which is
+    `weight * max(t, 1) - taken`. `np.argmax` would take 7 times as long for 8 data sets. So data set d gets the code
+    `datasets - d`, and the greatest code among the data sets with the greatest error is the choice. Example of one chain:
 
       data set   error   error is greatest   code   product
       0          0.4     False               3      0

@@ -4,8 +4,8 @@ An index states which tokens make each sample. The index of a data set has three
 and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`.
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
-Two options change the arrays, but not the hash: `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So
-the arrays are checked against all documents before they are used.
+HASH leaves out the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So arrays are checked
+against all documents before they are used.
 """
 
 import json
@@ -27,9 +27,8 @@ Integers = npt.NDArray[np.integer]
 
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
+# Files that describe an index, of megatron-core and MaxText: end of the name, key of the list of token files, key of the seed.
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
-"""Files that describe an index, as megatron-core and as MaxText write them. Each entry has the end of the file's name, the key
-of the list of token files, and the key of the seed."""
 
 _Found = TypeVar("_Found", Stream, Blend)
 _ENDINGS = (_DOCUMENTS, _SAMPLES, _SHUFFLE, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
@@ -44,10 +43,8 @@ def stamps_of(folder: str) -> list[list[Any]]:
     if files.is_remote(folder):
         raise LayoutError(f"index_dir={folder!r}: indices are read from a local folder. Copy it to this machine.")
     try:
-        entries = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
-        stamps: list[list[Any]] = sorted(
-            [entry.name, entry.stat().st_size, entry.stat().st_mtime_ns] for entry in entries
-        )
+        found = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
+        stamps: list[list[Any]] = sorted([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in found)
     except OSError as error:
         problem = f"{folder}: can't be read ({error.strerror or error})"
         raise LayoutError(f"{problem}. Give the folder of the .npy files.") from error
@@ -64,11 +61,8 @@ def read_stream(
     Args:
       folder: Local folder of index files.
       path: Path of the data set's token file.
-      sizes: Integers [documents], number of tokens of each document.
+      sizes, num_samples, cut, seed: See `make_stream`. An index without a description may have another seed.
       before: Number of the data set's documents that precede those of the run: 90 if the run begins at document 90.
-      num_samples: Number of samples that the run needs; None for one epoch.
-      cut: How the stream is cut into samples.
-      seed: Seed that the index's description must state. An index without a description may have any seed.
 
     Raises:
       LayoutError: The data set has no index, its indices are all damaged, or it has several indices that differ.
@@ -103,7 +97,6 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
     Args:
       folder: Local folder of index files.
       shares: float64 [datasets], weights of the data sets, which sum to 1.
-      size: Number of samples.
 
     Raises:
       LayoutError: The folder has blends, but no sound blend of these shares and this size, or several that differ.
@@ -132,18 +125,13 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
 
 
 def _starts(folder: str, ending: str) -> list[str]:
-    """Return the paths of the index files whose names have this ending. The ending is left out of the paths."""
+    """Return the paths of the index files whose names have this ending, without the ending."""
     names = [name for name, *_ in stamps_of(folder)]
     return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield the start of each index whose arrays have the right shapes, and these arrays.
-
-    Args:
-      starts: Paths of indices, without the endings of their files.
-      shapes: Right shape of each array, by the ending of its file.
-    """
+    """Yield the start and the arrays of each index whose arrays have the `shapes`, which are stated by the ending of a file."""
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
         if [array.shape for array in arrays] == list(shapes.values()):
@@ -154,9 +142,9 @@ def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Foun
     """Return the only index in `sound`; None if both `sound` and `wrong` are empty.
 
     Args:
-      sound: Sound indices, by the paths of their files without endings. No two indices have equal arrays.
+      sound: Sound indices by their starts. No two have equal arrays.
       wrong: Sentences about damaged indices.
-      fits: Data set or weights that the caller asked for, in words, for the message.
+      fits: Data set or weights that the caller asked for, in words.
 
     Raises:
       LayoutError: Several indices are sound, or no index is sound and some are damaged.
@@ -206,7 +194,6 @@ def _values_of(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
 
 
 def _load(path: str) -> Integers:
-    """Return the array of integers in a .npy file, mapped."""
     try:
         array: Integers = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header raises errors of any type

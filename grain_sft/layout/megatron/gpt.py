@@ -120,7 +120,6 @@ class MegatronGptLayout(Layout):
     def _transforms(
         self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
-        """Return the default transforms for the arguments of the constructor."""
         traits = self._recipe.traits
         if mask and traits.masks_targets:
             problem = f"variant {self._recipe.variant} never takes loss on the prediction of an EOD"
@@ -165,7 +164,6 @@ class MegatronGptLayout(Layout):
         return self._counts[0] if self._blend is None else len(self._blend.chosen)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """See `Layout.pieces`. A piece is the part of a sample that lies in one document."""
         if self._blend is None or not len(rows):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:
@@ -178,10 +176,7 @@ class MegatronGptLayout(Layout):
         return pieces._replace(position=pieces.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return the parts of documents in `samples` of a data set, as columns [row, column, start, length, document].
-
-        The stream of a data set is a list of entries. An entry is one unit: a document or a sequence, see `Recipe.make`.
-        """
+        """Return the parts of documents in `samples` of a data set, as columns [row, column, start, length, document]."""
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)
@@ -212,7 +207,6 @@ class MegatronGptLayout(Layout):
 
     @property
     def _rows_receipt(self) -> str:
-        """Return a hash of the indices, which decide the rows."""
 
         def blocks() -> Iterator[Sequence[npt.NDArray[np.integer]]]:
             for name, array in self._arrays.items():

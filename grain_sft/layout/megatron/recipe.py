@@ -19,14 +19,13 @@ _VERSION = 1  # increment to rebuild cached indices
 
 
 class Variant(NamedTuple):
-    """Properties of a system (`VARIANTS`) whose rows `MegatronGptLayout` reproduces.
+    """Properties of a system whose rows `MegatronGptLayout` reproduces.
 
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      blends: Whether blends follow megatron-core's rules. For a corpus without weights, True makes each shard a data set of its
-        own, and False makes all shards one data set. For a corpus with weights, True rounds the share of each data set up: with
-        weights 0.5 and 0.5, 5 samples become 3 + 3 rows. False keeps them at 5 rows.
+      blends: Whether blends follow megatron-core's rules. If so, each shard of a corpus without weights is a data set, else all
+        shards are one; and the shares of a corpus with weights are rounded up: with weights 0.5 and 0.5, 5 samples are 3 + 3.
       by_documents: Whether the units of a stream, which a shuffle moves, are whole documents. If False, the units are
         sequences, and the sequences of one document may be far apart.
       resets: Whether attention and positions begin anew after each EOD by default.
@@ -52,38 +51,26 @@ VARIANTS = {
 }
 
 Variants = Literal["megatron", "mmap_npy", "mmap"]
-"""Names of `VARIANTS`."""
 
 
 class _Dataset(NamedTuple):
-    """A data set of a corpus: units (documents or sequences) that make one stream.
+    """A data set of a corpus: units (documents or sequences) that make one stream."""
 
-    Attributes:
-      shard: First shard of the data set.
-      weight: Weight of the data set in the blend; 1 if the corpus has no weights.
-      first, stop: First unit of the stream, and the unit after the last.
-      skipped: Number of units of the data set before `first`, which the split leaves out.
-    """
-
-    shard: Shard
-    weight: float
-    first: int
-    stop: int
-    skipped: int
+    shard: Shard  # the first of the data set
+    weight: float  # in the blend; 1 if the corpus has no weights
+    first: int  # first unit of the stream
+    stop: int  # unit after the last
+    skipped: int  # number of units of the data set before `first`, which the split leaves out
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All options that decide the indices of a corpus.
+    """All options that decide the indices of a corpus. They are arguments of `MegatronGptLayout`, except:
 
     Attributes:
-      variant: Name of an entry of `VARIANTS`.
       cut: How streams are cut into samples.
-      num_samples: Number of samples that the run needs; None for one epoch.
       seed: Seed of the shuffles; None for no shuffle.
-      surplus: Share of additional samples that the stream of each data set of a blend has, such as 0.005.
       split: Shares and subset of the documents of each data set, such as ("99,1", "train"); None for all documents.
-      index_dir: Folder of indices that megatron-core or MaxText made; None to make them here.
     """
 
     variant: str
@@ -105,7 +92,6 @@ class Recipe:
 
     @property
     def traits(self) -> Variant:
-        """Properties of the variant."""
         return VARIANTS[self.variant]
 
     def dependencies(self, corpus: Corpus) -> dict[str, Any]:
@@ -115,15 +101,13 @@ class Recipe:
         return {"megatron": _VERSION, "documents": content, "weights": list(corpus.weights), **options}
 
     def make(self, corpus: Corpus) -> dict[str, npt.NDArray[Any]]:
-        """Return the indices.
+        """Return the indices: arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
 
-        Returns:
-          Arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
-            starts: First token of each unit, counted through the corpus.
-            documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
-            firsts: First unit of each data set.
-            order N, ends N, shuffle N: Arrays of the `Stream` of data set N. Data sets of weight 0 are not counted.
-            chosen, taken: Arrays of the `Blend` of several data sets.
+          starts: First token of each unit, counted through the corpus.
+          documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
+          firsts: First unit of each data set.
+          order N, ends N, shuffle N: Arrays of the `Stream` of data set N. Data sets of weight 0 are not counted.
+          chosen, taken: Arrays of the `Blend` of several data sets.
 
         Raises:
           LayoutError: The corpus has too few tokens or samples, or weights that the variant refuses.
@@ -152,7 +136,7 @@ class Recipe:
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
         datasets, weights = [], self._weights(corpus)
-        # Not strict: if all shards are one data set, there are only two borders, and the loop uses only the first shard.
+        # not strict: if all shards are one data set, the loop uses only the first
         for shard, weight, border, end in zip(corpus.shards, weights, borders, borders[1:], strict=False):
             if weight:
                 first, stop = (0, end - border) if self.split is None else split_range(*self.split, end - border)
@@ -164,13 +148,15 @@ class Recipe:
         if not corpus.weights:
             return [1.0] * len(corpus.shards)
         if not self.traits.shuffles:
-            problem = f"corpus with weights: variant {self.variant} has no weighted blend"
-            raise LayoutError(f"{problem}. Give corpus.mixture.")
+            raise LayoutError(
+                f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
+            )
         if self.traits.blends and self.num_samples is None:
             raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
         if self.traits.blends and not all(corpus.weights):
-            problem = "corpus: a weight is 0; megatron-core takes weights above 0"
-            raise LayoutError(f"{problem}. Remove the prefix of that weight.")
+            raise LayoutError(
+                "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
+            )
         weights: list[float] = normalized(corpus.weights).tolist()
         return weights
 
@@ -179,12 +165,10 @@ class Recipe:
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
                 problem = f"variant {self.variant} does not divide the sequences of a prefix, but corpus.split does"
-                own_split = "Give layout.document_split instead."
-                fix = own_split if self.traits.splits else "Write the split as a prefix of its own."
-                raise LayoutError(f"{shard.path}: {problem}. {fix}")
+                fix = "Give layout.document_split" if self.traits.splits else "Write the split as its own prefix"
+                raise LayoutError(f"{shard.path}: {problem}. {fix}.")
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
-        """Return the stream of a data set. It has at least `num_samples` samples; if that is None, it is one epoch."""
         sizes = units.length[dataset.first : dataset.stop]
         if self.index_dir is None:
             return make_stream(sizes, num_samples, self.cut, self.seed)

@@ -4,8 +4,7 @@
 shuffles the samples. A sample also holds the first token of the next sample, which is its last target.
 
 megatron-core stores the document and the offset at which each sample begins. This module stores only where each document ends
-in the stream: a cumulative sum. When a sample is read, a binary search finds its documents. `bench --only megatron` measures
-both ways.
+in the stream; a binary search finds the documents of a sample. `bench --only megatron` measures both ways.
 """
 
 import dataclasses
@@ -36,9 +35,8 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be wrong
-        in a long stream. If its count is too low, this function returns the same count. If its count includes a sample without
-        tokens, this function does not count that sample.
+        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, and may count wrong in a
+        long stream. This function returns the same count if it is too low, but counts no sample without tokens.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
@@ -49,22 +47,12 @@ class Cut:
         """Return the number of epochs of `num_tokens` tokens that hold `num_samples` samples; None means one epoch."""
         return 1 if num_samples is None else max(1, -(-(num_samples * self.length + self.extra) // num_tokens))
 
-    def samples_before_last_epoch(self, num_samples: int | None, num_tokens: int) -> int | None:
-        """Return the number of samples before the last epoch if megatron-core shuffles that epoch by itself, else None."""
-        epochs = self.epochs_for(num_samples, num_tokens)
-        if epochs == 1 or num_samples is None:
-            return None
-        before = ((epochs - 1) * num_tokens - self.extra) // self.length
-        in_epoch = (num_tokens - self.extra) // self.length
-        return before if num_samples - before < int(_SEPARATE * in_epoch) else None
-
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """The documents of one data set in the order of its stream, and the order of its samples.
 
-    An entry of the stream is one document. A stream of two epochs has two entries for each document. The layout saves each
-    attribute as an array. The array's name is the attribute's name and the number of the data set, such as "order 0".
+    An entry of the stream is one document. A stream of two epochs has two entries for each document.
 
     Attributes:
       order: int32 [entries], number of the document at each entry of the stream.
@@ -104,15 +92,13 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     random = np.random.RandomState(seed)
     dtype = np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
     shuffle: npt.NDArray[np.integer] = np.arange(count, dtype=dtype)
-    split = cut.samples_before_last_epoch(num_samples, num_tokens)
-    if split is None:
-        random.shuffle(order)
-        random.shuffle(shuffle)
-    else:  # shuffle the last epoch by itself
-        random.shuffle(order[: -len(sizes)])
-        random.shuffle(order[-len(sizes) :])
-        random.shuffle(shuffle[:split])
-        random.shuffle(shuffle[split:])
+    parts = [order, shuffle]
+    before_last = ((epochs - 1) * num_tokens - cut.extra) // cut.length  # samples before the last epoch
+    in_last = (num_tokens - cut.extra) // cut.length
+    if epochs > 1 and num_samples is not None and num_samples - before_last < int(_SEPARATE * in_last):
+        parts = [order[: -len(sizes)], order[-len(sizes) :], shuffle[:before_last], shuffle[before_last:]]
+    for part in parts:
+        random.shuffle(part)
     return Stream(order, ends_of(sizes, order), shuffle)
 
 
@@ -124,9 +110,8 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    The last line is the end of the last sample. A sample may begin at the border of two entries. If samples have an extra token
-    (`cut.extra`), the border is stored as token 0 of the second entry. Otherwise it is stored as the end of the first entry,
-    such as token 10 of an entry of 10 tokens.
+    The last line is the end of the last sample. The border of two entries is token 0 of the second one if samples have an extra
+    token (`cut.extra`), else the end of the first one, such as token 10 of an entry of 10 tokens.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

@@ -30,7 +30,7 @@ _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 
 class PackedRows(NamedTuple):
     """Result of a packing algorithm, as columns. A piece is the part of a document that is in one row.
 
-    All pieces of row 0 come first, then those of row 1, and so on. The first piece of a row has the row's first tokens.
+    All pieces of row 0 come first, in the order of their tokens, then those of row 1, and so on.
 
     Attributes:
       document: int64 [pieces], number of the document that each piece belongs to.
@@ -46,24 +46,16 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Check an algorithm's result, and return it as int64 columns.
-
-        Args:
-          columns: Result of the algorithm.
-          lengths: int64 [documents], lengths of the documents that the algorithm packed.
-          options: Options that the algorithm was called with.
+        """Return `columns`, an algorithm's result for documents of `lengths`, int64 [documents], as int64 after checks.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.
         """
         try:
             rows = cls._make(np.asarray(column).astype("i8", casting="safe") for column in columns)
-            if (
-                any(column.shape != rows.length.shape for column in rows[:2])
-                or rows.length.ndim != 1
-                or rows.ends.ndim != 1
-            ):
-                raise ValueError(f"columns of the shapes {[list(column.shape) for column in rows]}")
+            shapes = [column.shape for column in rows]
+            if len(set(shapes[:3])) > 1 or any(len(shape) != 1 for shape in shapes):
+                raise ValueError(f"columns of the shapes {shapes}")
             faults = rows._faults(lengths, options.sequence_length)
         except (TypeError, ValueError, IndexError) as error:
             raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error
@@ -96,8 +88,8 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU. None
-        if the algorithm sorts the documents itself.
+      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU; else
+        None.
 
     The other attributes are the arguments of `PackedLayout` of the same names.
     """
@@ -172,8 +164,8 @@ class PackingAlgorithm:
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
     """Return the numbers of the documents, longest first, int64 [documents].
 
-    With `options.ties` "stable", documents of equal length stay in their order. With any other value, documents of equal length
-    are in the order of OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU and on NumPy's version.
+    Documents of equal length stay in their order with `options.ties` "stable". With any other value, they are in the order of
+    OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU and on NumPy's version.
     """
     if options.longest_first is not None:
         return options.longest_first
@@ -187,11 +179,11 @@ def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
 
 
 def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
-    """Return packed rows of whole documents. `bins` states the row of each document.
+    """Return packed rows of whole documents.
 
     Args:
       order: int64 [documents], numbers of the documents, in the order in which they were placed.
-      lengths: int64 [documents], lengths of the documents, in the order of their numbers.
+      lengths: int64 [documents], lengths of the documents by their numbers.
       bins: int64 [documents], row of each document in `order`. Every row has a document.
     """
     document = order[np.argsort(bins, kind="stable")]

@@ -3,8 +3,7 @@
 The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill, and
 places long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
 cheaper half of the rows gets one document each, and the cheapest row gets the longest. A row without space for its document
-gets none in that round. Best fit then places the remaining long documents and all short documents. Short documents cost little
-and fit into any space.
+gets none in that round. Best fit then places the other documents. Short documents cost little and fit into any space.
 """
 
 import numpy as np
@@ -31,12 +30,7 @@ def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
-    """Return the row of each document, int64 [documents].
-
-    Args:
-      lengths: int64 [documents], longest first, each from 1 to `capacity`.
-      short: Share of all tokens that are in the short documents, which best fit places.
-    """
+    """Return the row of each document of `lengths`, longest first. Short documents have the share `short` of all tokens."""
     totals = np.cumsum(lengths)
     num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # all documents that are not short
     num_rows = min(-(-int(totals[-1]) // capacity), num_long)
@@ -44,7 +38,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
     costs = np.zeros(num_rows, np.int64)
     spaces = np.full(num_rows, capacity)
     first = 0  # the round's first document
-    rows = np.arange(num_rows)  # the round's rows, cheapest first: each gets one document
+    rows = np.arange(num_rows)  # the round's rows, cheapest first
     while first < num_long and len(rows):
         documents = np.arange(first, min(first + len(rows), num_long))
         first += len(documents)

@@ -14,18 +14,14 @@ def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
-    """Return the row of each document, int64 [documents].
-
-    If a document fits into none of `max_rows` rows, the result is shorter: it ends before this document.
+    """Return the row of each document, up to the first document that fits into none of `max_rows` rows: int64 [documents].
 
     A binary tree finds the first row with enough space: each node has the largest space of the rows below it. The children of
     node n are 2n and 2n + 1, and row r is the leaf `leaves + r`.
 
     Args:
-      lengths: int64 [documents], longest first, each from 1 to `capacity`.
-      capacity: Number of tokens that a row has space for.
+      lengths: int64 [documents], longest first, each from 1 to `capacity`, the tokens of a row.
       most: Maximum number of documents in a row.
-      max_rows: Maximum number of rows.
     """
     leaves = 1 << (max_rows - 1).bit_length()
     largest = [capacity] * (2 * leaves)

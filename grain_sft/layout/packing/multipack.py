@@ -10,12 +10,9 @@ from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, Pac
 from grain_sft.layout.packing.first_fit_decreasing import assign
 from grain_sft.types import Ints
 
+# Most rows of a batch for which `_place` uses a loop instead of the tree of `assign`. For 200,000 documents in batches of 8
+# rows, the loop takes 1.0 s and the tree 2.0 s; in batches of 64 rows, 2.5 s and 1.6 s.
 _FEW = 32
-"""Most rows of a batch for which `_place` uses a loop.
-
-For 200,000 documents in batches of 8 rows, the loop takes 1.0 s and the tree of `assign` takes 2.0 s. In batches of 64 rows,
-the loop takes 2.5 s and the tree takes 1.6 s.
-"""
 
 
 def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
@@ -47,13 +44,7 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def _place(decreasing: Ints, capacity: int, rows: int) -> Ints:
-    """Return the row of each document by first fit, up to the first document that does not fit.
-
-    Args:
-      decreasing: int64 [documents], lengths of the documents, longest first.
-      capacity: Number of tokens that fit into a row.
-      rows: Number of rows.
-    """
+    """Return the row of each document by first fit, up to the first that does not fit. `decreasing` has their lengths."""
     if rows > _FEW:
         return assign(decreasing, capacity, len(decreasing), rows)
     spaces, placed = [capacity] * rows, []

@@ -1,8 +1,7 @@
 """NumPy's default argsort as another CPU computes it.
 
 The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for all others. The three differ in the order of
-equal values. To sort as on a CPU with fewer features, this module starts a process, and disables the additional features of
-this CPU for numpy there.
+equal values. To sort as on a CPU with fewer features, this module starts a process whose numpy does not use the rest.
 """
 
 import subprocess
@@ -17,7 +16,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
 
 SORTS = ("avx512", "avx2", "baseline")
-"""Implementations of the sort. A CPU that can run one of them can also run those after it. Every CPU can run "baseline"."""
+"""Implementations of the sort. A CPU that can run one of them can also run those after it."""
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 _dispatched = _umath.__cpu_dispatch__  # CPU features that this build of numpy uses only if the CPU has them
@@ -48,13 +47,8 @@ def numpy_sort(features: Collection[str] = _features) -> str:
 
 
 def sort_of(ties: str) -> str | None:
-    """Return which of `SORTS` the option `ties` names: "avx2" for "numpy:avx2", and this process's sort for "numpy".
-
-    Return None for "stable", which is the same on every CPU.
-    """
-    if ties == "stable":
-        return None
-    return ties.partition(":")[2] or numpy_sort()
+    """Return which of `SORTS` `ties` names: "avx2" for "numpy:avx2", that of this process for "numpy", None for "stable"."""
+    return None if ties == "stable" else ties.partition(":")[2] or numpy_sort()
 
 
 def disabled_for(sort: str) -> str:
@@ -65,9 +59,7 @@ def disabled_for(sort: str) -> str:
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array as on the CPU that `ties` names.
-
-    Each argsort is None if `np.argsort` in this process gives the same order.
+    """Return the argsort of each array as on the CPU that `ties` names. All are None if `np.argsort` in this process sorts so.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.
@@ -97,11 +89,7 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
 
 
 def _check_greeting(greeting: str, sort: str) -> None:
-    """Raise a `LayoutError` if the process that sorts has another numpy, or does not use `sort`.
-
-    Args:
-      greeting: First line that the process printed: numpy's version and the CPU features that it uses.
-    """
+    """Raise a `LayoutError` if the process that printed `greeting` has another numpy, or does not use `sort`."""
     version, *features = greeting.split()
     if version != np.__version__:
         problem = f"{sys.executable} started with numpy {version}; expected {np.__version__}, as here"
@@ -109,10 +97,8 @@ def _check_greeting(greeting: str, sort: str) -> None:
     found = numpy_sort(features)
     if SORTS.index(found) > SORTS.index(sort):
         problem = f"this CPU has no {_NAMES[sort]}; its best is numpy:{found}"
-        fix = f"Make the plan on a machine with {_NAMES[sort]} and copy it"
-        raise LayoutError(
-            f"ties='numpy:{sort}': {problem}. {fix}, or read OLMo-core's plan with PackedLayout.from_olmo_core."
-        )
+        fix = f"Copy the plan from a machine with {_NAMES[sort]}, or use OLMo-core's with PackedLayout.from_olmo_core."
+        raise LayoutError(f"ties='numpy:{sort}': {problem}. {fix}")
     if found != sort:
         problem = f"this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't disable it"
         raise LayoutError(f"ties='numpy:{sort}': {problem}. Install a numpy from PyPI.")

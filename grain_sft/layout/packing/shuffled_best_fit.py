@@ -1,8 +1,8 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
 
 Advantage: documents that share a row in one epoch are in different rows in the next epoch. Disadvantages: every epoch needs a
-plan, and the rows have more padding than if all documents were packed at once. The additional padding is 1-2% if an epoch has
-hundreds of rows, and 0.1-0.9% if it has thousands of rows. It is under 0.1% if chunks have 65,536 documents, the maximum.
+plan, and rows have more padding than if all documents were packed at once: 1-2% more if an epoch has hundreds of rows, 0.1-0.9%
+if it has thousands, and under 0.1% if chunks have 65,536 documents, the maximum.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, Pac
 from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
-# Best fit depends only on lengths: with one chunk of all documents, up to 90% of the rows are the same in two epochs. With 16
-# chunks of at least 32 rows, 1-4% are the same. So there are always two chunks or more, even if they have fewer than 32 rows.
+# Best fit depends only on lengths: with one chunk, up to 90% of the rows are the same in two epochs. With 16 chunks of at least
+# 32 rows, 1-4% are the same. So there are always two chunks or more, even if they have fewer than 32 rows.
 _CHUNKS = 16
 _LEAST_ROWS = 32
 
