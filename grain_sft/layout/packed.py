@@ -173,8 +173,9 @@ class PackedLayout(Layout):
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
         self._num_rows = int(self._begins[-1])  # saves 0.1 us in each call of `__len__`, which each batch calls
         if not self._num_rows:
-            batch = f"one batch of {options.batch_rows} rows of {self.sequence_length} tokens"
-            raise LayoutError(f"{options.algorithm} leaves no row: {self.num_documents} documents don't fill {batch}.")
+            batch = f"{options.batch_rows} rows of {self.sequence_length} tokens"
+            problem = f"{self.num_documents} documents don't fill one batch of {batch}"
+            raise LayoutError(f"{options.algorithm} leaves no row: {problem}.")
 
     def __len__(self) -> int:
         return self._num_rows
