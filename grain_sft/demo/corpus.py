@@ -49,13 +49,7 @@ class Entry(NamedTuple):
 
 
 def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
-    """Make the corpus below `root`, write the config, and return the corpus and its manifest.
-
-    Args:
-      root: Folder of the demo.
-      seed: Seed of the order of rows.
-      max_characters: Limit of the answers' characters; see `docstrings`.
-    """
+    """Make the corpus and the config below `root`, with `seed` for the order of rows. Return the corpus and its manifest."""
     folder = root / "corpus"
     shutil.rmtree(folder, ignore_errors=True)
     print("reading the docstrings of Python's standard library ...", flush=True)
@@ -82,8 +76,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
 
     Args:
-      max_characters: Limit of the characters of all texts together. The first text that would exceed this limit is left out,
-        and so are all later texts.
+      max_characters: Limit of the characters of all texts together. The texts end before the first that would exceed it.
 
     Raises:
       GrainSftError: The library has fewer than `MIN_CHARACTERS`.
@@ -98,11 +91,10 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
             break
         count += len(text)
         question_by_text[text] = question
-    else:  # all docstrings are within the limit
+    else:
         if count < MIN_CHARACTERS:
-            expected = f"expected {MIN_CHARACTERS} or more, to train the demo's tokenizer"
-            reason = "This Python comes without its source files: use a full installation"
-            raise GrainSftError(f"{library}: found {count} characters of docstrings; {expected}. {reason}.")
+            problem = f"found {count} characters of docstrings; expected {MIN_CHARACTERS} or more"
+            raise GrainSftError(f"{library}: {problem}. Use a Python that comes with its source files.")
     return [Entry(question, text) for text, question in question_by_text.items()]
 
 
@@ -110,7 +102,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
     """Yield an entry for each module, class and function in the .py files below `library`. Without a docstring, its text is "".
 
     Tests, demos and installed packages are left out. The files of a folder come before those of its subfolders, both sorted by
-    name. Files are parsed, never imported. A file that cannot be read or parsed is skipped.
+    name. Files are parsed, never imported, and skipped if that fails.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
@@ -126,7 +118,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
-    """Yield an entry for `node`, whose full name is `name`, and for each class and function in it."""
+    """Yield an entry for `node`, of the full name `name`, and for each class and function in it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield Entry(_QUESTIONS[type(node)].format(name), (ast.get_docstring(node) or "").strip())
     for child in ast.iter_child_nodes(node):

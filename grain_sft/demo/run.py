@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -81,17 +82,14 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
 
 
 def killed_after(steps: int) -> int:
-    """Return the step after which the first run is killed.
-
-    It is about two thirds of the way from the first checkpoint to the second.
-    """
+    """Return the step after which the first run is killed: two thirds of the way from the first checkpoint to the second."""
     first_checkpoint = steps // 3
     return first_checkpoint + (first_checkpoint - 1) * 2 // 3
 
 
 @contextlib.contextmanager
 def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make the folder `where`, unless an earlier demo has made it, and lock it. Yield its absolute path."""
+    """Make and lock the folder `where`, which may be of an earlier demo. Yield its absolute path."""
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
     root = Path(os.path.abspath(files.normalize(where)))
@@ -99,13 +97,11 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     marker = root / _MARKER
     if not marker.exists():
-        # A demo that was killed while it wrote the marker leaves a temporary file. Its name begins with `..grain_sft_demo`.
+        # a demo that was killed while it wrote the marker leaves a temporary file, `..grain_sft_demo…`
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
-            fix = "Give an empty folder, or one that does not exist yet, with --dir"
-            raise GrainSftError(f"{root}: holds {others[0]!r}, but no earlier demo. {fix}.")
-        content = "A folder of `grain-sft demo`, which replaces its content when it runs again.\n"
-        files.write_bytes(str(marker), content.encode())
+            raise GrainSftError(f"{root}: holds {others[0]!r}, but no earlier demo. Give a new folder with --dir.")
+        files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which replaces its content in each run.\n")
     in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
     with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
         yield root
@@ -123,8 +119,8 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
     """Print the sizes of the corpus and of its rows."""
     counts = manifest["splits"]["train"]
     layout = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
-    padding = f"{layout['padding'] / (layout['tokens'] + layout['padding']):.1%} padding"
-    packed = f"{layout['segments'] / layout['rows']:.1f} conversations in a row, {padding}"
+    padding = layout["padding"] / (layout["tokens"] + layout["padding"])
+    packed = f"{layout['segments'] / layout['rows']:.1f} conversations in a row, {padding:.1%} padding"
     cut = f"{layout['cut_documents']} cut to a row's length"
     share = counts["trainable_tokens"] / counts["tokens"]
     _say(f"chat    {counts['documents']:,} questions, answered by docstrings; {share:.0%} of the tokens are answers")
@@ -134,13 +130,7 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
 
 
 def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
-    """Train in another process, and return the records that the process printed.
-
-    Args:
-      name: Name of the run in messages.
-      options: Options of the process.
-      start: Step at which the process begins.
-      kill_after: Step after which the process is killed. None lets it run to the last step.
+    """Train in another process, from step `start` until it ends or is killed after step `kill_after`. Return its records.
 
     Raises:
       GrainSftError: The process failed, or reached the last step before it was killed.
@@ -181,7 +171,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
 
 @contextlib.contextmanager
 def started(options: Options) -> Iterator[subprocess.Popen[str]]:
-    """Start a training process that prints its records, and kill it at the end of the context."""
+    """Start a training process that prints its records, and kill it at the end."""
     with without_interrupts():
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "grain_sft.demo.train", msgspec.json.encode(options).decode()],
@@ -208,7 +198,7 @@ def parse(line: str) -> Record | None:
 
 
 def difference(steps: range, run: Log, other: Log) -> str | None:
-    """Return a sentence about the first of `steps` whose records differ; None if the records of all steps are equal."""
+    """Return a sentence about the first of `steps` whose records differ; None if all are equal."""
     for step in steps:
         if step not in run or run[step] != other.get(step):
             return f"Step {step} is the first that differs: {run.get(step)} and {other.get(step)}."
@@ -216,24 +206,19 @@ def difference(steps: range, run: Log, other: Log) -> str | None:
 
 
 def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
-    """Return a header and one line for each step: the losses of all runs, each as a decimal and as a hexadecimal float."""
+    """Return a header and one line for each step: the losses of all runs, as decimal and hexadecimal floats."""
     lines = [f"step  {'  '.join(f'{name:<21}' for name in logs)}".rstrip()]
     for step in steps:
         records = [log.get(step) for log in logs.values()]
-        cells = ["-" if record is None else f"{record.loss:.4f} {_exact(record.loss)}" for record in records]
+        # `re.sub` removes the zeros at the end of a mantissa
+        cells = [f"{each.loss:.4f} {re.sub('0*p', 'p', each.loss.hex())}" if each else "-" for each in records]
         verdict = "same" if len({*records} - {None}) == 1 else "DIFFERS"
         lines.append(f"{step:4d}  {'  '.join(f'{cell:<21}' for cell in cells)}  {verdict}")
     return lines
 
 
-def _exact(loss: float) -> str:
-    """Return `loss` in hexadecimal, without the zeros at the end of the mantissa."""
-    mantissa, mark, exponent = loss.hex().partition("p")
-    return mantissa.rstrip("0") + mark + exponent
-
-
 def _compare(steps: int, resumed_from: int, logs: Mapping[str, Log]) -> bool:
-    """Print the losses of the interrupted, resumed and uninterrupted runs, and return whether they are equal."""
+    """Print the losses of the three runs, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
     at_resumption = range(resumed_from - 1, resumed_from + 2)
     shown = {0, *at_resumption, end - 1, end, (end + steps) // 2, steps - 2, steps - 1}

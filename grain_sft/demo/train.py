@@ -57,11 +57,7 @@ def init_params(vocab_size: int, seed: int, width: int = 128) -> Params:
 
 
 def logits(params: Params, batch: Batch) -> jax.Array:
-    """Return float32 [rows, L, vocab], the logits of the next token.
-
-    A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Rotary
-    embeddings encode `inputs_position`.
-    """
+    """Return float32 [rows, L, vocab], the logits of the next token. A token attends to earlier tokens of its segment."""
     segments = batch["inputs_segmentation"]
     x = params["embedding"][batch["inputs"]]
     rows, length, width = x.shape
@@ -167,8 +163,7 @@ def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
     square = jax.tree.map(lambda old, new: BETA2 * old + (1 - BETA2) * new * new, state.square, gradients)
 
     def updated(param: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
-        unbiased_mean = mean / (1 - BETA1**done)
-        unbiased_square = square / (1 - BETA2**done)
+        unbiased_mean, unbiased_square = mean / (1 - BETA1**done), square / (1 - BETA2**done)
         return param - rate * unbiased_mean / (jnp.sqrt(unbiased_square) + EPSILON)
 
     return State(jax.tree.map(updated, state.params, mean, square), mean, square), nats
@@ -178,7 +173,7 @@ _update = jax.jit(update)
 
 
 def main(options: str) -> int:
-    """Train with `options`, a JSON text, and return the exit status. On failure, the last line printed is the reason."""
+    """Train with `options`, a JSON text, and return the exit status. On failure, print the reason last."""
     try:
         train(msgspec.json.decode(options, type=Options))
     except Exception as error:

@@ -1,10 +1,9 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-The corpus has the same bytes as a corpus that `run.prepare` makes without Beam. `prepare` here and `run.prepare` can each
-continue the unfinished work of the other. Three pipelines run, one after the other. The first scans the inputs, the second
-renders their records to chunks, and the third writes the corpus. Every worker needs an installed grain_sft
-(`--sdk_container_image` or `--requirements_file`). It also needs access to the inputs, the tokenizer and the output, in buckets
-or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
+Three pipelines run in turn: one scans the inputs, one renders their records to chunks, and one writes the corpus. The bytes are
+those of `run.prepare`, and each of the two functions can continue the other's work. Every worker needs an installed grain_sft
+(`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets or on a
+shared file system. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -40,8 +39,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Three values: the number of the unit, group or task; the unit that `scan` counted, None for `render` and `write`; and the
-failure, None if the step succeeded."""
+"""Number of a unit, group or task; the unit that `scan` counted, else None; the failure, if the step failed."""
 
 
 def prepare(
@@ -84,9 +82,9 @@ class Pipelines(Runner):
 
     Attributes:
       workers: Not used: Beam chooses the number of workers.
-      shared: Folder for files between processes. This process writes the job and the plan, and Beam's workers write results.
+      shared: Folder to which this process writes the job and the plan, and Beam's workers their results.
       beam: The module apache_beam.
-      options: Options of the pipelines.
+      options: Beam's `PipelineOptions`.
     """
 
     shared: str
@@ -131,13 +129,11 @@ class Pipelines(Runner):
         except GrainSftError:
             raise
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
-            last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            problem = f"the Beam pipeline failed ({type(error).__name__}: {last_line})"
-            fix = "The runner's own log may name the cause. Start again: this continues the unfinished work"
-            raise PrepareError(f"{problem}. {fix}.") from error
+            problem = f"{type(error).__name__}: " + str(error).strip().rpartition("\n")[2]
+            fix = "The runner's log may name the cause. Start again to continue"
+            raise PrepareError(f"the Beam pipeline failed ({problem}). {fix}.") from error
         if not files.exists(path):
-            problem = f"the Beam pipeline ended without a result: {path} is missing"
-            raise PrepareError(f"{problem}. Give an output that all workers can reach.")
+            raise PrepareError(f"{path}: the Beam pipeline did not write it. Give an output that all workers reach.")
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
             if failure is not None:
@@ -148,24 +144,23 @@ class Pipelines(Runner):
         files.write_bytes(files.join(self.shared, name), msgspec.json.encode(value))
 
 
-# The steps run on Beam's workers. Beam may run a step twice, also concurrently or on two machines. This is harmless: a step
-# writes its files atomically, and with the same content each time.
+# The steps run on Beam's workers. Beam may run a step twice, even at once or on two machines. This is harmless: a step writes
+# its files atomically, and with the same content each time.
 
 _lock = threading.RLock()
-"""Lock for the thread that renders or writes. Two such threads in a process would need more memory, without being faster."""
+"""Lock of the thread that renders or writes. A second such thread would need memory without being faster."""
 
 
 def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
-    """Count the records of a unit, and hash its bytes."""
     entry, unit = item
     yield _result(unit.number, lambda: inputs.scan_unit(entry, unit))
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Render a group of units to its chunk. Skip it if an earlier group has failed, because that failure ends the work."""
+    """Render a group of units to its chunk, unless an earlier group has failed, which ends the work."""
     failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
-        # a group before the failed group is still rendered: if both fail, the user sees the failure of the earlier group
+        # a group before the failed one is rendered: if it fails, too, the user sees its failure
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -174,28 +169,23 @@ def render(number: int, shared: str) -> Iterator[Result]:
 
 
 def write(task: Task, shared: str) -> Iterator[Result]:
-    """Write a part of the corpus."""
     with _lock:
         yield _result(task.number, lambda: _job(shared).format.write(_plan(shared), task))
 
 
 def save_results(path: str, results: Iterable[Result]) -> None:
-    """Write the results of a pipeline as JSON."""
     files.write_bytes(path, msgspec.json.encode(list(results)))
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. Return an error as a result, too: if it were raised, Beam would try the step again."""
+    """Return the result of a step. An error is a result, too: if it were raised, Beam would try the step again."""
     try:
         return number, step(), None
     except GrainSftError as error:
         return number, None, Failure.of(error)
 
 
-# The shared files do not change during a run, so each process reads them once.
-
-
-@functools.lru_cache(1)
+@functools.lru_cache(1)  # the shared files do not change during a run
 def _job(shared: str) -> Job:
     return msgspec.json.decode(files.read_bytes(files.join(shared, "job.json")), type=Job)
 
@@ -233,11 +223,9 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         try:
             importlib.import_module("google.cloud.dataflow")
         except ImportError as error:
-            problem = "the DataflowRunner needs a part of Beam that is not installed"
-            raise MissingExtraError(f"{problem}: pip install 'apache-beam[gcp]'") from error
+            raise MissingExtraError("the DataflowRunner needs more of Beam: pip install 'apache-beam[gcp]'") from error
     if getattr(standard, "no_wait_until_finish", False):
-        problem = "--no_wait_until_finish: this process needs the results of its pipelines"
-        raise PrepareError(f"{problem}. Leave the option out.")
+        raise PrepareError("--no_wait_until_finish: this process needs the results of its pipelines. Leave it out.")
     if runner in LOCAL_RUNNERS:
         # without a compatibility version, Beam would download Prism, its new local runner
         streaming = options.view_as(pipeline_options.StreamingOptions)

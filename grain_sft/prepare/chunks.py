@@ -1,8 +1,7 @@
 """Chunk files, in which a preparation keeps tokens and loss of rendered documents until it writes the corpus.
 
-A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file contains, in this order: the
-header as JSON, padded with spaces, a `RECORD` for each valid record, the tokens, their loss (absent if all of it is 1), and the
-rejected records as lines of JSON. It is written atomically.
+A chunk has the documents of one group of units; a unit is some MiB of an input file. Its file contains the header as JSON,
+padded with spaces, a `RECORD` for each valid record, the tokens, their loss, and the rejected records as lines of JSON.
 """
 
 import collections
@@ -50,11 +49,9 @@ class Header:
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents by reason.
       rejected: Number of rejected records.
-      text_bytes, text_tokens: Number of bytes of the kept documents that are plain texts, not chats, and number of the tokens
-        of these documents, including tokens that were cut off.
-      tokens_at, loss_at, rejected_at, end: Offsets of the tokens, of their loss, of the lines of the rejected records, and of
-        the end of the file, in bytes. If all tokens have the loss 1, the file contains no loss. This saves 6 % of the CPU time
-        of a preparation of plain texts.
+      text_bytes, text_tokens: Bytes and tokens of the kept plain texts, including tokens that were cut off.
+      tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
+        the section of their loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
     """
 
     key: str
@@ -76,8 +73,7 @@ class Header:
 
 @dataclasses.dataclass
 class Contents:
-    """Contents of a chunk before it is written. `records` has the fields of `RECORD` for each valid record. `tokens` and `loss`
-    have an array for each kept document."""
+    """Contents of a chunk: a `RECORD` for each valid record, and tokens and loss of each kept document."""
 
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
@@ -88,7 +84,7 @@ class Contents:
     text_tokens: int = 0
 
     def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
-        """Return the bytes of the chunk's file; `eos` is the tokenizer's EOS id."""
+        """Return the bytes of the chunk's file."""
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
@@ -121,7 +117,7 @@ class Contents:
 
 
 class Chunks:
-    """Folder of the chunks of one preparation, local or remote. `key` is the key of their headers."""
+    """Chunks of one preparation, in a local or remote folder. `key` is the key of their headers."""
 
     def __init__(self, folder: str, key: str) -> None:
         self._folder, self._key = folder, key
@@ -156,7 +152,7 @@ class Chunks:
         return tuple(header for header in headers if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
-        """Yield the records of each of the first `len(headers)` chunks, in order: arrays [records] of dtype `RECORD`."""
+        """Yield the records of each chunk, in order: arrays [records] of dtype `RECORD`."""
         parts = self._parts([(_HEADER_BYTES, header.tokens_at) for header in headers])
         return (np.frombuffer(data, RECORD) for data in parts)
 
@@ -174,7 +170,7 @@ class Chunks:
         return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield a range of bytes of each chunk, in order. `ranges` has the (start, stop) of each chunk."""
+        """Yield the bytes [start, stop) of each chunk. `ranges` has the (start, stop) of chunk 0, 1, …"""
         return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:

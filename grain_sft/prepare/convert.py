@@ -43,7 +43,7 @@ def convert(
 
     Args:
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
-      output: Folder of the output: missing, empty, or with an earlier output (see `overwrite`).
+      output: Folder that does not exist, is empty, or has an earlier output (see `overwrite`).
       format: Format of the output.
       tokenizer: Path of the corpus's tokenizer. None means the tokenizer in the corpus's folder, if there is one.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
@@ -76,11 +76,9 @@ def convert(
     identity = documents.identity(request, description)
 
     def make() -> dict[str, Any]:
-        """Write the documents, and return the manifest."""
         plan = documents.plan(target.stage, request, description)
         with target.discarded_if_refused():
-            writer.check_plan(plan)
-            tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
+            tasks = writer.tasks_of(plan)
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         return finish(plan, identity, tokenizer_files, documents.counts())
 
@@ -96,24 +94,23 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
     where = files.normalize(corpus)
     name = str(_manifest(where).get("format"))
     if name not in FORMATS and ":" not in name:  # a format from outside is package.module:Name
-        problem = f"{files.join(where, MANIFEST)}: does not exist or states no format"
-        raise PrepareError(f"{problem}. Check the path of the corpus, or give the format of the output (--format).")
+        fix = "Check the path of the corpus, or give the format of the output (--format)"
+        raise PrepareError(f"{files.join(where, MANIFEST)}: does not exist or states no format. {fix}.")
     return name
 
 
 def _manifest(where: str) -> dict[str, Any]:
-    """Return the manifest of a corpus; {} for a corpus without a manifest."""
     path = files.join(where, MANIFEST)
     return read_object(path) if files.exists(path) else {}
 
 
 class _Splits(Documents):
-    """Documents of all splits of the corpus at path `where`. What `Documents` calls part 0 is split train, part 1 is split val.
+    """Documents of the corpus at path `where`. Part 0 is split train, part 1 is split val.
 
     Attributes:
-      ids: Numbers of the documents that are written, by name of the split.
+      ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that the caller leaves out.
-      dropped: Number of empty documents that are left out because the format can't hold them.
+      dropped: Number of empty documents, which the format can't hold.
 
     Raises:
       PrepareError: No document of split train is left.
@@ -143,13 +140,7 @@ class _Splits(Documents):
             raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the converted corpus.
-
-        Args:
-          tokenizer: Path of the tokenizer; None for the tokenizer that the old corpus names.
-          format: Format of the output.
-          sizes: `part_bytes` and `shard_tokens`.
-        """
+        """Return the request of the converted corpus. `sizes` are `part_bytes` and `shard_tokens`."""
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
@@ -157,7 +148,7 @@ class _Splits(Documents):
         return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return everything that decides the output as JSON, for comparison with later runs. Hash all files of the corpus."""
+        """Return all that decides the output, as JSON. Hash all files of the corpus."""
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
@@ -167,17 +158,14 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts for the new manifest: documents left out, and documents without a final EOS or with an inner EOS.
-
-        The EOS counts are those of the old manifest. They are None if the old manifest lacks them, or documents are withdrawn.
-        """
+        """Return the counts of the new manifest. The EOS counts are those of the old one, or None if they are unknown."""
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
         return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
-        """Return the plan of the converted corpus. Read all documents, for the statistics of each split."""
+        """Return the plan of the converted corpus. Read all documents, to count their tokens."""
         statistics, binary = {}, True
         for name, ids in self.ids.items():
             tokens = trainable = 0
@@ -190,7 +178,6 @@ class _Splits(Documents):
         return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, self.source_names, masked=masked)
 
     def readers(self, parts: Sequence[int]) -> Iterable[Reader]:
-        """See `Documents.readers`."""
         return (functools.partial(self._read, part) for part in parts)
 
     def _read(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
@@ -200,8 +187,7 @@ class _Splits(Documents):
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. All of `ids` are in one split.
 
-        If the corpus records no sources, the split counts as one input with a line for each document: the source of its fifth
-        document is (0, 5), for input 0 and line 5.
+        If the corpus records no sources, the source of a split's fifth document is (0, 5), as if each document were a line.
         """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
@@ -211,12 +197,11 @@ class _Splits(Documents):
 
 
 def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
-    """Return the corpora of split train and, if it exists, split val, by name. Refuse corpora that can't be converted."""
+    """Return the corpora of the splits by name. Refuse corpora that can't be converted."""
     is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
-        problem = f"{where}: the ends of documents are unknown without boundary files"
-        raise CorpusError(f"{problem}. Give eos_token_id (--eos-token-id).")
+        raise CorpusError(f"{where}: the ends of documents are unknown. Give eos_token_id (--eos-token-id).")
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
     val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))
@@ -224,15 +209,14 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
         val = [files.join(where, "val")]
     splits = {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
     if writer.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
-        problem = f"{where}: preference pairs are not converted"
-        raise PrepareError(f"{problem}. Prepare their records again, in another format.")
+        raise PrepareError(f"{where}: preference pairs are not converted. Prepare their records in another format.")
     return splits
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and the files of the tokenizer at `path`, or by default of the tokenizer in the corpus's folder.
+    """Return the description and the files of the tokenizer at `path`, by default of the one in the corpus's folder.
 
-    If neither exists, return no files, and a description that follows from the corpus's metadata and its highest token.
+    If there is none, return no files, and a description by the corpus's metadata and its highest token.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:

@@ -1,8 +1,7 @@
 """`Documents`: random access to the documents that a writer writes, by document number.
 
-A writer orders the documents anew, for example shuffled, and asks for them in blocks. The documents lie in parts, in another
-order. In a preparation, a part is a chunk file, read by `ChunkDocuments`. In a conversion, a part is a split of the old corpus,
-read by a subclass in `convert.py`.
+A writer asks for blocks of documents in its own order, such as shuffled. The documents lie in parts, in another order. A part
+is a chunk file (`ChunkDocuments`), or in a conversion a split of the old corpus (a subclass in `convert.py`).
 """
 
 import abc
@@ -27,7 +26,6 @@ GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a to
 
 Ids = npt.NDArray[Any]
 """Numbers of documents, int32 or int64, in the order of the inputs. Dropped documents have numbers, rejected records do not."""
-
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
 """Function of (start, tokens, loss) that fills the arrays `tokens` and `loss` from a part, beginning at its token `start`."""
@@ -83,11 +81,10 @@ class Documents(abc.ABC):
         """Yield int64 [documents, 2], (input, line) of the documents `ids` in that order, several at a time."""
 
     def parts_of(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Return the part of each document."""
         return np.searchsorted(self.firsts, ids, side="right") - 1
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
-        """Yield the documents `ids` in that order, several at a time. `blocks_at_once` blocks are gathered together."""
+        """Yield the documents `ids` in that order, several at a time."""
         blocks = in_blocks(self.lengths, ids)
         while window := list(itertools.islice(blocks, self.blocks_at_once)):
             tokens, loss = self._gather(np.concatenate(window))
@@ -119,8 +116,7 @@ class Documents(abc.ABC):
         offsets = np.append(0, np.cumsum(lengths))
         tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
         is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
-        # for each run: the index in `ids` of its first document
-        first = np.append(0, np.flatnonzero(~is_adjacent) + 1)
+        first = np.append(0, np.flatnonzero(~is_adjacent) + 1)  # index in `ids` of each run's first document
         # for each run: its first token in the part, the place of this token in the result, and the place after its last token
         runs = np.stack([starts[first], offsets[first], np.append(offsets[first[1:]], offsets[-1])], axis=1)
         by_part = np.argsort(parts[first], kind="stable")
@@ -134,13 +130,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files. This object takes 8 bytes of memory per document.
-
-    Args:
-      chunks: Folder of the chunks.
-      headers: Header of each chunk.
-      lengths: Lengths of all documents; None reads the lengths from the chunks.
-    """
+    """Documents of a preparation, in its chunk files. They take 8 bytes of memory each. By default, chunks state `lengths`."""
 
     def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])
@@ -151,12 +141,10 @@ class ChunkDocuments(Documents):
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
         super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
-        if chunks.remote:
-            # A request for each document would be too slow. So whole chunks are read, once for many blocks.
+        if chunks.remote:  # a request for each document would be slow, so whole chunks are read, for many blocks
             self.blocks_at_once = GATHER_BLOCKS
 
     def readers(self, parts: Sequence[int]) -> Iterator[Reader]:
-        """See `Documents.readers`."""
         opened: Iterable[ChunkFile] = map(self._open, parts)
         if self._chunks.remote:
             opened = map(io.BytesIO, self._chunks.contents(parts))
@@ -170,10 +158,9 @@ class ChunkDocuments(Documents):
             return open(path, "rb", buffering=0)
 
     def _read(self, part: int, file: ChunkFile, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        """Read tokens and loss from the file of a chunk, as a `Reader`."""
         header = self.headers[part]
         columns = [(header.tokens_at, tokens), (header.loss_at, loss)]
-        if header.loss_at == header.rejected_at:  # the file contains no loss, because all tokens take loss
+        if header.loss_at == header.rejected_at:  # the file contains no loss: all of it is 1
             loss[:] = 1
             columns.pop()
         for offset, out in columns:
@@ -182,7 +169,6 @@ class ChunkDocuments(Documents):
                 raise StorageError(f"{self._chunks.path(part)}: changed while in use. Prepare again.")
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Documents.sources`. Reads no tokens."""
         inputs, lines = (self._chunks.column(self.headers, name) for name in ("input", "line"))
         for begin in range(0, len(ids), BLOCK_SOURCES):
             block_ids = ids[begin : begin + BLOCK_SOURCES]

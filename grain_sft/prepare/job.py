@@ -1,8 +1,7 @@
 """`Job`: the steps of a preparation (`grain-sft prepare`) after its inputs were scanned.
 
-First, the records are rendered: the job writes the tokens and losses of their documents to chunk files. Then the job plans the
-corpus: it decides which documents each split has. Then the writer of the corpus's format writes the corpus. Last, the job
-writes the manifest. Files are written atomically, so a job that was stopped continues with the missing files.
+The job renders the records to chunk files, decides which documents each split has, lets the format's writer write the corpus,
+and writes the manifest. All files are written atomically, so a job that was stopped continues with the missing files.
 """
 
 import collections
@@ -37,7 +36,7 @@ class Job(Renderer):
 
     Attributes:
       output: Folder of the corpus.
-      groups: Units of all inputs, in groups. A unit is a range of records of one input. Each group becomes one chunk file.
+      groups: Units (ranges of records) of all inputs, in groups. Each group becomes one chunk file.
     """
 
     output: str
@@ -49,27 +48,24 @@ class Job(Renderer):
 
     @functools.cached_property
     def chunks(self) -> Chunks:
-        """Chunks of the rendered units."""
         return Chunks(self.target.chunks, self.key)
 
     def size_of(self, group: int) -> int:
-        """Return the number of bytes of a group's units."""
+        """Return the size of a group in bytes."""
         return sum(unit.size for unit in self.groups[group])
 
     @functools.cached_property
     def headers(self) -> tuple[Header, ...]:
-        """Headers of all chunks. They are read on first use, after all units are rendered."""
+        """Headers of all chunks, for use after all groups are rendered."""
         return self.chunks.headers(len(self.groups))
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """JSON of all that decides the output. The manifest contains it, so a later run can find what changed."""
-        files_of_inputs = [
-            {"path": entry.path, "size": entry.size, "records": entry.records, "digest": entry.digest}
-            for entry in self.inputs
-        ]
+        names = ("path", "size", "records", "digest")
+        inputs = [{name: getattr(entry, name) for name in names} for entry in self.inputs]
         request, tokenizer = self.request.as_dict(), self.tokenizer.description()
-        return {"key": self.key, "request": request, "inputs": files_of_inputs, "tokenizer": tokenizer}
+        return {"key": self.key, "request": request, "inputs": inputs, "tokenizer": tokenizer}
 
     def make_chunk(self, group: int) -> None:
         """Render a group of units to its chunk, unless the chunk exists."""
@@ -77,18 +73,16 @@ class Job(Renderer):
             self.chunks.write(group, self.chunk(self.groups[group]))
 
     def plan(self) -> Plan:
-        """Return the plan of the corpus. All units must be rendered. Raise a PrepareError if a split has no documents."""
+        """Return the plan of the corpus. All groups must be rendered. Raise a PrepareError if a split has no documents."""
         documents = ChunkDocuments(self.chunks, self.headers)
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
                 raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()}")
-        plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
-        self.format.check_plan(plan)
-        return plan
+        return self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:
-        """Return text for a message: the numbers of valid, dropped and rejected records, and the first rejected record."""
+        """Return the numbers of valid, dropped and rejected records, and the first rejected record, for a message."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
@@ -98,7 +92,6 @@ class Job(Renderer):
         return f"{', '.join(counts)}.{example}"
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
-        """Return the plan of a corpus with these documents, splits, and statistics of each split."""
         return Plan(
             folder=self.target.stage,
             request=self.request,
@@ -113,7 +106,7 @@ class Job(Renderer):
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """Write rejected records, metadata and tokenizer, then the manifest, and return the manifest."""
+        """Write rejected records, and then as the function `finish`."""
         if self.request.on_error == "skip":
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))
@@ -128,21 +121,20 @@ class Job(Renderer):
         return finish(plan, self.identity, self.tokenizer.files(), counts)
 
     def _dropped(self) -> dict[str, int]:
-        """Return the number of dropped records by reason."""
         counts = sum((collections.Counter(header.dropped) for header in self.headers), collections.Counter[str]())
         return dict(sorted(counts.items()))
 
     def _datasets(self, documents: Documents) -> list[Ids]:
-        """Return the ids of the documents of each dataset, in order. All units of a group are of one dataset."""
+        """Return the ids of the documents of each dataset. All units of a group are of one dataset."""
         dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
-        # each dataset's first group, then the number of groups; groups are in the order of the datasets
+        # each dataset's first group, then the number of groups
         first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
         first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
         return [np.arange(start, stop, dtype=dtype) for start, stop in itertools.pairwise(first_documents)]
 
     def _count(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
-        """Return the statistics of the documents `ids`. A document that occurs twice in `ids` counts twice."""
+        """Return the statistics of the documents `ids`, some of which may occur twice."""
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)
         for number, records in enumerate(self.chunks.records(documents.headers)):
@@ -161,10 +153,7 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return the list of `steps`. Iterating over `steps` does the work.
-
-    After each step, add its `size` to `done`, and call `progress(what, done, total)`.
-    """
+    """Return the list of `steps`, whose iteration does the work. After each, add its `size` to `done` and call `progress`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     finished = []
@@ -176,7 +165,7 @@ def reported(
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Write each of `tasks` of `plan` in this process, then yield it."""
+    """Write each of `tasks` of `plan` in this process, and yield it."""
     for task in tasks:
         FORMATS[plan.request.format].write(plan, task)
         yield task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -36,14 +37,13 @@ def materialize(
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
     A local folder appears whole, by one rename. In a bucket, files appear one by one, rows.json last. After an interruption,
-    the same call continues at the first unfinished shard. If the folder is finished and has the same rows, the call changes
-    nothing.
+    the same call continues at the first unfinished shard. If the folder has the same rows already, the call changes nothing.
 
     Args:
       layout: Packed layout of any algorithm.
       output: Folder that does not exist, is empty, or holds the same rows; local, or a URL.
       shard_bytes: Maximum number of bytes of rows in a file. A file holds at least one row.
-      progress: Function of the activity, the number of rows written, and the number of all rows.
+      progress: Function of "rows", the number of rows written, and the number of all rows.
 
     Returns:
       The content of rows.json.
@@ -54,14 +54,12 @@ def materialize(
       CorpusError, CorpusFileError: The corpus can't be read.
     """
     if not layout.plans:
-        raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
+        raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written.")
     manifest, dtype = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target = _Target(output)
     identity = {"key": manifest["key"], "made_of": manifest["made_of"]}
-    report = progress or (lambda what, done, total: None)
-    result = target.produce(
-        identity, lambda: _write(layout, manifest, dtype, target, report), overwrite=False, wait=True
-    )
+    write = functools.partial(_write, layout, manifest, dtype, target, progress or (lambda *_: None))
+    result = target.produce(identity, write, overwrite=False, wait=True)
     if result.pop("already", False):
         try:
             open_corpus(target.output, format="rows")
@@ -79,7 +77,7 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Replace unfinished work on other rows. In a bucket, raise an error: there, unfinished files are in the output."""
+        """Replace unfinished work on other rows, except in a bucket, where its files are in the output."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -88,10 +86,7 @@ class _Target(Target):
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
-    """Return the content of rows.json without the fingerprint, and the dtype of a row.
-
-    This reads all files of the corpus, unless this machine has cached their hashes.
-    """
+    """Return the content of rows.json without the fingerprint, and the dtype of a row. Hash all files of the corpus."""
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     loss_dtype = "float32" if corpus.has_weights else "bool"
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
@@ -124,7 +119,7 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
 def _write(
     layout: PackedLayout, manifest: dict[str, Any], dtype: np.dtype[Any], target: Target, progress: Progress
 ) -> dict[str, Any]:
-    """Write all shards, then rows.json. Return the content of rows.json."""
+    """Write all shards, then rows.json. Return its content."""
     from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
@@ -133,18 +128,17 @@ def _write(
         if os.path.isdir(target.stage):
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
-            problem = f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free"
-            fix = "Give a folder on another disk"
-            raise StorageError(f"{problem}, but the rows take {needed / 1e9:.1f} GB more. {fix}.")
+            problem = f"has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB more"
+            raise StorageError(f"{os.path.dirname(target.output)}: {problem}. Give a folder on another disk.")
     source = NpyDataSource(layout)
     begin = 0
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
-        if not files.exists(paths[0]):  # the file of documents appears when the other files of the shard are complete
+        if not files.exists(paths[0]):  # this file appears last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
-    # `corpus.sources` is read first, because it checks that its file has one entry for each document.
+    # reading `corpus.sources` first checks that its file has one entry for each document
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -157,7 +151,7 @@ def _write(
 def _write_shard(
     source: NpyDataSource, shard_rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
 ) -> None:
-    """Write the files of one shard. Each file appears whole, and the first of `paths` appears last."""
+    """Write the files of one shard, the first of `paths` last."""
     from grain_sft.transforms import ShiftTargets
 
     length = source.layout.sequence_length
@@ -169,8 +163,7 @@ def _write_shard(
             first = pieces.segment_begins  # index of each segment's first piece
             row, segment, start = pieces.row[first], pieces.segment_columns[0][first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
-            # ShiftTargets computes `target_segment_ids`: at each token, the segment id if the next token is in the same segment
-            # and takes loss, else 0.
+            # `target_segment_ids`: the segment id of each token if the next token is in the same segment and takes loss, else 0
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():

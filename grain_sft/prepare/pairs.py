@@ -6,15 +6,13 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
 PROMPT, CHOSEN, REJECTED = 0, 1, 2
-"""Loss that marks the tokens of each part of a pair's document."""
+"""Loss of the tokens of each part of a pair's document."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
     """Return the document of a pair: the prompt, the chosen response and the rejected response.
 
-    The loss of a token is the number of its part: 0 in the prompt, 1 in the chosen response, 2 in the rejected response.
-
-    Both conversations begin with the prompt, which ends before the first token that takes loss. A response ends with the last
+    The prompt, with which both conversations begin, ends before the first token that takes loss. A response ends with the last
     token that takes loss. If every token of both conversations takes loss, the prompt is their longest common prefix, as in
     MaxText's `DPODataFormatting`.
 

@@ -1,7 +1,4 @@
-"""`Renderer`, which turns records into documents (tokens and loss), and a group of units into a chunk file.
-
-A unit is a range of records of one input file. A chunk file holds the documents of a group until the corpus is written.
-"""
+"""`Renderer`, which turns records into documents (tokens and loss), and a group of units (ranges of records) into a chunk."""
 
 import base64
 import dataclasses
@@ -53,18 +50,17 @@ class Renderer:
         for option in dataclasses.fields(TemplateOptions):
             is_read = option.name in (*_OPTIONS_OF_EVERY_TEMPLATE, *template.options)
             if not is_read and getattr(request, option.name) != option.default:
-                readers = [name for name in TEMPLATES if option.name in TEMPLATES[name].options]
-                problem = f"{option.name} is an option of template {', '.join(readers)}, not of {request.template}"
+                readers = ", ".join(name for name in TEMPLATES if option.name in TEMPLATES[name].options)
+                problem = f"{option.name} is an option of template {readers}, not of {request.template}"
                 raise PrepareError(f"{problem}. Leave it out, or choose another template.")
         if format.max_seed is not None and request.seed > format.max_seed:
             raise PrepareError(f"seed={request.seed}: expected at most {format.max_seed} for format {request.format}.")
         if template.masked and not format.holds_loss:
-            problem = f"format {request.format}: all tokens of its files take loss"
+            problem = f"all tokens of its files take loss, but template {request.template} leaves tokens without loss"
             fix = "Choose template text for plain documents, or a format with masks: olmo, episodes or openchat"
-            raise PrepareError(f"{problem}, but template {request.template} leaves tokens without loss. {fix}.")
+            raise PrepareError(f"format {request.format}: {problem}. {fix}.")
         if format.of_pairs and template.weighted:
-            problem = f"template {template.name} gives tokens weights, but pairs have no weights"
-            raise PrepareError(f"{problem}. Choose another template.")
+            raise PrepareError(f"template {template.name} gives tokens weights, which pairs have not. Choose another.")
         if format.of_pairs and request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
         if format.of_pairs and request.fim_rate:
@@ -72,17 +68,14 @@ class Renderer:
 
     @functools.cached_property
     def format(self) -> Format:
-        """The format that the request names."""
         return FORMATS[self.request.format]
 
     @functools.cached_property
     def template(self) -> type[Template]:
-        """The template that the request names."""
         return TEMPLATES[self.request.template]
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded on first use."""
         return load_tokenizer(self.request.tokenizer)
 
     @functools.cached_property
@@ -98,19 +91,16 @@ class Renderer:
         if self.format.of_pairs and conversation.rejected is None:
             raise RecordError("the record is not a preference pair ('chosen' and 'rejected'). Give another --format.")
         if conversation.rejected is not None and not self.format.of_pairs:
-            raise RecordError(
-                "the record is a preference pair ('chosen' and 'rejected'). Give --format pairs, or train on one response "
-                "alone with --schema prompt_completion:completion=chosen."
-            )
+            fix = "Give --format pairs, or train on one response with --schema prompt_completion:completion=chosen"
+            raise RecordError(f"the record is a preference pair ('chosen' and 'rejected'). {fix}.")
         return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # With `empty="keep"`, a response without text is only the EOS that ends it. If the request adds neither BOS nor EOS,
-        # the template would refuse "keep", so it gets "drop". Then a response without text has no tokens, and `pair_of` refuses
-        # the pair.
+        # With `empty="keep"`, a response without text is the EOS that ends it. Without BOS and EOS, templates refuse "keep".
+        # With "drop", the response has no tokens, and `pair_of` refuses the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
@@ -119,7 +109,7 @@ class Renderer:
         return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
 
     def chunk(self, units: Iterable[Unit]) -> bytes:
-        """Return the bytes of the chunk file of a group of units."""
+        """Return the bytes of the chunk of a group of units."""
         contents = Contents()
         for batch in self._batches(units):
             valid = [parsed for _, _, parsed in batch if not isinstance(parsed, RecordError)]
@@ -136,10 +126,7 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error).
-
-        A batch ends after a bad record. So if `on_error` is "stop", the record's error is raised before later records are read.
-        """
+        """Yield batches of (source, record, conversation or error). A batch ends after an error, which may end the work."""
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -154,7 +141,7 @@ class Renderer:
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return the JSON object of a bad record for the file of rejected records. If `on_error` is "stop", raise its error."""
+        """Return a bad record's JSON object for the file of rejected records. If `on_error` is "stop", raise its error."""
         number, line = source
         path = self.inputs[number].path
         if self.request.on_error == "stop":
@@ -171,8 +158,6 @@ class Renderer:
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
         """Cut a document to the request's length, and add it to `contents`, or count why it is dropped.
-
-        A dropped document, too, gets an entry in `contents.records`.
 
         If the template has `trim_trailing`, the tokens after the last token that takes loss are cut off, too.
         """
@@ -209,5 +194,5 @@ class Renderer:
                 contents.text_bytes += result.text_bytes
                 contents.text_tokens += total
         number, line = source
-        # all tokens of a dropped document count as cut; statistics ignore these tokens, because no split has the document
+        # all tokens of a dropped document count as cut; statistics ignore them, because no split has the document
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

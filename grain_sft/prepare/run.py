@@ -65,7 +65,7 @@ def make_corpus(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make or continue the corpus that `request` describes. `runner` scans, renders and writes. See `prepare`."""
+    """Make or continue the corpus that `request` describes, as `prepare` does. `runner` scans, renders and writes."""
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
@@ -79,20 +79,19 @@ def make_corpus(
     job = Job(request, scanned, target.output, inputs.grouped(scanned, placed))
 
     def make() -> dict[str, Any]:
-        """Render the groups of records that an interrupted run has not rendered to a chunk file, and write the corpus."""
         todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
         done = total - sum(map(job.size_of, todo))
         try:
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                # Keeping this work gains nothing: a second try would fail at the same record, or there is no chunk file to
-                # continue from. And kept work would make `prepare` refuse a corrected request.
+                # a second try would fail at the same record, or has no chunk to continue from; and a corrected request
+                # would be refused
                 target.discard()
             raise
         with target.discarded_if_refused():
             plan = job.plan()
-            tasks = [task for name in plan.splits for task in job.format.tasks(plan, name)]
+            tasks = job.format.tasks_of(plan)
         reported("Writing", runner.write(job, plan, tasks), len(tasks), progress)
         return job.finish(plan)
 
@@ -143,7 +142,7 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the lines of a document's text, split where loss begins or ends. ⏎ marks a newline, as in `grain-sft inspect`."""
+    """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text."""
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

@@ -19,7 +19,7 @@ Splits = dict[str, Ids]
 
 
 def select(ids: Ids, amount: str) -> Ids:
-    """Return the documents that `amount` selects from a dataset. The amount is a factor ("2.5") or a count ("5000"), as text.
+    """Return the documents that `amount`, a factor or a count, selects from a dataset.
 
     Amount "2.5" selects the whole dataset twice, in order, and then a random half of the dataset. Open-instruct's
     `DatasetConfig.select_samples` (dataset_transformation.py) selects the same documents.
@@ -38,38 +38,30 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """Split in the order of open-instruct: leave out the documents that are not kept, then shuffle the others.
 
-    The shuffle is that of `datasets.Dataset.shuffle(seed)`: numpy's `default_rng(seed).permutation`. The first documents of the
-    permutation, a share of `val_frac`, are "val". Open-instruct itself has no "val".
+    The shuffle is that of `datasets.Dataset.shuffle(seed)`, numpy's `default_rng(seed).permutation`. Open-instruct has no val.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
-    # `ids[kept]` holds kept documents only; `kept[kept]` is as long, and all true
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as Primer and OpenChat do: shuffle all documents by `random.Random(seed).shuffle`.
-
-    The first documents of the shuffled order, a share of `val_frac`, are "val".
-    Documents that are not kept are shuffled and counted with the others, and then left out of their split.
-    """
+    """Split as Primer and OpenChat do: shuffle all documents, kept or not, by `random.Random(seed).shuffle`."""
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
     return _divide(ids, kept, np.frombuffer(order, np.int64), request, request.shuffle is not False)
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as the episode tools do: by numpy's `RandomState(seed).permutation`.
+    """Split as the episode tools do: divide documents by numpy's `RandomState(seed).permutation`, but keep their order.
 
-    The first documents of the permutation, a share of `val_frac`, are "val".
-    Both splits are in the order of the input. If the request asks for a shuffle, they are in the order of the permutation.
+    If the request asks for a shuffle, the splits are in the order of the permutation.
     """
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _divide(ids, kept, order, request, request.shuffle is True)
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function that returns the splits. It has three arguments: the numbers of all documents; whether each document is kept, bool
-[documents]; the request. A document that is too long, for example, is not kept."""
+"""Function of the numbers of all documents, whether each is kept (it is not too long, for example), and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
@@ -92,17 +84,16 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
-    """Return the share `val_frac` of the documents as "val", and the other documents as "train".
+    """Return the first documents of `order`, a share of `val_frac`, as "val", and the others as "train".
 
-    The share is counted first. Then the documents that are not `kept` are left out of both splits. If the share is less than
-    one document, as with `val_frac` 0.05 and 10 documents, the result has no "val".
+    Then leave out the documents that are not `kept`. If the share is less than one document, there is no "val".
 
     Args:
       ids: Numbers of the documents.
       kept: Whether each document of `ids` is kept.
-      order: Permutation of the indices of `ids`. Its first indices are those of "val".
+      order: Permutation of the indices of `ids`.
       request: Request, which has `val_frac`.
-      shuffled: Whether each split is in the order of `order`. Otherwise each split is in the order of `ids`.
+      shuffled: Whether each split is in the order of `order`, not of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}

@@ -62,9 +62,9 @@ class Target:
         """Make the corpus if it is not finished. Return its manifest, with "already": True if this call made nothing.
 
         Args:
-          identity: JSON object of everything that decides the corpus. Its "key" is a hash of the rest.
+          identity: JSON object of all that decides the corpus. Its "key" is a hash of the rest.
           make: Function that writes the corpus and returns its manifest.
-          overwrite: Whether to replace another corpus, or the unfinished work of another corpus.
+          overwrite: Whether to replace another corpus, finished or not.
           wait: Whether to wait for another process that makes the same output.
         """
         manifest = self.finished(identity, overwrite=overwrite)
@@ -79,8 +79,7 @@ class Target:
                     return manifest
                 self.discard()
         elif self.remote or os.path.isdir(self.work):
-            # Remove the unfinished work that an interrupted run left. If another process holds the lock, that process is
-            # replacing this corpus, and the work belongs to it.
+            # an interrupted run left this work; but if another process holds the lock, it is replacing this corpus
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
         return {**manifest, "already": True}
@@ -96,8 +95,7 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Raise an error if the output has files that were not made here. Without `overwrite`, another finished corpus is also an
-        error.
+        Files that were not made here are an error. Without `overwrite`, so is another finished corpus.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
@@ -114,25 +112,18 @@ class Target:
             has_files = os.path.isdir(self.output) and bool(os.listdir(self.output))
         if has_files:
             problem = f"{self.output}: is not empty, and holds no {self.manifest_name}, so it was not made here"
-            fix = "Give a folder that is empty or does not exist yet, or remove its files yourself"
-            raise self.error(f"{problem}. {fix}.")
+            raise self.error(f"{problem}. Give a folder that is empty or new, or remove its files yourself.")
         return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """Return the error message for an output that holds another corpus or other unfinished work, with the differences.
-
-        Args:
-          what: "a corpus made" or "unfinished work".
-          old: Identity of the corpus or work in the output.
-          new: Identity of the corpus that is to be made.
-        """
+        """Return the error message for an output that holds `what`: "a corpus made" or "unfinished work", of identity `old`."""
         listed = "\n  ".join(list(differences(_compared(old), _compared(new)))[:20] or ["its key"])
         fix = "Give another output, the old inputs and options, or --overwrite to begin again."
         return f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n{fix}"
 
     @contextlib.contextmanager
     def _locked(self, *, wait: bool) -> Iterator[None]:
-        """Make the folder of unfinished work, and lock it against other processes of this machine. Buckets have no locks."""
+        """Make the work folder, and lock it against other processes of this machine. Buckets have no locks."""
         if self.remote:
             yield
             return
@@ -146,19 +137,17 @@ class Target:
             yield
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`. If there is other work, remove it with `overwrite`, else raise an error."""
+        """Begin or continue the work of `identity`. Remove other work if `overwrite`, else raise an error."""
         old = read_object(self.state) if files.exists(self.state) else {}
         is_same = old.get("key") == identity["key"]
         if old and not is_same and not overwrite:
             raise self.error(self.changed("unfinished work", old, identity))
-        # A local corpus is replaced when the new corpus is complete. In a bucket, old files are removed first, because new
-        # files have the same names.
+        # A local corpus is replaced when the new one is complete. In a bucket, new files have the names of the old ones.
         replaces_corpus = self.remote and files.exists(self.manifest)
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # If the removal is interrupted, this file marks the files that are left as unfinished work, which --overwrite may
-            # remove. Without this file, `finished` would take them for the user's own.
+            # if the removal is interrupted, this marks the files that are left as unfinished work, not as the user's own
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -183,12 +172,12 @@ class Target:
         """Remove the unfinished work and its folder."""
         _remove(self.work, but=LOCK)
         if not self.remote:
-            # this may fail, because another process that waits for the lock may make files in the folder meanwhile
+            # a process that waits for the lock may make files in the folder meanwhile
             shutil.rmtree(self.work, ignore_errors=True)
 
     @contextlib.contextmanager
     def discarded_if_refused(self) -> Iterator[None]:
-        """Discard the unfinished work if the context raises a PrepareError, since the work would block a corrected request."""
+        """Discard the unfinished work if the context raises a PrepareError: it would block a corrected request."""
         try:
             yield
         except PrepareError:
@@ -237,11 +226,7 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that `changed` compares.
-
-    The list of inputs becomes a mapping by path, so that messages name the path of a changed input. If two inputs have the same
-    path, it stays a list.
-    """
+    """Return the parts of an identity that `changed` compares, with inputs by path, unless two have the same path."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs

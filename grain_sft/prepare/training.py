@@ -23,7 +23,6 @@ _OPTIONS: Mapping[str, Any] = {
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
     "shuffle_input_sentence": False, "num_threads": 1, "minloglevel": 2,
 }  # fmt: skip
-"""Options of SentencePiece that are the same in every training."""
 
 
 def train_tokenizer(
@@ -57,7 +56,7 @@ def train_tokenizer(
 
 
 def _reason(internal: str, vocab_size: int) -> str:
-    """Return the message for an internal error of SentencePiece."""
+    """Return a message in place of an internal error of SentencePiece."""
     if match := re.search(r"to a value <= (\d+)", internal):
         most = int(match[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""
@@ -90,7 +89,6 @@ def conversation_lines(
 
 
 def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:
-    """Yield the text of every message."""
     for path, number, raw in inputs.all_records([paths]):
         try:
             yield from (message.content for message in read_record(raw, schema).messages)

@@ -1,10 +1,7 @@
 """`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render records for it.
 
-A unit is a range of records of an input file. Units are rendered in groups: the documents of a group make one chunk file.
-
 A worker reads lines from its standard input: first a job as JSON, then the number of each group to render. It exits when its
-input ends, which also happens if the parent is killed. Workers are not processes of `multiprocessing`, because these would run
-the caller's main module again.
+input ends, which also happens if the parent is killed. Processes of `multiprocessing` would run the caller's main module again.
 """
 
 import concurrent.futures
@@ -47,12 +44,9 @@ class Failure(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runner of a job's steps on this machine. It scans in threads, and writes in this process.
+    """Runner of a job's steps on this machine: it scans in threads, renders in worker processes, and writes in this process.
 
-    It renders in worker processes. If one process is enough, it renders in this process instead.
-
-    `scan` yields each unit after it is scanned, `render` each group after it is rendered, and `write` each task after it is
-    written, in order. If scanning, rendering or writing fails, the method raises the error.
+    Each method yields its items in order, after their work is done. If the work fails, it raises the error.
 
     Attributes:
       workers: Number of processes that render. None means one process per core, or fewer processes for few groups.
@@ -66,27 +60,26 @@ class Runner:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Render the groups of units whose numbers are in `groups`, each to a chunk file."""
+        """Render groups of units, by number, each to a chunk file. If one process is enough, render in this process."""
         max_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
         num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, max_useful))
         if num_workers > 1:
             yield from _render_by_workers(job, groups, num_workers)
         else:
             for group in groups:
-                job.chunks.write(group, job.chunk(job.groups[group]))
+                job.make_chunk(group)
                 yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
-        """Write the parts of the corpus that `tasks` describe."""
+        """Write parts of the corpus."""
         return write_tasks(plan, tasks)
 
 
 def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Render groups in worker processes. Each thread of a pool has one process, to which it sends one group at a time."""
+    """Render groups in worker processes. Each thread of a pool has a process, to which it sends one group at a time."""
     thread = threading.local()
 
     def render(group: int) -> int:
-        """Render one group in the process of this thread. Return its number."""
         if not hasattr(thread, "process"):
             thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))
@@ -114,7 +107,6 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
 
 @contextlib.contextmanager
 def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a worker process, and kill it at the end."""
     process = subprocess.Popen(
         # with -m, Python would warn that the package has imported the module already
         [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],
@@ -127,13 +119,13 @@ def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        # a line that `_send` failed to send is still in the buffer of stdin; `communicate` tries to send it, and fails again
+        # the buffer of stdin may have a line that `_send` failed to send; `communicate` fails to send it, too
         with contextlib.suppress(OSError):
             process.communicate()
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Write a line to `process`. If the process has ended, do nothing: the caller then reads an empty reply."""
+    """Send a line to a process. If the process has ended, do nothing: the caller then reads an empty reply."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line + b"\n")
@@ -141,7 +133,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def serve() -> None:
-    """Render groups of units in a worker process until standard input ends. Reply to each group with `null` or a `Failure`."""
+    """Render groups in a worker process until standard input ends. Reply to each with `null` or a `Failure`."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # what libraries print goes to stderr, not between the replies

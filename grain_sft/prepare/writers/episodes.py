@@ -1,8 +1,7 @@
 """Writer of format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files: `tokens.bin` (uint32), `mask.bin` (uint8) or
-`mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). The two tools write tokens as uint32, too,
-although their documentation states uint16.
+Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files: `tokens.bin` (uint32, although the documentation of the
+two tools states uint16), `mask.bin` (uint8) or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 (start, length)).
 """
 
 from collections.abc import Callable
@@ -25,11 +24,7 @@ ENDS = ("<myPT_eot>", "<|eot|>")
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Return one task for each shard. A shard has whole documents of at most `shard_tokens` in total, or one longer document.
-
-    Raises:
-      PrepareError: There are more than `MAX_SHARDS` shards.
-    """
+    """Return one task for each shard, which has whole documents of at most `shard_tokens` in total, or one longer document."""
     token_ends = np.append(0, plan.ends(split))  # tokens in the first 0, 1, 2, … documents
     num_documents = len(token_ends) - 1
     shards: list[Task] = []
@@ -41,9 +36,8 @@ def tasks(plan: Plan, split: str) -> list[Task]:
         shards.append(Task(split, len(shards), start, stop, 0, int(token_ends[stop] - token_ends[start])))
         start = stop
     if len(shards) > MAX_SHARDS:
-        problem = f"shard_tokens={plan.request.shard_tokens}: {len(shards)} shards in {split}"
-        fix = "Give more tokens per shard (--tokens-per-shard)"
-        raise PrepareError(f"{problem}; expected at most {MAX_SHARDS}, because readers sort the names. {fix}.")
+        problem = f"{len(shards)} shards in {split}; expected at most {MAX_SHARDS}"
+        raise PrepareError(f"shard_tokens={plan.request.shard_tokens}: {problem}. Give more (--tokens-per-shard).")
     return shards
 
 
@@ -59,18 +53,15 @@ def write_shard(
     """Write one shard, its index last.
 
     Args:
-      plan: Corpus that is written.
-      task: Shard.
-      index_name: Name of the file of the index.
-      mask_name: Name of the file of the mask.
-      columns: Function that takes a block of documents. It returns the mask of their tokens, and all columns of the index after
-        the first. `write_shard` computes the first column: the number of tokens in the shard before each document.
+      plan, task: Corpus and shard.
+      index_name, mask_name: Names of two of the three files.
+      columns: Function of a block of documents. It returns the mask of their tokens, and all columns of the index but the
+        first, which is the number of tokens in the shard before each document.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
-    # `whole_files` finishes the first path last, so a shard that has its index is complete
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
     if files.exists(paths[0]):
-        return  # a shard that an earlier run has finished
+        return  # an earlier run has finished this shard
     start = 0
     with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
@@ -85,7 +76,7 @@ def write_shard(
 def finish(plan: Plan) -> None:
     """Write sources, metadata and the tokenizer's state."""
     tokenizer = plan.tokenizer
-    plan.write_sources(lambda split: f"{split}/sources.bin")
+    plan.write_sources()
     plan.write_metadata(*ENDS)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",
@@ -117,5 +108,4 @@ def finish(plan: Plan) -> None:
     plan.write_json("dataset_metadata.json", metadata)
 
 
-# the format can hold any documents, so there is nothing to check
 FORMAT = Format(splits.by_random_state, lambda plan: None, tasks, write, finish, max_seed=(1 << 32) - 1)

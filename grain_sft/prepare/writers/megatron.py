@@ -1,7 +1,7 @@
 """Writer of format megatron: the files of Megatron's `IndexedDatasetBuilder`.
 
-The files are `text_document.bin` and `text_document.idx` in the folders `train` and `val`. Each document is one sequence, and
-all tokens take loss. Megatron's data path is `OUTPUT/train/text_document`.
+The files are `text_document.bin` and `text_document.idx` in the folders `train` and `val`: Megatron's data path is
+`OUTPUT/train/text_document`. Each document is one sequence, and all tokens take loss.
 """
 
 import numpy as np
@@ -25,23 +25,21 @@ def check(plan: Plan) -> None:
     for split in plan.statistics:
         longest = int(plan.documents.lengths[plan.splits[split]].max(initial=0))
         if longest > _MAX_LENGTH:
-            problem = f"format megatron: a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}"
-            raise PrepareError(f"{problem}. Divide it.")
+            problem = f"a document has {longest:,} tokens; expected at most {_MAX_LENGTH:,}"
+            raise PrepareError(f"format megatron: {problem}. Divide it.")
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write both files of a split. The index appears last, so a split with an index is complete."""
+    """Write both files of a split, the index last."""
     index_path, tokens_path = (plan.path(task.split, f"{NAME}.{suffix}") for suffix in ("idx", "bin"))
     if files.exists(index_path):
-        return  # complete since an earlier run
+        return  # an earlier run has finished this split
     dtype = np.dtype("uint16" if plan.tokenizer["vocab_size"] < _UINT16_VOCABULARY else "int32")
     with whole_files([index_path, tokens_path]) as (index, tokens):
         for block in plan.blocks(task):
-            if len(block.tokens) and block.tokens.max() > np.iinfo(dtype).max:
-                raise PrepareError(
-                    f"{tokens_path}: token id {block.tokens.max()}, but the tokenizer has {plan.tokenizer['vocab_size']} ids, "
-                    f"for which Megatron stores {dtype}. Give the tokenizer that made the tokens."
-                )
+            if (highest := block.tokens.max(initial=0)) > np.iinfo(dtype).max:
+                problem = f"token id {highest}, but the tokenizer has {plan.tokenizer['vocab_size']} ids, so tokens are {dtype}"
+                raise PrepareError(f"{tokens_path}: {problem}. Give the tokenizer that made the tokens.")
             tokens.write(block.tokens.astype(dtype).tobytes())
         sizes = plan.documents.lengths[plan.splits[task.split]]
         for part in megatron_index.encode(dtype, sizes):
@@ -50,7 +48,7 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Write sources and metadata."""
-    plan.write_sources(lambda split: f"{split}/sources.bin")
+    plan.write_sources()
     plan.write_metadata()
 
 

@@ -36,17 +36,11 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write the files of one part: boundaries, mask and tokens.
-
-    Plain documents, whose tokens all take loss, have no mask. The file of tokens appears last, so it shows that the part is
-    finished: a later run skips the part.
-    """
-    number = f"{task.number:04d}"
-    names = (f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz", f"labels_mask_part_{number}.npy")
-    num_files = 3 if plan.masked else 2
-    paths = [plan.path(task.split, name) for name in names[:num_files]]
+    """Write the files of one part, the tokens last."""
+    names = ["token_ids_part_{:04d}.npy", "token_ids_part_{:04d}.csv.gz", "labels_mask_part_{:04d}.npy"]
+    paths = [plan.path(task.split, name.format(task.number)) for name in names[: 3 if plan.masked else 2]]
     if files.exists(paths[0]):
-        return
+        return  # an earlier run has finished this part
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         written = 0  # tokens
         start = task.skip  # number of tokens at the beginning of the block that are in earlier parts
@@ -55,8 +49,7 @@ def write(plan: Plan, task: Task) -> None:
             tokens.write(block.tokens[start:stop].tobytes())
             for mask in masks:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
-            # End of each document, counted in the part. A document without tokens in this part gets no line.
-            ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written
+            ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written  # ends of the documents in the part
             borders = itertools.pairwise([written, *ends.tolist()])
             boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())
             written += stop - start
@@ -64,8 +57,8 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Write sources, metadata and statistics of every split."""
-    plan.write_sources(lambda split: f"{split}/sources.bin")
+    """Write sources, metadata and statistics of each split."""
+    plan.write_sources()
     plan.write_metadata()
     for split in plan.splits:
         _write_statistics(plan, split)
@@ -95,7 +88,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
         **({} if plan.masked else {LABEL_MASKS: False}),
     }
-    # The boundary files do not state which parts begin with the rest of a document, so the statistics list these parts.
+    # parts that begin with the rest of a document: the boundary files do not state them
     continued = [task.number for task in tasks(plan, split) if task.skip]
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)

@@ -1,11 +1,9 @@
 """Writer of format openchat: the Parquet files of OpenChat's `generate_dataset`, `openchat.train.parquet` and
 `openchat.eval.parquet`.
 
-Each row of a file is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids,
-nz_shifted_label_ids and nz_shifted_loss_weights. Labels and weights are shifted one place to the left, so the columns lack the
-weight of the document's first token. If a document has a first token with another weight than 0,
-`openchat.train.first_weights.bin` (or `openchat.eval.first_weights.bin`) has the weight of every document's first token as
-float32.
+Each row of a file is a document. Labels and weights are shifted one place to the left, so the columns lack the weight of the
+document's first token. If one of these weights is not 0, `openchat.train.first_weights.bin` (or
+`openchat.eval.first_weights.bin`) has the weight of every document's first token as float32.
 """
 
 import json
@@ -32,7 +30,7 @@ def check(plan: Plan) -> None:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write a whole split. The Parquet file appears last, so its presence shows that the split is complete."""
+    """Write a whole split, the Parquet file last."""
     path = plan.path(f"{PREFIX}.{NAMES[task.split]}.parquet")
     if files.exists(path):
         return  # an earlier run has finished this split
@@ -69,7 +67,7 @@ def _first_weights(block: Block) -> npt.NDArray[np.float32]:
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
-    """Return the Parquet rows of a block of documents, one row for each document."""
+    """Return the Parquet rows of a block, one for each document."""
     lengths, tokens = block.lengths, block.tokens.astype(np.int32)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -96,7 +94,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
-    """Write a file for each split with the source of every document: its input file and its line."""
+    """Write the sources of each split."""
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
 
 

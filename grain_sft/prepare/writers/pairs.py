@@ -1,7 +1,7 @@
 """Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
-A pair's tokens are those of its prompt, its chosen response and its rejected response, in this order. `pairs.idx` has four
-uint64 for each pair: the index of the pair's first token in the shard, and the lengths of these three.
+`pairs.idx` has four uint64 for each pair: the index of its first token in the shard, and the lengths of its prompt, its chosen
+response and its rejected response, whose tokens are in this order.
 """
 
 import numpy as np
@@ -29,8 +29,8 @@ def _columns(block: Block) -> tuple[Array, list[Array]]:
 
 
 def finish(plan: Plan) -> None:
-    """Write the sources files and the metadata."""
-    plan.write_sources(lambda split: f"{split}/sources.bin")
+    """Write sources and metadata."""
+    plan.write_sources()
     plan.write_metadata()
     ids = {"eot_token_id": plan.end_of_document(), "pad_token_id": plan.tokenizer.get("pad_token_id")}
     plan.write_json("dataset_metadata.json", {"token_dtype": TOKEN_DTYPE.name, **ids})

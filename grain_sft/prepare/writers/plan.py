@@ -19,13 +19,12 @@ from grain_sft.storage import files
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A part of a split that is written by itself: documents [start, stop) in the split's order.
-
-    A part may begin and end inside a document.
+    """A part of a split that is written by itself. It may begin and end inside a document.
 
     Attributes:
       split: "train" or "val".
       number: Number of the part in its split, from 0.
+      start, stop: The part's documents are [start, stop) in the split's order.
       skip: Number of tokens of document `start` that are in earlier parts.
       tokens: Number of tokens of this part.
     """
@@ -55,7 +54,7 @@ class Plan:
     """A corpus before it is written.
 
     Attributes:
-      folder: Folder that the files are written to, local or remote. A local folder is renamed to the output at the end.
+      folder: Local or remote folder of the files. A local folder is renamed to the output at the end.
       request: Request of the corpus.
       tokenizer: Description of the tokenizer, as JSON.
       documents: Documents by number.
@@ -64,7 +63,7 @@ class Plan:
       binary: Whether every loss weight is 0 or 1.
       source_names: Paths of the inputs, by the input numbers in `documents.sources`.
       tool_calls: Whether the template is made for conversations that call tools.
-      masked: Whether some tokens may take no loss. If false, a format whose masks are optional writes no masks.
+      masked: Whether some tokens may take no loss. If false, a format with optional masks writes none.
     """
 
     folder: str
@@ -95,15 +94,12 @@ class Plan:
         files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
-        """Return the token that ends a document. This is the first of the texts `special` that the tokenizer has, else EOS.
-
-        Plain documents, whose tokens all take loss, always end with EOS.
-        """
+        """Return the id that ends a document: EOS, or in a chat the first of the tokens `special` that the tokenizer has."""
         ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
         return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
     def metadata(self, split: str, *special: str) -> dict[str, Any]:
-        """Return a split's metadata; for `special`, see `end_of_document`."""
+        """Return a split's metadata. For `special`, see `end_of_document`."""
         label_masks = {} if self.masked else {LABEL_MASKS: False}
         return split_metadata(
             format=self.request.format,
@@ -118,11 +114,11 @@ class Plan:
         )
 
     def write_metadata(self, *special: str) -> None:
-        """Write `metadata` to corpus.json in the folder of each split, so that one split can be copied without the other."""
+        """Write each split's metadata to a corpus.json in its folder, so that a split can be copied alone."""
         for split in self.splits:
             self.write_json(f"{split}/{SPLIT}", self.metadata(split, *special))
 
-    def write_sources(self, name: Callable[[str], str]) -> None:
+    def write_sources(self, name: Callable[[str], str] = "{}/sources.bin".format) -> None:
         """Write the sources of each split, int64 little-endian pairs (input, line), to the file `name(split)`."""
         for split, ids in self.splits.items():
             with files.atomic_write(self.path(name(split)), "wb") as file:
@@ -142,7 +138,7 @@ class Format:
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus's folder, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
-      of_pairs: Whether documents are preference pairs. A token's loss then tells prompt and responses apart, see `pair_of`.
+      of_pairs: Whether documents are preference pairs, with loss as in `pair_of`.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
       holds_empty: Whether the files can hold a document without tokens.
       holds_loss: Whether the files state which tokens take loss. If not, readers let all tokens take loss.
@@ -162,32 +158,30 @@ class Format:
     holds_loss: bool = True
     max_seed: int | None = None
 
-    def check_plan(self, plan: Plan) -> None:
-        """Raise a PrepareError if the format can't hold the plan's documents, or has no masks for tokens that take no loss."""
+    def tasks_of(self, plan: Plan) -> list[Task]:
+        """Return the parts of all splits. Raise a PrepareError if the format can't hold the plan's documents."""
         self.check(plan)
         for split, counts in plan.statistics.items():
             without_loss = counts.tokens - counts.trainable_tokens
-            if without_loss > 0 and not self.holds_loss:
-                raise PrepareError(
-                    f"format {plan.request.format}: its files have no masks, so all tokens take loss, but {without_loss:,} of "
-                    f"the {counts.tokens:,} tokens of {split} take none. Choose a format with masks: olmo, episodes or "
-                    "openchat."
-                )
+            if without_loss and not self.holds_loss:
+                problem = f"all tokens take loss, but {without_loss:,} of {counts.tokens:,} tokens of {split} take none"
+                fix = "Choose a format with masks: olmo, episodes or openchat"
+                raise PrepareError(f"format {plan.request.format}: {problem}. {fix}.")
+        return [task for split in plan.splits for task in self.tasks(plan, split)]
 
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
-    """Open new files for writing. They appear under their names when all are complete, the first file last."""
-    with contextlib.ExitStack() as stack:  # closes the files in the opposite order; a file appears when it is closed
+    """Open new files. They appear under their names when all are complete, the first file last."""
+    with contextlib.ExitStack() as stack:  # closes the files in the opposite order
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
 
 def refuse_weights(plan: Plan) -> None:
-    """Refuse weights other than 0 and 1, for a format that can't express them."""
+    """Refuse weights other than 0 and 1."""
     if not plan.binary:
-        problem = f"format {plan.request.format}: can't hold the template's weights other than 0 and 1"
-        fix = "Choose the format openchat or episodes, or leave --seq-level-weight and weights out"
-        raise PrepareError(f"{problem}. {fix}.")
+        fix = "Choose format openchat or episodes, or leave out --seq-level-weight and weights"
+        raise PrepareError(f"format {plan.request.format}: can't hold weights other than 0 and 1. {fix}.")
 
 
 def whole_split(plan: Plan, split: str) -> list[Task]:

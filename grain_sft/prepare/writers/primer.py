@@ -26,17 +26,17 @@ SHARD = "shard_00000"
 def check(plan: Plan) -> None:
     """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1: the files can't hold them."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
-        problem = f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids"
-        raise PrepareError(f"{problem}. Expected at most 65,536. Choose another tokenizer or format.")
+        problem = f"this tokenizer has {plan.tokenizer['vocab_size']} ids; expected at most 65,536 (uint16)"
+        raise PrepareError(f"format primer: {problem}. Choose another tokenizer or format.")
     refuse_weights(plan)
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write the files of a whole split. The index appears last, so a split with an index is complete."""
+    """Write the files of a whole split, the index last."""
     paths = [plan.path(f"{task.split}_{name}") for name in ("idx.npy", "input_ids.bin", "labels.bin")]
     if files.exists(paths[0]):
-        return  # an earlier run has completed this split
-    with whole_files(paths) as (index, tokens, labels):  # the first of `paths` appears last
+        return  # an earlier run has finished this split
+    with whole_files(paths) as (index, tokens, labels):
         np.save(index, np.append(0, plan.ends(task.split)[:-1]).astype("<i8"), allow_pickle=False)
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype("<u2").tobytes())
@@ -44,9 +44,9 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Write the sources files, the metadata, the links and `meta.json`."""
+    """Write sources, metadata, links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
-    plan.write_sources(lambda split: f"{split}_sources.bin")
+    plan.write_sources("{}_sources.bin".format)
     plan.write_metadata(SPECIAL_TOKENS["eot"])
     split_figures: dict[str, Any] = {}
     for split in ("train", "val"):
@@ -90,8 +90,8 @@ def _link(plan: Plan, split: str) -> None:
             link.unlink(missing_ok=True)
             link.symlink_to(f"../{split}_{target}")
     except OSError as error:
-        problem = f"{folder}: links can't be written ({error.strerror})"
-        raise StorageError(f"{problem}. Write to a file system that has symbolic links and space.") from error
+        fix = "Write to a file system that has symbolic links and space"
+        raise StorageError(f"{folder}: links can't be written ({error.strerror}). {fix}.") from error
 
 
 FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish, holds_empty=False)
