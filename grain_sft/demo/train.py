@@ -133,7 +133,7 @@ def train(options: Options) -> None:
     try:
         for step in range(start, options.steps):
             batch = next(batches)
-            state, nats = _update(state, step, batch)
+            state, nats = update(state, step, batch)
             record = Record(step, float(nats), batch_sha256(batch))
             if not math.isfinite(record.loss):
                 raise GrainSftError(f"the loss at step {step} is {record.loss}: the training diverged.")
@@ -154,6 +154,7 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
+@jax.jit
 def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
     """Return the state after one step of Adam, and the loss before it. The learning rate grows in the first `WARMUP` steps."""
     nats, gradients = jax.value_and_grad(loss)(state.params, batch)
@@ -167,9 +168,6 @@ def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
         return param - rate * unbiased_mean / (jnp.sqrt(unbiased_square) + EPSILON)
 
     return State(jax.tree.map(updated, state.params, mean, square), mean, square), nats
-
-
-_update = jax.jit(update)
 
 
 def main(options: str) -> int:

@@ -45,11 +45,10 @@ class Header:
       records: Number of accepted records, including those of dropped documents.
       token_dtype, loss_dtype: dtype of the tokens ("uint16" or "uint32"), and of their loss ("bool" or "float32").
       binary: Whether the loss of every token is 0 or 1.
-      unended: Number of documents whose last token is not the tokenizer's EOS.
-      inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents by reason.
-      rejected: Number of rejected records.
-      text_bytes, text_tokens: Bytes and tokens of the kept plain texts, including tokens that were cut off.
+      counts: "rejected", the number of rejected records; "without_final_eos" and "with_inner_eos", the numbers of documents
+        that do not end with EOS, or have one before their last token; "text_bytes" and "text_tokens" of the kept plain texts,
+        including tokens that were cut off.
       tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
         the section of their loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
     """
@@ -59,12 +58,8 @@ class Header:
     token_dtype: str
     loss_dtype: str
     binary: bool
-    unended: int
-    inner_eos: int
     dropped: dict[str, int]
-    rejected: int
-    text_bytes: int
-    text_tokens: int
+    counts: dict[str, int]
     tokens_at: int
     loss_at: int
     rejected_at: int
@@ -80,8 +75,7 @@ class Contents:
     loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    text_bytes: int = 0
-    text_tokens: int = 0
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
         """Return the bytes of the chunk's file."""
@@ -90,9 +84,10 @@ class Contents:
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
         stops = np.cumsum([len(document) for document in self.tokens], dtype=np.int64)
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
-        ends_with_eos = is_eos[stops - 1]
+        counts = {**self.counts, "rejected": len(self.rejected)}
+        counts["without_final_eos"] = int(np.count_nonzero(~is_eos[stops - 1]))
         is_eos[stops - 1] = False  # now true only for an EOS inside a document
-        documents_of_inner_eos = np.searchsorted(stops, np.flatnonzero(is_eos), side="right")
+        counts["with_inner_eos"] = len(np.unique(np.searchsorted(stops, np.flatnonzero(is_eos), side="right")))
         loss_bytes = b"" if (loss == 1).all() else loss.tobytes()
         sections = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss_bytes, rejected]
         _, tokens_at, loss_at, rejected_at, end = itertools.accumulate(map(len, sections), initial=_HEADER_BYTES)
@@ -102,12 +97,8 @@ class Contents:
             token_dtype=token_dtype.name,
             loss_dtype=loss_dtype.name,
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
-            unended=int(np.count_nonzero(~ends_with_eos)),
-            inner_eos=len(np.unique(documents_of_inner_eos)),
             dropped=dict(self.dropped),
-            rejected=len(self.rejected),
-            text_bytes=self.text_bytes,
-            text_tokens=self.text_tokens,
+            counts=counts,
             tokens_at=tokens_at,
             loss_at=loss_at,
             rejected_at=rejected_at,

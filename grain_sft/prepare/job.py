@@ -79,13 +79,13 @@ class Job(Renderer):
         for name, ids in splits.items():
             if not len(ids):
                 raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()}")
-        return self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
+        return self.plan_of(documents, splits, {name: self._statistics(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:
         """Return the numbers of valid, dropped and rejected records, and the first rejected record, for a message."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
-        counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
+        counts.append(f"{self._count('rejected')} rejected")
         rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
         first = next(rejected, None)
         example = " The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else ""
@@ -110,15 +110,14 @@ class Job(Renderer):
         if self.request.on_error == "skip":
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))
-        counts = {
-            "dropped": self._dropped(),
-            "rejected": sum(header.rejected for header in self.headers),
-            "without_final_eos": sum(header.unended for header in self.headers),
-            "with_inner_eos": sum(header.inner_eos for header in self.headers),
-        }
-        if text_bytes := sum(header.text_bytes for header in self.headers):
-            counts["text"] = {"bytes": text_bytes, "tokens": sum(header.text_tokens for header in self.headers)}
+        names = ("rejected", "without_final_eos", "with_inner_eos")
+        counts = {"dropped": self._dropped(), **{name: self._count(name) for name in names}}
+        if text_bytes := self._count("text_bytes"):
+            counts["text"] = {"bytes": text_bytes, "tokens": self._count("text_tokens")}
         return finish(plan, self.identity, self.tokenizer.files(), counts)
+
+    def _count(self, name: str) -> int:
+        return sum(header.counts.get(name, 0) for header in self.headers)
 
     def _dropped(self) -> dict[str, int]:
         counts = sum((collections.Counter(header.dropped) for header in self.headers), collections.Counter[str]())
@@ -133,7 +132,7 @@ class Job(Renderer):
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
         return [np.arange(start, stop, dtype=dtype) for start, stop in itertools.pairwise(first_documents)]
 
-    def _count(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
+    def _statistics(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`, some of which may occur twice."""
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)

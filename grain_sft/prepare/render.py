@@ -191,8 +191,8 @@ class Renderer:
             contents.tokens.append(tokens)
             contents.loss.append(loss)
             if result.text_bytes is not None:
-                contents.text_bytes += result.text_bytes
-                contents.text_tokens += total
+                contents.counts["text_bytes"] += result.text_bytes
+                contents.counts["text_tokens"] += total
         number, line = source
         # all tokens of a dropped document count as cut; statistics ignore them, because no split has the document
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

@@ -16,7 +16,6 @@ from grain_sft.errors import GrainSftError
 LOGITS = jax.jit(logits)
 LOSS = jax.jit(loss)
 LOSS_AND_GRADIENTS = jax.jit(jax.value_and_grad(loss))
-UPDATE = jax.jit(update)
 PARAMS = init_params(VOCAB_SIZE, 0, width=16)
 
 
@@ -70,7 +69,7 @@ def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
 
 def test_a_checkpoint_gives_back_every_bit_and_the_newest_has_the_highest_step(chat: Chat, tmp_path: Path) -> None:
     state, batch = init_state(PARAMS), dict(chat.pipeline[0])
-    first_state, first_loss = UPDATE(state, 0, batch)
+    first_state, first_loss = update(state, 0, batch)
     for step in (2, 10):
         save(tmp_path, step, first_state)
     (tmp_path / ".step-00000011.npz.x.tmp").touch()  # a process was killed while it wrote this
@@ -78,6 +77,6 @@ def test_a_checkpoint_gives_back_every_bit_and_the_newest_has_the_highest_step(c
     loaded = load(tmp_path, 10, state)
     for part in ("params", "mean", "square"):
         assert_same(getattr(loaded, part), getattr(first_state, part))
-    assert UPDATE(loaded, 1, batch)[1] < first_loss
+    assert update(loaded, 1, batch)[1] < first_loss
     with pytest.raises(GrainSftError, match="holds no checkpoint"):
         newest_step(tmp_path / "none")
