@@ -38,10 +38,7 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of `LONG_FILES` first. By itself, pytest-xdist runs files with few tests last, even if the tests are long.
-
-    Tests that take minutes by design have no time limit.
-    """
+    """Put the tests of `LONG_FILES` first. Tests that take minutes by design have no time limit."""
     ranks = {f"test_{name}.py": rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
     for item in items:

@@ -27,7 +27,6 @@ def pipeline(tmp_path_factory):
 
 
 def text_of(html):
-    """Return the text of a table whose tags all close."""
     return " ".join(ElementTree.fromstring(html).itertext())
 
 

@@ -200,7 +200,6 @@ def test_every_command_takes_the_config(tmp_path, monkeypatch, layout):
 
 @pytest.fixture
 def chats(tmp_path):
-    """A file of one chat, next to the folder `hf` of a tokenizer."""
     pytest.importorskip("transformers")
     from tokenizer_makers import byte_level_json, save_huggingface
 

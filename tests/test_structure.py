@@ -1,7 +1,4 @@
-"""The structure of the package: files use each other by public names, through doors, and files and folders stay small.
-
-A room is a folder of the package, and its door is its `__init__.py` (docs/contributing.md).
-"""
+"""The structure of the package: files use each other by public names, through doors, and files and folders stay small."""
 
 import ast
 import functools
@@ -49,7 +46,6 @@ def foreign_isinstance(path: Path, node: ast.AST) -> bool:
 
 @functools.cache
 def own_attributes(path: Path) -> set[str]:
-    """Return the names that a file defines or assigns."""
     found: set[str] = set()
     for node in ast.walk(trees()[path]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -92,7 +88,6 @@ CHECKS |= {"past a door": past_a_door}
 
 
 def counted() -> dict[str, list[str]]:
-    """Return the places that violate each rule, by the name of the rule."""
     nodes = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
     found = {
         name: [f"{path}:{node.lineno} {ast.unparse(node)}" for path, node in nodes if check(path, node)]

@@ -12,7 +12,6 @@ from grain_sft.layout import ALGORITHMS, PackingOptions
 
 @pytest.fixture
 def bench(tmp_path, capsys, figures):
-    """Return a function that runs `grain-sft bench` with some words, and returns its figures and the printed text."""
     return lambda words: (figures("bench", *words.split(), "--dir", tmp_path / "here"), capsys.readouterr().out)
 
 
@@ -65,7 +64,6 @@ def test_traces_of_a_small_run_are_measured(tmp_path):
 
 
 def test_724_million_rows_are_shuffled_in_less_than_300_mb(tmp_path):
-    """724,000,000 rows of 8192 tokens in sparse files: the whole process stays below 300 MB."""
     figures = measure_first_batch(tmp_path)
     assert figures["rows"] == 724_000_000
     assert figures["peak_mb"] < 300

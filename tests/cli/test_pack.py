@@ -23,12 +23,10 @@ def chats(tmp_path):
 
 @pytest.fixture
 def packed(figures):
-    """`packed(*words)` returns the figures of `grain-sft pack` with rows of LENGTH tokens."""
     return functools.partial(figures, "pack", "--sequence-length", LENGTH)
 
 
 def counted(layout):
-    """Count the figures of a layout, row by row and document by document."""
     whole = layout.corpus.documents.length
     spans = [layout.spans(row) for row in range(len(layout))]
     found, pieces = np.zeros(len(whole), np.int64), np.zeros(len(whole), np.int64)

@@ -25,7 +25,6 @@ def config(data):
 
 @pytest.fixture
 def chats(config, tmp_path):
-    """`config` with other sections: 40 short documents, packed."""
     write_olmo(tmp_path / "chats", documents(40))
     corpus = {"format": "olmo", "eos_token_id": EOS}
     return config | sections(tmp_path / "chats", 32, corpus=corpus, seed=3, epochs=2)

@@ -74,8 +74,6 @@ def test_an_error_is_named_with_the_config_and_keeps_its_class(config):
 
 
 class PluginError(ConfigError):
-    """An error class whose constructor needs more than a message."""
-
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message, code)
 

@@ -26,8 +26,7 @@ class Block(NamedTuple):
     why_not: str  # reason not to run the block, from a comment `<!-- not run: reason -->` before it; "" without one
     shows: str | None = None  # output of the block, which the page shows in the block after it; None if it shows none
     varies: tuple[str, ...] = ()
-    """What differs from run to run in `shows`, from a comment right before the output: words of the text, "numbers", "seconds",
-    or "last" for the last word of each line."""
+    """What differs from run to run in `shows`, from a comment before it: words of the text, or what `page_folders` names."""
 
     @property
     def file_name(self) -> str | None:
@@ -37,7 +36,6 @@ class Block(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Number of the line that ends the block."""
         return self.line + self.text.count("\n")
 
     @property
@@ -47,16 +45,11 @@ class Block(NamedTuple):
 
 
 def read(page: str) -> str:
-    """Return the text of a page."""
     return (DOCS / page).read_text()
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the fenced blocks of a page, in order.
-
-    Raises:
-      ValueError: a block that does not end.
-    """
+    """Return the fenced blocks of a page, in order."""
     text, found = read(page), []
     if "```" in outside_blocks(page):
         raise ValueError(f"{page}: a block does not end.")
@@ -78,5 +71,4 @@ def runs_after(page: str) -> str | None:
 
 
 def outside_blocks(page: str) -> str:
-    """Return the text of a page without its fenced blocks."""
     return _BLOCK.sub("", read(page))

@@ -16,8 +16,7 @@ YOUR_FOLDER, YOUR_CACHE = "/home/you/run", "~/.cache/grain_sft"
 
 _NUMBER = re.compile(r"0x[0-9a-f.]+p[+-]\d+|-?\d[\d,.]*(?:e[+-]?\d+)?")
 _KINDS = {"numbers": _NUMBER.pattern, "seconds": r"\d[\d.]*(?= s\b)", "last": r"\S+$"}
-"""What a block's `varies` may name besides words. "numbers" are all numbers, "seconds" numbers of seconds, "last" the last
-word of each line."""
+"""What a block's `varies` may name besides words: all numbers, numbers of seconds, or the last word of each line."""
 
 
 class Folders:
@@ -28,13 +27,7 @@ class Folders:
         self._printed: dict[str, list[tuple[pages.Block, str]]] = {}
 
     def run(self, page: str) -> list[tuple[pages.Block, str]]:
-        """Return the blocks of `page` and what each printed. Run them if they were not run yet.
-
-        If the page follows another page, its blocks run in a copy of that page's folder.
-
-        Raises:
-          AssertionError: a block failed.
-        """
+        """Return the blocks of `page` and what each printed. They run once, in a copy of the folder of the page before."""
         if page not in self._printed:
             folder = self._root / Path(page).stem
             before = pages.runs_after(page)
@@ -68,7 +61,7 @@ class Folders:
 
 
 def first_lost(block: pages.Block, printed: str) -> str | None:
-    """Return the first line of `block.shows` that `printed` does not have after the lines before it; None if it has all lines.
+    """Return the first line of `block.shows` that `printed` lacks after the lines before it. None: it has all lines.
 
     The width of spaces, and what `block.varies` lists, may differ.
     """
@@ -93,7 +86,6 @@ def updated(block: pages.Block, printed: str) -> str:
 
 
 def _pattern(line: str, varies: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern that matches `line` with any text in place of the parts that vary."""
     kinds = "|".join(_KINDS.get(each, re.escape(each)) for each in varies)
     fixed = re.split(kinds, line) if varies else [line]
     return re.compile(r"\S+".join(map(re.escape, fixed)))

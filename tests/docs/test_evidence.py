@@ -1,9 +1,4 @@
-"""The commands on the page of evidence (`docs/evidence.md`) exist and run.
-
-Each row of the page's tables is a claim with commands. Commands of pytest must name tests that exist: heavy ones, or tests of
-the default run. Short commands of grain-sft run here, on a small corpus. For long commands, such as `bench`, only the arguments
-are checked.
-"""
+"""The commands of the claims in the tables of `docs/evidence.md` exist and run. Of long ones, only arguments are checked."""
 
 import ast
 import json

@@ -95,7 +95,6 @@ def test_options_of_remote_files_accept_their_keys_and_name_an_unknown_key(tmp_p
 
 
 def text_of(path: Path) -> str:
-    """Return all string literals of a module in one line."""
     nodes = ast.walk(ast.parse(path.read_text()))
     texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return re.sub(r"\s+", " ", "\n".join(texts).replace("%s", "\n"))

@@ -60,10 +60,7 @@ def write_plain(folder: Path, number: int) -> None:
 
 
 def write(folder: Path, number: int) -> None:
-    """Write corpus `number` in three formats. All corpora have equal ends of files, and each corpus has its own middle.
-
-    In format episodes, the index and the weights differ between corpora; in format openchat, the tokens.
-    """
+    """Write corpus `number` in three formats, which differ in the middle: in tokens, index and weights, or Parquet's tokens."""
     write_plain(folder / "plain", number)
     common, own = np.random.default_rng(2), np.random.default_rng([3, number])
     length = common.integers(2, 30, EPISODES)
@@ -85,7 +82,6 @@ def opened(path: Path):
 
 
 def layouts_of(folder: Path) -> Iterator[tuple[str, PackedLayout | PaddedLayout]]:
-    """Yield every kind of layout whose rows depend on documents, with its name."""
     plain, episodes = opened(folder / "plain"), open_corpus(folder / "episodes")
     yield "eos", PackedLayout(plain, LENGTH)
     yield "eos, padded", PaddedLayout(plain, LENGTH)
@@ -223,7 +219,6 @@ DAMAGES = ("changed", "empty", "swapped", "replaced by an older one", "a pipe")
 
 
 def damage(path: Path, kind: str, draw: random.Random) -> None:
-    """Damage one file of the cache."""
     data = path.read_bytes()
     match kind:
         case "changed":

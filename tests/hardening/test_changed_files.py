@@ -32,7 +32,6 @@ print(files, int(seen.sum()))
 
 
 def test_950_shards_are_read_where_64_files_may_be_open(tmp_path):
-    """Four threads read every row of an epoch once."""
     write_counted(tmp_path, files=950, rows=4)
     assert run(MANY_FILES, tmp_path) == f"950 {950 * 4 // BATCH * BATCH}\n"
 

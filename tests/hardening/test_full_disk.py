@@ -95,7 +95,6 @@ def open_folder():
 
 @pytest.fixture(scope="module")
 def data(open_folder):
-    """A corpus, conversations and a tokenizer that anyone may read."""
     folder = open_folder / "data"
     write_corpus_and_tokenizer(folder)
     write_chats(folder / "chats.jsonl", 1000)
@@ -110,10 +109,7 @@ def data(open_folder):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """(folder, limit): a folder with space for 24 KiB, and 0.
-
-    If none can be mounted, `limit` is above 0: no file may be larger, in bytes. This takes the place of a full disk.
-    """
+    """(folder, limit): a folder with space for 24 KiB, and 0; if none can be mounted, the largest size of a file in bytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)]

@@ -40,7 +40,6 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A corpus, conversations, a tokenizer and a config."""
     folder = tmp_path_factory.mktemp("data")
     write_corpus_and_tokenizer(folder)
     draw = random.Random(0)
@@ -63,9 +62,9 @@ class Interrupted(NamedTuple):
 
 
 def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool) -> Interrupted | None:
-    """Interrupt a command `delay` seconds after it began to handle signals; return None if it ended before the signal.
+    """Interrupt a command `delay` seconds after it began to handle signals, and its children too if `whole_group`.
 
-    With `whole_group` its children get the signal too, as a terminal sends it.
+    Return None if the command ended before the signal.
     """
     mark, temporary = uuid.uuid4().hex, out / "tmp"
     temporary.mkdir(parents=True)
@@ -145,7 +144,6 @@ sys.exit(Guard("test").run(command))
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_can_be_interrupted_at_every_moment(name, data, tmp_path):
-    """Four other processes keep the machine busy meanwhile."""
     draw = random.Random(name)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     faults, slowest, number, late = [], 0.0, 0, COMMANDS[name][1]

@@ -60,7 +60,6 @@ def of_json(data: bytes, draw: random.Random, text_too: bool = True) -> bytes:
 
 
 def of_index(data: bytes, draw: random.Random) -> bytes:
-    """Return damaged bytes, or JSON with changed values."""
     return changed_bytes(data, draw) if draw.random() < 0.5 else of_json(data, draw)
 
 
@@ -142,20 +141,12 @@ def read_config(path: Path) -> None:
 
 
 class Kind(NamedTuple):
-    """A sound file or folder, with a way to damage a copy of it and a way to read that copy.
-
-    Args:
-      whole: Sound file or folder.
-      read: Function that reads the damaged copy.
-      change: Function from the bytes of a file to damaged bytes; None for a plan, which `of_plan` damages.
-      names: Pattern of the files in the folder that may be damaged. With "*", one time in five the file is removed instead
-        of damaged, or an empty folder takes its place.
-    """
+    """A sound file or folder, a function that reads a damaged copy of it, and one that damages the bytes of a file."""
 
     whole: Path
     read: Callable[[Path], None]
-    change: Callable[[bytes, random.Random], bytes] | None = None
-    names: str = "*"
+    change: Callable[[bytes, random.Random], bytes] | None = None  # None for a plan, which `of_plan` damages
+    names: str = "*"  # pattern of the files that may be damaged
 
     def damage(self, copy: Path, draw: random.Random) -> None:
         path = copy

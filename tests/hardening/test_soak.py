@@ -23,7 +23,6 @@ SAMPLES = 200  # number of times that memory, files and threads are measured
 
 
 def write(folder: Path) -> None:
-    """Write token files with documents of 40 to 400 tokens."""
     for number in range(FILES):
         random = np.random.default_rng(number)
         tokens = random.integers(1000, 1 << 24, TOKENS, np.uint32)

@@ -33,8 +33,6 @@ def sections(path: Any, length: int, *, corpus: Mapping[str, Any] = {}, layout: 
 
     Args:
       path: Path of the corpus; None if `corpus` has the path or a mixture.
-      length: Sequence length.
-      corpus: Other keys of the section `corpus`.
       layout: Kind of the layout, such as "windows", or the keys of its section.
       sampler: Keys of the section `sampler` that differ from these defaults.
     """
@@ -57,12 +55,10 @@ def write_config(path: Path, config: Mapping[Any, Any]) -> Path:
 
 
 def golden_values(name: str) -> Any:
-    """Return the values of a golden file in JSON."""
     return json.loads((Path(__file__).parents[1] / "golden" / name).read_text())
 
 
 def error_of(config: Any) -> str:
-    """Return the message with which a config is refused."""
     with pytest.raises(grain_sft.GrainSftError) as error:
         load(config)
     return str(error.value)
@@ -78,13 +74,11 @@ def pipeline_of(layout: Any, transforms: Any = SHIFTED, *, host: Host = Host(0, 
 
 
 def take(pipeline: Pipeline, start: int, stop: int, **options: Any) -> list[Mapping[str, Any]]:
-    """Return the batches of steps `start` to `stop - 1` from a new iterator with `options`."""
     with contextlib.closing(pipeline.iter(start_step=start, **options)) as batches:
         return [next(batches) for _ in range(start, stop)]
 
 
 def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Check that two batches have the same keys, dtypes, shapes and values."""
     assert one.keys() == other.keys()
     for key, array in one.items():
         assert array.dtype == other[key].dtype and array.shape == other[key].shape, key
@@ -92,10 +86,7 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequence[int], worker_count: int = 0) -> None:
-    """Check that `steps` have the same batches on one host, on each number of `hosts`, and after a pickle or a restored state.
-
-    Other threads, Grain's loader, workers and the dataset give these batches too.
-    """
+    """Check that all ways to read `steps` give the same batches: hosts, a pickle, a restored state, threads, workers, Grain."""
     whole = load(Host(0, 1))
     expected = [whole[step] for step in steps]
     for count in hosts:
@@ -118,7 +109,6 @@ def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequen
 
 
 def rows_of_host(sampler: Any, rows: np.ndarray) -> np.ndarray:
-    """Return those rows of a global batch that the sampler's host reads."""
     index, count = sampler.host.index, sampler.host.count
     return np.split(rows, count)[index] if sampler.consecutive_slots else rows[index::count]
 
@@ -166,7 +156,6 @@ def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) ->
 
 
 def open_files(folder: Any) -> list[str]:
-    """Return the files below `folder` that this process has open."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -175,7 +164,6 @@ def open_files(folder: Any) -> list[str]:
 
 
 def rows_of_hosts(samplers: Sequence[Any], step: int) -> np.ndarray:
-    """Return the rows of the global batch of `step`, from the samplers of all hosts."""
     return np.stack([each.rows(step) for each in samplers], axis=1).reshape(-1)
 
 

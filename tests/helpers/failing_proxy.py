@@ -21,15 +21,12 @@ class Proxy:
     """A proxy that listens on `address`. It draws for every GET whether and how the request fails.
 
     Attributes:
-      refused: Share of GETs that are answered with status 503 or 429.
-      cut: Share of GETs whose answer has half of the body. In half of these, Content-Length is that of the whole body.
-      reset: Share of GETs whose connection is reset instead of an answer.
-      slow: Share of requests that are answered `delay` seconds late.
-      delay: Seconds that a slow answer is late.
+      refused, cut, reset: Shares of GETs that are answered with status 503 or 429, with half of the body (half of these state
+        the Content-Length of the whole body), and with a reset connection.
+      slow, delay: Share of requests that are answered late, and the seconds that these are late.
       latency: Seconds that every answer is late.
       silent: Whether no request is answered.
-      body: What is wrong with the bodies of objects: a key of WRONG_BODIES, or "" for nothing.
-      share: Share of the objects' bodies that are wrong, if `body` is set.
+      body, share: What is wrong with the bodies of objects, a key of WRONG_BODIES or "", and the share of wrong bodies.
       before: Function that is called before each answer to a request for an object's bytes, with its number (from 1).
       endless: Whether answers to other GETs, for metadata and listings, have no end.
     """
@@ -47,7 +44,6 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def heal(self) -> None:
-        """Stop all faults, and count from zero."""
         self.refused = self.cut = self.reset = self.slow = self.delay = self.latency = 0.0
         self.silent = self.endless = False
         self.body, self.share, self.before = "", 1.0, None
@@ -55,7 +51,6 @@ class Proxy:
         self.clear()
 
     def clear(self) -> None:
-        """Count from zero."""
         self.requests, self.paths, self.failures, self.sent = (collections.Counter() for _ in range(4))
         self.most_at_once = self.at_once = 0
 
@@ -145,7 +140,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.send(status, headers, data, cut=fault == "cut")
 
     def stream(self, status, headers, parts):
-        """Send a body without a Content-Length."""
         self.begin(status, {**headers, "Connection": "close"}, ("content-length", "transfer-encoding"))
         self.end_headers()
         self.close_connection = True
@@ -161,7 +155,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
 
     def ask(self, body):
-        """Return the status, headers and body of the emulator's answer."""
         connection = http.client.HTTPConnection(self.proxy.target, timeout=60)
         skipped = ("content-length", "connection", "accept-encoding", "expect")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
@@ -220,12 +213,10 @@ def bomb():
 
 
 def resent(change=lambda data: data, **headers):
-    """Return a function that sends the body after `change`, with `headers` added."""
     return lambda handler, status, stated, data: handler.send(status, {**stated, **headers}, change(data))
 
 
 def streamed(parts, **headers):
-    """Return a function that sends `parts(data)` without a Content-Length, with `headers` added."""
     return lambda handler, status, stated, data: handler.stream(status, {**stated, **headers}, parts(data))
 
 

@@ -1,7 +1,4 @@
-"""Documents near the limit of OLMo-core's repetition filter, for tests and for the script that makes their golden values.
-
-Nothing here depends on grain_sft or on the packages that it is compared with.
-"""
+"""Documents near the limit of OLMo-core's repetition filter, for tests and for the script that makes their golden values."""
 
 from pathlib import Path
 
@@ -18,13 +15,11 @@ Tokens = npt.NDArray[np.uint16]
 
 
 def documents_of(file: int) -> list[Tokens]:
-    """Return the documents of a file, each with its EOS, in a random order.
+    """Return the documents of a file, each with its EOS, in a random order. No two have equal lengths.
 
-    An even file holds one document of every length from 1 to `SEQUENCE_LENGTH`, and most of them repeat an n-gram. An odd file
-    holds one document of every length from 120: most of them leave padding in a packed row, and few repeat an n-gram. No two
-    lengths of a file are equal, so a sort by length gives the same order on every machine.
-
-    The files from `PACKED_FILES` on are not packed: their documents are longer than `SEQUENCE_LENGTH`, and are cut to it.
+    An even file has one document of every length from 1 to `SEQUENCE_LENGTH`, and most repeat an n-gram. An odd file has one of
+    every length from 120: most leave padding in a packed row, and few repeat an n-gram. The files from `PACKED_FILES` on are
+    not packed: their documents are longer than `SEQUENCE_LENGTH`, and are cut to it.
     """
     rng = np.random.default_rng([20260101, file])
     first, stop = (120 if file % 2 else 1), SEQUENCE_LENGTH + 1
@@ -35,7 +30,6 @@ def documents_of(file: int) -> list[Tokens]:
 
 
 def write_files(folder: Path) -> list[Path]:
-    """Write all files to `folder`, raw uint16."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for file in range(FILES):

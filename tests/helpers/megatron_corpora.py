@@ -1,7 +1,4 @@
-"""Megatron files of random documents, and runs over them. Tests and the makers of their golden values share this module.
-
-A prefix is the path of a .bin and an .idx file, without the suffix.
-"""
+"""Megatron files of random documents, and runs over them. A prefix is the path of a .bin and an .idx file, without suffix."""
 
 import hashlib
 import itertools
@@ -46,17 +43,12 @@ def write_prefix(folder: Path, name: str, documents: int, seed: int, *, sequence
 
 
 def write_prefixes(folder: Path) -> None:
-    """Write the files of all `PREFIXES` to a folder."""
     for name, options in PREFIXES.items():
         write_prefix(folder, name, **options)
 
 
 def runs() -> dict[str, dict[str, Any]]:
-    """Return runs of megatron-core by name.
-
-    Keys of a run: `blend` (prefixes, or weights and prefixes in turn), `split`, `subset`, `num_samples`, and options of the
-    layout.
-    """
+    """Return runs of megatron-core by name. A `blend` has prefixes, or weights and prefixes in turn."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(name: str, **options: Any) -> None:
@@ -123,10 +115,7 @@ BLEND_SIZE = 20_000
 
 
 def maxtext_runs() -> dict[str, dict[str, Any]]:
-    """Return runs of MaxText by name. A run has the keys of `runs`, and the layout's `variant`.
-
-    Prefixes without weights are joined to one data set.
-    """
+    """Return runs of MaxText by name, with `variant` of the layout. Prefixes without weights are joined to one data set."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(name: str, **options: Any) -> None:

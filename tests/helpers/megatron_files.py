@@ -13,9 +13,7 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6
 def write_megatron(prefix: Path, docs, dtype="int32", *, entries=True, **changed) -> str:
     """Write documents, each a list of token sequences, to `prefix`.idx and `prefix`.bin; return the prefix.
 
-    Args:
-      entries: Whether the header counts the entries of the document index, as megatron-core writes, or the documents.
-      changed: Other values for `magic`, `version`, `code`, `sizes`, `pointers`, `borders` or `tail`.
+    The header counts the `entries` of the document index, as megatron-core writes, or the documents. `changed` replaces parts.
     """
     sequences = [sequence for document in docs for sequence in document]
     sizes = np.array([len(sequence) for sequence in sequences], "<i4")

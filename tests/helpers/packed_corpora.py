@@ -1,15 +1,11 @@
-"""Corpora of documents drawn from seeds, for tests of packing and for the scripts that make their golden values.
+"""Corpora of documents drawn from seeds, for tests of packing and for the scripts that make their golden values."""
 
-No value here comes from grain_sft or from the packages that it is compared with.
-"""
-
-import dataclasses
 import hashlib
 import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,34 +24,21 @@ VARIANTS = {
 """What NPY_DISABLE_CPU_FEATURES must name for numpy to sort like a CPU with AVX-512, with AVX2, or with neither."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PackedCase:
-    """A corpus of token files, and the options with which it is packed.
-
-    Attributes:
-      lengths: Name of the distribution of document lengths, such as "uniform": see `lengths_of`.
-      documents: Number of documents in each file.
-      files: Number of token files.
-      tail: Number of tokens after the last EOS, in every second file.
-      long: "truncate" if documents longer than a row are cut, "fragment" if they are divided into several pieces.
-      group: Number of files that are packed together.
-      mask: Whether there are label masks.
-      bos: Whether each document begins with a BOS. An EOS then ends a document only if a BOS follows, so documents also have
-        EOS tokens in the middle.
-    """
+class PackedCase(NamedTuple):
+    """A corpus of token files, and the options with which it is packed."""
 
     name: str
-    lengths: str
+    lengths: str  # name of the distribution of document lengths: see `lengths_of`
     seed: int
     sequence_length: int
-    documents: int
+    documents: int  # of each file
     files: int = 1
     dtype: str = "uint16"
-    tail: int = 0
-    long: str = "truncate"
-    group: int = 1
-    mask: bool = False
-    bos: bool = False
+    tail: int = 0  # tokens after the last EOS, in every second file
+    long: str = "truncate"  # or "fragment", which divides documents longer than a row
+    group: int = 1  # files that are packed together
+    mask: bool = False  # whether there are label masks
+    bos: bool = False  # whether each document begins with a BOS; an EOS ends a document only if a BOS follows
 
     @property
     def has_ties(self) -> bool:
@@ -98,7 +81,6 @@ PLAN_CASE = next(case for case in PACKED_CASES if case.name == "uniform, groups 
 
 
 def lengths_of(case: PackedCase, random: np.random.Generator) -> list[Ints]:
-    """Return the length of each document of each file in tokens, with its EOS (and BOS)."""
     length, shape = case.sequence_length, (case.files, case.documents)
     least = 2 if case.bos else 1
     draw: dict[str, Callable[[], Any]] = {
@@ -144,30 +126,17 @@ def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def digest_of_files(paths: list[Path]) -> str:
-    """Return a digest of the bytes of files. Tests compare it to see that the same corpus was made again."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLike, places: npt.ArrayLike) -> str:
-    """Return the digest of one packed row.
-
-    Args:
-      tokens: Tokens of the row, [L].
-      mask: Loss mask of the row, [L].
-      lengths: Lengths of the row's documents, as `olmo_doc_lengths` counts them.
-      places: Ranges of tokens that the row reads, as (file, start, stop).
-    """
+    """Return the digest of one packed row: tokens [L], loss mask [L], `olmo_doc_lengths`, and places as (file, start, stop)."""
     parts = [np.asarray(part).astype("<i8").tobytes() for part in (tokens, mask, lengths, places)]
     return f"{zlib.crc32(b'|'.join(parts)):08x}"
 
 
 def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[str, Any]:
-    """Return what golden files keep of packed rows.
-
-    Args:
-      digests: `row_digest` of each row.
-      places: Ranges of tokens that each row reads, as (file, start, stop).
-    """
+    """Return what golden files keep of packed rows: of the `row_digest` and the places of each row."""
     last = len(places)
     lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
     shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})
@@ -182,18 +151,14 @@ def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[st
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:
     """Return OLMo-core's `doc_lens` for a row of these segments, where padding counts as a document of its own.
 
-    With `bos`, only a BOS begins a document. Padding, and the last fragment of a long document, then count to the document
-    before them.
+    With `bos`, only a BOS begins a document, so padding, and the last fragment of a long document, count to the one before.
     """
     borders = np.flatnonzero(np.diff(segment_ids)) + 1
     starts = [0, *(border for border in borders.tolist() if not bos or tokens[border] == BOS)]
     return np.diff([*starts, len(tokens)]).tolist()
 
 
-@dataclasses.dataclass(frozen=True)
-class MultipackCase:
-    """Lengths of documents, and the batches that OpenChat's sampler makes of them."""
-
+class MultipackCase(NamedTuple):
     name: str
     lengths: str
     seed: int
@@ -222,7 +187,6 @@ MULTIPACK_CASES = (
 
 
 def multipack_lengths(case: MultipackCase) -> Ints:
-    """Return the length of each document, 1 to `capacity` tokens."""
     random, most, count = np.random.default_rng([case.seed, 5]), case.capacity, case.documents
     draw: dict[str, Callable[[], Any]] = {
         "uniform": lambda: random.integers(1, most + 1, count),
@@ -237,5 +201,4 @@ def multipack_lengths(case: MultipackCase) -> Ints:
 
 
 def rows_digest(batches: list[list[list[int]]]) -> str:
-    """Return the digest of the numbers in each row of each batch."""
     return hashlib.sha256(json.dumps(batches, separators=(",", ":")).encode()).hexdigest()[:16]

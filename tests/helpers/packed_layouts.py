@@ -12,7 +12,6 @@ from grain_sft import Corpus, NpyDataSource, PackedLayout, open_corpus
 
 
 def open_case(case: PackedCase, folder: Path, written: tuple[list[Path], list[Path]]) -> Corpus:
-    """Return the corpus of the token files and masks that `write_case` wrote to `folder`."""
     where = folder if written[1] else list(map(str, written[0]))
     return dataclasses.replace(open_corpus(where, dtype=case.dtype, eos_token_id=EOS), pad_token_id=PAD)
 
@@ -29,7 +28,6 @@ def write_boundaries(case: PackedCase, tokens: list[Path]) -> None:
 
 
 def packing_of(case: PackedCase) -> dict[str, Any]:
-    """Return the options of a case's packing."""
     return {"long_documents": case.long, "source_group_size": case.group, "bos_token_id": BOS if case.bos else None}
 
 

@@ -30,7 +30,6 @@ def write_corpora(folder):
 
 
 def stage_of(drawn, corpora, hosts, order, kind):
-    """Return a random stage: of pairs, of rows of several lengths, of a mixture or of one corpus."""
     sampler = {"global_batch_size": hosts * drawn.randint(1, 2), "order": order}
     length = {"sequence_length": drawn.choice([16, 32, 64])}
     if kind == "pairs":
@@ -95,15 +94,11 @@ def as_run(config, **more):
 
 
 def sections_of(amendments, kind):
-    """Return the amendments of a kind, in the order of their steps."""
     return sorted((entry[kind] for entry in amendments if kind in entry), key=lambda each: each["from"])
 
 
 def with_weights(config, bounds, reweights):
-    """Return the config with the weights of `reweights` in its mixtures and schedules, and whether stages took all of them.
-
-    Each entry of `reweights` is a step of the run without skips, and the weights from this step on.
-    """
+    """Return the config with `reweights`, (data step, weights), in mixtures and schedules, and whether it took all of them."""
     stages, taken = copy.deepcopy(config["stages"]), []
     for data_step, changed in reweights:
         taken.append(False)

@@ -27,7 +27,6 @@ def documents(count=40, seed=0, *, high=1000, weights=False, longest=30):
 
 
 def joined(docs):
-    """Return the tokens and the loss of all documents, concatenated."""
     return np.concatenate([tokens for tokens, _ in docs]), np.concatenate([loss for _, loss in docs])
 
 
@@ -88,7 +87,6 @@ def write_episodes(root: Path, docs, *, split="train", dtype="uint32", shards=1,
 
 
 def write_primer(root: Path, docs, *, split="train", meta=True, sources=False):
-    """Write a corpus in format primer."""
     root.mkdir(parents=True, exist_ok=True)
     tokens, loss = joined(docs)
     lengths = np.array([len(each) for each, _ in docs])
@@ -142,13 +140,11 @@ def write_openchat(root, docs, *, split="train", sources=False, columns=None, fi
 
 
 def npy_bytes(header, data=b"", version=1):
-    """Return the bytes of a .npy file with this header, which may be wrong."""
     text = header.encode() if isinstance(header, str) else header
     return NPY_MAGIC + bytes((version, 0)) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
 
 
 def error_of(path, **options):
-    """Return the message of the error that opening the corpus, its documents or its sources raises."""
     with pytest.raises(grain_sft.GrainSftError) as error:
         corpus = grain_sft.open_corpus(path, **options)
         _ = corpus.documents, corpus.sources

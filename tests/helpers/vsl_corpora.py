@@ -1,8 +1,4 @@
-"""Corpora and runs of OLMo-core's variable-length dataset (VSL).
-
-Three users share them: the script that makes the golden values, the tests against these values, and the comparison with the
-installed package.
-"""
+"""Corpora and runs of OLMo-core's variable-length dataset (VSL)."""
 
 import hashlib
 import itertools
@@ -17,33 +13,24 @@ EPOCHS = 2
 
 
 class VslCorpus(NamedTuple):
-    """Token files of random documents.
-
-    Attributes:
-      documents: Number of documents of each file.
-      mean, deviation: Mean and standard deviation of the logarithm of a document's length.
-      repetitive: Whether every third document repeats one token so often that the n-gram filter rejects its rows.
-    """
+    """Token files of random documents."""
 
     dtype: str
-    documents: tuple[int, ...]
-    mean: float
+    documents: tuple[int, ...]  # of each file
+    mean: float  # of the logarithm of a document's length
     deviation: float
-    repetitive: bool = False
+    repetitive: bool = (
+        False  # whether the n-gram filter rejects the rows of every third document, which repeats a token
+    )
 
 
 class VslRun(NamedTuple):
-    """A run of OLMo-core: a corpus of `CORPORA`, the settings of the batches, and the curriculum.
-
-    Attributes:
-      shortest, longest: Lengths of the shortest and of the longest rows.
-      batch_tokens: Number of tokens of a global batch.
-    """
+    """A run of OLMo-core: a corpus of `CORPORA`, the settings of the batches, and the curriculum."""
 
     corpus: str
-    shortest: int
+    shortest: int  # length of the shortest rows
     longest: int
-    batch_tokens: int
+    batch_tokens: int  # of a global batch
     ranks: int
     seed: int
     curriculum: str
@@ -108,7 +95,6 @@ def write_corpus(name: str, folder: Path) -> list[Path]:
 
 
 def config_of(run: VslRun, paths: list[Path]) -> dict:
-    """Return the config that replays a run of OLMo-core."""
     corpus = {"path": list(map(str, paths)), "dtype": CORPORA[run.corpus].dtype, "eos_token_id": EOS}
     layout = {"kind": "olmo_vsl", "sequence_length": run.longest, "min_sequence_length": run.shortest}
     sampler = {"curriculum": run.curriculum, "num_cycles": run.num_cycles, "balanced": run.balanced}
@@ -117,11 +103,7 @@ def config_of(run: VslRun, paths: list[Path]) -> dict:
 
 
 def batch_digest(batches: Iterable[tuple[Any, Any]]) -> tuple[str, str]:
-    """Return a digest of all batches, and a letter for the length of each batch.
-
-    Each batch is (inputs, labels), arrays [rows, L]. Labels are -100 where no loss is taken. The letter stands for the number
-    of bits of L: d for 4 to 7, e for 8 to 15.
-    """
+    """Return a digest of all batches, (inputs, labels) [rows, L], and a letter for L in each: d for 4 to 7, e for 8 to 15."""
     digest, lengths = hashlib.sha256(), []
     for inputs, labels in batches:
         for array in (np.array(inputs.shape), inputs, labels):

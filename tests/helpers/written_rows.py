@@ -14,6 +14,5 @@ def layout(tmp_path):
 
 @pytest.fixture
 def written(tmp_path, layout):
-    """The folder of the rows of `layout`, in many files."""
     materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
     return tmp_path / "rows"

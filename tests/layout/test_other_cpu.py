@@ -1,6 +1,5 @@
 """`ties="numpy:avx2"` and the like replay OLMo-core's rows of CPUs with other instructions, on one machine."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -62,7 +61,7 @@ def test_no_process_is_started_where_numpy_already_sorts_like_the_named_cpu(monk
 def test_one_process_sorts_all_groups(tmp_path, monkeypatch):
     started = mock.Mock(side_effect=subprocess.run)
     monkeypatch.setattr(subprocess, "run", started)
-    case = dataclasses.replace(PLAN_CASE, group=1)
+    case = PLAN_CASE._replace(group=1)
     layout = layout_of(case, tmp_path, "numpy:baseline", write_case(case, tmp_path))
     assert len(layout) and len(layout.corpus.shards) == 5
     assert started.call_count == 1

@@ -19,7 +19,6 @@ BATCHES = 9  # of each run; 9 batches are more than an epoch
 
 
 def make(loader: Any, folder: Path, config: dict[str, Any]) -> Any:
-    """Return the loader of a trainer's config, made as MyPT's `train.py` makes it."""
     tokenizer = types.SimpleNamespace(special_tokens={"myPT_eot": EOT})
     settings = types.SimpleNamespace(device="cpu", **config)
     return loader(settings, tokenizer, dataset_dir=str(folder), pad_token_id=config["pad_token_id"])
@@ -41,7 +40,6 @@ def order_of(loader: Any, case: OrderCase) -> dict[str, Any]:
 
 
 def batches_of(loader: Any, name: str) -> dict[str, Any]:
-    """Return the arrays x, y and mask of the first `BATCHES` batches."""
     with tempfile.TemporaryDirectory() as temp:
         folder = write_dataset(Path(temp), weighted=name == "weights")
         made = make(loader, folder, {**GPT_CONFIG, **CHANGES[name]})

@@ -1,9 +1,7 @@
 """Write `olmo_filter_padding.json` with the original OLMo-core: which padded and packed rows pass its n-gram filter.
 
-The file has the `instance_mask` of every row ("1": the row passes), and a digest of the rows' tokens. `NumpyPaddedFSLDataset`
-and `NumpyPackedFSLDataset` make the rows of the documents of `helpers/filter_corpora.py`.
-
-Needed: ai2-olmo-core 3.0.0, numpy 2.4.6.
+The file has the `instance_mask` ("1": it passes) of each row of the documents of `helpers/filter_corpora.py`, and a digest
+of the rows' tokens. Needed: ai2-olmo-core 3.0.0, numpy 2.4.6.
 """
 
 import hashlib
@@ -21,7 +19,6 @@ from filter_corpora import EOS, PACKED_FILES, PAD, SEQUENCE_LENGTH, write_files 
 
 
 def verdicts(dataset: Any, work_dir: Path) -> dict[str, Any]:
-    """Return which rows of one of OLMo-core's datasets pass the filter, and a digest of all tokens."""
     dataset.work_dir = work_dir
     dataset.prepare()
     items = [dataset[number] for number in range(len(dataset))]

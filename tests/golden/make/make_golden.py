@@ -1,15 +1,13 @@
 """Write golden files with the original OLMo-core and MaxText: `python make_golden.py --maxtext maxtext-wheel`.
 
-olmo_order.json: for small data sets, the batches that OLMo-core's `NumpyFSLDataLoader` yields to each data parallel rank. For a
-  larger one, digests of its global order.
+olmo_order.json: batches that OLMo-core's `NumpyFSLDataLoader` yields to each rank, and digests of a larger global order.
 maxtext_order.json: shards, and records over three epochs, of MaxText's `OlmoIndexSampler`.
 maxtext/index.json: an index file as MaxText's `build_index(...).save(path)` writes it.
-olmo_filter.npz: rows of tokens, and whether OLMo-core's and MaxText's repetition filters let each row pass. OLMo-core's verdict
-  is the `instance_mask` of its dataset. The rows are those of the existing file; most of them are near the filter's limit.
+olmo_filter.npz: rows of tokens, those of the existing file, and whether OLMo-core's (`instance_mask`) and MaxText's repetition
+  filters let each row pass.
 
-Needed, in the versions that made the files: ai2-olmo-core 3.0.0 (with torch, CPU build), grain 0.2.18, numpy 2.4.6, and
-MaxText 0.2.5 as an unpacked wheel (pip download --no-deps maxtext==0.2.5; python -m zipfile -e maxtext-*.whl maxtext-wheel).
-The same versions give the same bytes.
+Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), grain 0.2.18, numpy 2.4.6, and MaxText 0.2.5 as an unpacked wheel
+(pip download --no-deps maxtext==0.2.5; python -m zipfile -e maxtext-*.whl maxtext-wheel). They give the same bytes.
 """
 
 import hashlib
@@ -116,7 +114,6 @@ def order_digest(order: NDArray[Any], dtype: str) -> dict[str, Any]:
 
 
 def olmo_order() -> dict[str, Any]:
-    """Return what `olmo_order.json` holds."""
     large = []
     with tempfile.TemporaryDirectory() as temp:
         path = Path(temp) / "tokens.npy"
@@ -147,8 +144,6 @@ SHARD_CASES = (
 
 
 def maxtext_order(olmo_data_grain: Any, version: str) -> dict[str, Any]:
-    """Return what `maxtext_order.json` holds."""
-
     def samplers(total: int, seed: int, count: int) -> list[Any]:
         sampler = olmo_data_grain.OlmoIndexSampler
         named = {"total_instances": total, "seed": seed, "shard_count": count}
@@ -202,7 +197,6 @@ def olmo_verdicts(rows: Rows, max_period: int, max_count: int, min_period: int =
 
 
 def olmo_filter(olmo_data: Any, version: str, rows_by_length: dict[int, Rows]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `olmo_filter.npz`: the rows, and whether each of them passes the filters."""
     made_by = {"maxtext": version, **versions("ai2-olmo-core", "numpy", "python")}
     arrays: dict[str, NDArray[Any]] = {"made_by": np.array(json.dumps(made_by))}
     for length, rows in rows_by_length.items():

@@ -1,9 +1,5 @@
-"""Write the golden files of MaxText's readers `mmap_npy` and `mmap`: their batches over the Megatron files of
-`tests/helpers/megatron_corpora.py`.
-
-The files: `maxtext/mmap.json`, `maxtext/mmap_shuffled.json`, `maxtext/mmap_split.json` and `megatron_cache/maxtext*`.
-
-Needed: maxtext 0.2.5 (Python 3.12).
+"""Write `maxtext/mmap*.json` and `megatron_cache/maxtext*`: batches of MaxText's readers `mmap_npy` and `mmap` over the files
+of `tests/helpers/megatron_corpora.py`. Needed: maxtext 0.2.5 (Python 3.12).
 """
 
 import shutil
@@ -24,7 +20,6 @@ from megatron_corpora import EOD, FEW, KEPT, LENGTH, hashes_of, maxtext_runs, sh
 
 
 def dataset_of(folder: Path, run: dict[str, Any], host: int = 0, rows: int = 1) -> Any:
-    """Return MaxText's data set of a run, whose elements are batches of `rows` rows."""
     length, weights = run.get("sequence_length", LENGTH), run["blend"][::2]
     blend = [folder / each if isinstance(each, str) else each for each in run["blend"]]
     segments = run.get("max_segments_per_row", 25)

@@ -2,9 +2,8 @@
 
 PREFIX.bin, PREFIX.idx: small corpora with documents of several sequences, empty sequences and empty documents, in each dtype.
   In the corpora whose names begin with "plain", each document has one sequence.
-corpora.json: for each prefix, the tokens of every sequence (as megatron-core's `IndexedDataset` reads them) and the document
-  index. For each split of a prefix, the ranges of sequences that `BlendedMegatronDatasetBuilder` gives to training, validation
-  and test.
+corpora.json: for each prefix, the tokens of every sequence and the document index, as `IndexedDataset` reads them, and the
+  ranges of sequences that `BlendedMegatronDatasetBuilder` gives to the parts of each split.
 
 Needed: megatron-core 0.16.1 with its compiled helpers, torch.
 """
@@ -19,16 +18,8 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 from megatron.core.datasets.utils import Split
 
-CORPORA = {
-    "web_uint16": 41,
-    "code_uint16": 12,
-    "chat_int32": 23,
-    "old_uint8": 7,
-    "old_int8": 5,
-    "old_int16": 6,
-    "old_int64": 4,
-}
-CORPORA |= {"plain_uint16": 9, "plain_int32": 9}
+CORPORA = {"web_uint16": 41, "code_uint16": 12, "chat_int32": 23, "old_uint8": 7, "old_int8": 5, "old_int16": 6}
+CORPORA |= {"old_int64": 4, "plain_uint16": 9, "plain_int32": 9}
 """Number of documents by prefix."""
 SPLITS = ("969,30,1", "100,0,0", "80,15,5", "1", "0.5,0.25,0.25", "7,3", "0,0,1", "99.5,0.5,0", "1,1,1")
 
@@ -67,7 +58,6 @@ def documents(count: int, seed: int, name: str) -> list[list[list[int]]]:
 
 
 def write(prefix: str, dtype: type, docs: list[list[list[int]]]) -> None:
-    """Write a corpus with megatron-core's builder."""
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for document in docs:
         tokens = [token for sequence in document for token in sequence]

@@ -1,10 +1,8 @@
 """Write `multipack_batches.json` and `openchat_order.json` with OpenChat's own sampler.
 
-The first file has the sampler's batches of the documents of `tests/helpers/packed_corpora.py`. The second has the order in
-which the sampler takes documents. To show this order, each document fills a row.
-
-The sampler's sort is not stable: the order of documents of equal length depends on numba. So the first file has the lengths of
-each row's documents. It has the documents themselves only for corpora where all lengths differ.
+The first file has the batches of the corpora of `tests/helpers/packed_corpora.py`: the lengths of each row's documents, and the
+documents themselves only where all lengths differ, since the sampler's sort is not stable. The second has the order in which
+the sampler takes documents that fill a row each.
 
 Needed: numpy 2.4.6, numba 0.68.1, and OpenChat's `multipack_sampler.py`, from its repository (imoneoi/openchat) or its wheel::
 
@@ -32,7 +30,6 @@ def batches_of(sampler: Any, case: MultipackCase, lengths: Any, epoch: int) -> l
 
 
 def case_of(sampler: Any, case: MultipackCase) -> dict[str, Any]:
-    """Return the batches of one case."""
     lengths, epochs = multipack_lengths(case), []
     for epoch in range(case.epochs):
         batches = batches_of(sampler, case, lengths, epoch)

@@ -1,17 +1,13 @@
-"""Write golden files of packed rows with the original OLMo-core.
+"""Write golden files of packed rows with the original OLMo-core, from the corpora of `tests/helpers/packed_corpora.py`.
 
-Its `NumpyPackedFSLDataset` packs the corpora of `tests/helpers/packed_corpora.py`.
-
-packed_rows.json: `values_of_rows` of each corpus: digests of the rows (tokens, label mask, lengths of documents, places of
-  documents in their files), and the places of some rows in full.
+packed_rows.json: `values_of_rows` of each corpus.
 olmo_plan/: the plan files that OLMo-core leaves in its work directory for one corpus.
-olmo_packed_steps.json: for each step of two epochs, the rows that `NumpyFSLDataLoader` gives each rank of a run, in their
-  order, and a digest of every row. No two documents of these corpora have the same length.
+olmo_packed_steps.json: for each step of two epochs, the rows that `NumpyFSLDataLoader` gives each rank of a run, and a digest
+  of every row. No two documents of these corpora have the same length.
 
-OLMo-core sorts documents by length with a sort that is not stable: its order of equal lengths depends on the CPU and on
-the version of numpy. So packed_rows.json has rows for each variant of the sort that this CPU can run: with AVX-512, with
-AVX2, and with neither. A process of its own makes each variant, in which numpy uses no other instructions. The file keeps
-what it has of other variants and of other versions of numpy.
+OLMo-core's sort of documents by length is not stable: the order of equal lengths depends on the CPU and on the version of
+numpy. So packed_rows.json has rows for each variant of the sort that this CPU can run, which a process of its own makes, and
+keeps those of other variants and versions.
 
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
@@ -40,7 +36,6 @@ Places = list[list[list[int]]]
 
 
 def olmo_dataset(case: PackedCase, tokens: list[Any], masks: list[Any], work_dir: Path) -> Any:
-    """Return OLMo-core's dataset over the files of a case."""
     from olmo_core.data import LongDocStrategy, NumpyPackedFSLDataset
 
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS if case.bos else None, "vocab_size": 60_000}
@@ -84,13 +79,11 @@ def places_of(dataset: Any, case: PackedCase, sizes: list[int]) -> Places:
 
 
 def digests_of(dataset: Any, places: Places) -> list[str]:
-    """Return the digest of every row."""
     items = ((dataset[number], row) for number, row in enumerate(places))
     return [row_digest(item["input_ids"], item["label_mask"], item["doc_lens"], row) for item, row in items]
 
 
 def rows_of(case: PackedCase) -> dict[str, Any]:
-    """Return the digest of the corpus of one case, and the values of OLMo-core's rows."""
     with opened(case) as (dataset, corpus, places):
         return {"corpus": corpus, **values_of_rows(digests_of(dataset, places), places)}
 
@@ -107,7 +100,6 @@ def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[
 
 
 def run_of(name: str, batch: int, ranks: int, seed: int) -> dict[str, Any]:
-    """Return the options of one run, the digests of OLMo-core's rows, and the rows of each step and rank."""
     with opened(next(case for case in PACKED_CASES if case.name == name)) as (dataset, corpus, places):
         found = {"case": name, "corpus": corpus, "batch": batch, "ranks": ranks, "seed": seed, "epochs": EPOCHS}
         rows = "".join(digests_of(dataset, places))

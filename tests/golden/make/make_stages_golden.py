@@ -1,12 +1,8 @@
 """Write olmo_stages.json with the original OLMo-core: batches of runs that change their sequence length or batch size.
 
-The file has two keys:
-  chunks: Batches that `NumpyFSLDataLoader` yields over a `NumpyFSLDataset` whose rows are parts of longer rows.
-  runs: Batches of runs whose sequence length and batch size change. OLMo-core's `SequenceLengthSchedulerCallback` splits rows,
-    and its `BatchSizeSchedulerCallback` changes the number of rows.
-
-Token k of the files is k, and the JSON has the first token of each row of a batch. Needed: ai2-olmo-core 3.0.0 (with torch, CPU
-build) and numpy 2.4.6. The same versions give the same bytes.
+In `chunks`, the rows of a `NumpyFSLDataset` are parts of longer rows. In `runs`, `SequenceLengthSchedulerCallback` splits rows,
+and `BatchSizeSchedulerCallback` changes the number of rows. Token k of the files is k, and the JSON has the first token of each
+row of a batch. Needed: ai2-olmo-core 3.0.0 (with torch, CPU build) and numpy 2.4.6, which give the same bytes.
 """
 
 import tempfile

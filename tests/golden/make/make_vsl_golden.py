@@ -1,8 +1,7 @@
 """Write olmo_vsl.json: the batches that the original OLMo-core's `NumpyVSLDataLoader` gives each rank, with the row filter on.
 
-The runs are those of `tests/helpers/vsl_corpora.py`, with two epochs each. The file has for each run: a digest of the token
-files, the number of batches of each bucket, the digests [epoch][rank] of the inputs and labels of all batches, and the lengths
-of the first epoch's rows. If OLMo-core stops, it has the exception instead.
+The file has for each run of `tests/helpers/vsl_corpora.py`: a digest of the token files, the number of batches of each bucket,
+the digests [epoch][rank] of all batches, and the lengths of the first epoch's rows; or the exception of OLMo-core.
 
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
@@ -20,7 +19,6 @@ from vsl_corpora import CORPORA, EOS, EPOCHS, PAD, RUNS, VslRun, batch_digest, w
 
 
 def olmo_vsl_loader(run: VslRun, paths: list[Path], work_dir: Path, rank: int) -> Any:
-    """Return OLMo-core's loader of one rank of a run."""
     from olmo_core.data import DataCollator, InstanceFilterConfig
     from olmo_core.data.data_loader import NumpyVSLDataLoader
     from olmo_core.data.numpy_dataset import NumpyVSLDataset, VSLCurriculumConfig, VSLCurriculumType
@@ -48,7 +46,6 @@ def batches(loader: Any, epoch: int) -> list[tuple[Any, Any]]:
 
 
 def found_in(run: VslRun) -> dict[str, Any]:
-    """Return the entry of one run in the file."""
     with tempfile.TemporaryDirectory() as temp:
         paths = write_corpus(run.corpus, Path(temp))
         found: dict[str, Any] = {

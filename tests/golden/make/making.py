@@ -1,8 +1,4 @@
-"""Functions that the scripts which make golden files share.
-
-A golden file has values that an original system, such as OLMo-core, computed. Tests read the golden files and don't need the
-scripts.
-"""
+"""Functions of the scripts that make golden files: values that an original system, such as OLMo-core, computed."""
 
 import argparse
 import importlib.metadata
@@ -46,11 +42,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()) -> None:
-    """Write JSON with a line for each key. Each entry of a list, or of "cases" or "runs", has a line of its own.
-
-    Args:
-      compact: Keys of `value` whose values are written without spaces.
-    """
+    """Write JSON with a line for each key and each entry of a list, "cases" or "runs". Keys in `compact` get no spaces."""
     parts = []
     for key, item in value.items():
         separators = (",", ":") if key in compact else None
@@ -67,7 +59,6 @@ def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()
 
 
 def olmo_windows(paths: Iterable[object], length: int, dtype: Any, **named: Any) -> Any:
-    """Return OLMo-core's dataset of the windows of token files."""
     from olmo_core.data import NumpyFSLDataset
 
     ids = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": 2**31}
