@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,8 +49,7 @@ def load_or_make(
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. If it is a URL,
-        arrays that the user's cache lacks are downloaded from the bucket into the user's cache. If the bucket lacks them too,
-        they are made and uploaded. Arrays that the user's cache has are not uploaded.
+        arrays that the user's cache lacks are downloaded into it or, if the bucket lacks them too, made and uploaded.
       check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
@@ -66,19 +65,30 @@ def load_or_make(
             return dict(make())
         arrays = open_cached(target, depends, check)  # another process may have made the file meanwhile
         if arrays is None and url is not None:
-            _download(url, target)
+            with _warning("Making it on this machine."):
+                if files.is_file(url):
+                    with files.atomic_write(target, "wb") as file, files.reading(url):
+                        remote_files.download(url, file)
             arrays = open_cached(target, depends, check)
         if arrays is not None:
             return arrays
         arrays = dict(make())
-        try:
+        with _warning("Working without a cache."):
             save(target, depends, arrays)
             if url is not None:
-                _upload(target, url)
+                with _warning("Other machines will make it again."):
+                    files.upload(target, url)
             return open_file(target)[0]
-        except StorageError as error:
-            logging.warning("%s Working without a cache.", error)
-            return arrays
+        return arrays
+
+
+@contextlib.contextmanager
+def _warning(consequence: str) -> Iterator[None]:
+    """Log an error of a file, and its consequence, instead of raising it."""
+    try:
+        yield
+    except (StorageError, CorpusFileError) as error:
+        logging.warning("%s %s", error, consequence)
 
 
 def open_or_write(
@@ -109,24 +119,6 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
     cache = files.cache_dir() if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
     name = fingerprint(depends).removeprefix("sha256:")[:32]
     return cache / kind / f"{name}{SUFFIX}"
-
-
-def _download(url: str, target: Path) -> None:
-    """Copy an artifact from a bucket to `target`, if the bucket has it. If that fails, log a warning."""
-    try:
-        if files.is_file(url):
-            with files.atomic_write(target, "wb") as file, files.reading(url):
-                remote_files.download(url, file)
-    except (StorageError, CorpusFileError) as error:
-        logging.warning("%s Making it on this machine.", error)
-
-
-def _upload(target: Path, url: str) -> None:
-    """Copy an artifact to a bucket. If that fails, log a warning."""
-    try:
-        files.upload(target, url)
-    except (StorageError, CorpusFileError) as error:
-        logging.warning("%s Other machines will make it again.", error)
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:

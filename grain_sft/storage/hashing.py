@@ -57,24 +57,19 @@ def of_file(file: FileStamp) -> str:
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Return the hashes of the blocks of all ranges, in order.
-
-    Args:
-      ranges: (descriptor of an open file, first byte, last byte + 1) of each range.
+    """Return the hashes of the blocks of all ranges (descriptor of an open file, first byte, last byte + 1), in order.
 
     Raises:
       OSError: A file can't be read.
       EOFError: A file ends before the end of its range.
     """
-    blocks = [
-        (fd, offset, min(BLOCK, stop - offset)) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)
-    ]
+
+    def hash_at(fd: int, offset: int, stop: int) -> bytes:
+        data = pread(fd, min(BLOCK, stop - offset), offset)
+        if offset + len(data) < min(offset + BLOCK, stop):
+            raise EOFError(f"it ends at byte {offset + len(data)}")
+        return of_block(data)
+
+    blocks = [(fd, offset, stop) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(lambda block: _of_file_block(*block), blocks))
-
-
-def _of_file_block(fd: int, offset: int, size: int) -> bytes:
-    data = pread(fd, size, offset)
-    if len(data) < size:
-        raise EOFError(f"it ends at byte {offset + len(data)}")
-    return of_block(data)
+        return list(pool.map(lambda block: hash_at(*block), blocks))

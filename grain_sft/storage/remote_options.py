@@ -101,8 +101,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
             return given
         from_environment = cls.from_environment()
         values = dict(given or {})
-        cache = values.get("cache")
-        if isinstance(cache, Mapping):
+        if isinstance(cache := values.get("cache"), Mapping):
             as_text = {key: os.fspath(value) for key, value in cache.items() if isinstance(value, os.PathLike)}
             values["cache"] = {**cache, **as_text}
         try:

@@ -1,4 +1,4 @@
-"""Fixtures: two files of tokens, a short time after which a stall is logged, and the log."""
+"""Fixtures of the tests of observers."""
 
 import logging
 

@@ -16,7 +16,6 @@ import pytest
 from absl import logging as absl_logging
 from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
-from grain_sft import Pipeline
 from grain_sft.errors import PipelineError
 from grain_sft.observers import OBSERVERS, Observer, metrics
 from grain_sft.pipeline import MOST_UNCOUNTED, counts
@@ -25,8 +24,7 @@ from grain_sft.storage import activity
 
 @pytest.mark.parametrize(("threads", "named"), [(0, ()), (2, ()), (2, ("metrics", "watchdog"))])
 def test_counters_count_each_delivered_row_once(folder, threads, named):
-    plain, observers = make(folder), [OBSERVERS[name]() for name in named]
-    pipeline = Pipeline(plain.source, plain.sampler, plain.transforms, observers=observers)
+    pipeline = make(folder, observers=[OBSERVERS[name]() for name in named])
     counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
     read = counting("read_bytes_total", store="local")
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()
@@ -41,16 +39,11 @@ def test_counters_count_each_delivered_row_once(folder, threads, named):
 def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(folder):
     counts = counting("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
     pipeline, rounds, threads = make(folder), 20, 4
-
-    def hand_out():
-        for _ in range(rounds):
-            take(pipeline, threads=0)
-
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            handing_out = [pool.submit(hand_out) for _ in range(threads)]
+            handing_out = [pool.submit(take, pipeline, threads=0) for _ in range(threads * rounds)]
             while not all(each.done() for each in handing_out):
                 list(prometheus_client.REGISTRY.collect())
     finally:
@@ -74,9 +67,8 @@ def test_a_batch_whose_delivery_is_interrupted_is_counted_once(folder, count_in_
                 seen.append(delivery)
                 raise KeyboardInterrupt
 
-    seen, plain, counts = [], make(folder), counting("rows_total")
-    pipeline = Pipeline(plain.source, plain.sampler, plain.transforms, observers=[Interrupts()])
-    with closing(pipeline.iter(threads=0)) as iterator:
+    seen, counts = [], counting("rows_total")
+    with closing(make(folder, observers=[Interrupts()]).iter(threads=0)) as iterator:
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
         if count_in_between:
@@ -85,16 +77,12 @@ def test_a_batch_whose_delivery_is_interrupted_is_counted_once(folder, count_in_
         assert iterator.stats.steps == 1 and counts() == {"rows_total": BATCH}
 
 
-def shaped(array):
-    """Return an array like one of another library, whose `size` is a method."""
-    return types.SimpleNamespace(shape=array.shape, size=lambda: array.shape)
-
-
+TORCH_LIKE = types.SimpleNamespace(shape=(BATCH, LENGTH), size=lambda: (BATCH, LENGTH))
 MADE = {
     "a pair": (lambda batch: (batch["inputs"], batch["targets"]), 0),
     "nothing": (lambda batch: {}, 0),
     "a number": (lambda batch: {"loss": np.float32(1.0)}, 0),
-    "another library's": (lambda batch: {"inputs": shaped(batch["inputs"])}, BATCH),
+    "another library's": (lambda batch: {"inputs": TORCH_LIKE}, BATCH),
 }
 """Transforms of a batch, and the number of rows that are counted of their results."""
 

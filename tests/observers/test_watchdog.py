@@ -19,7 +19,7 @@ from grain_sft.storage import cache_blocks, local_file
 
 
 def once_logged(log, pattern, act):
-    """Start a thread that calls `act` as soon as the log has `pattern`."""
+    """Call `act`, in a thread, as soon as the log has `pattern`."""
     threading.Thread(target=lambda: (log.wait(pattern), act())).start()
 
 
@@ -79,7 +79,7 @@ def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
 
 @pytest.fixture
 def bucket(client, folder):
-    """A proxy in front of a bucket, and the URL of a copy of the first file there."""
+    """A proxy before a bucket, and the URL of the first file there."""
     client.pipe_file("bucket/0.npy", (folder / "0.npy").read_bytes())
     with before_emulator() as proxy:
         yield proxy, "gs://bucket/0.npy"
@@ -129,7 +129,7 @@ def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
 
 
 def watched(expected) -> bool:
-    """Wait until the watchdog's thread lives (True) or has ended (False), and return whether this came within 5 minutes."""
+    """Return whether the watchdog's thread lives (True) or has ended (False) within 5 minutes."""
     end = time.monotonic() + 300
     while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
         if time.monotonic() > end:

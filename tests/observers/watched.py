@@ -9,7 +9,7 @@ from contextlib import closing
 import prometheus_client
 from batches import pipeline_of
 
-from grain_sft import NgramFilter, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import NgramFilter, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.pipeline import standing_observers
 
 standing_observers()  # makes the observers, so that all counters exist
@@ -17,10 +17,11 @@ LENGTH, ROWS, BATCH = 50, 40, 4
 STALL = 0.1  # seconds
 
 
-def make(where, *transforms, epochs=1, **options):
+def make(where, *transforms, epochs=1, observers=(), **options):
     layout = WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH)
     transforms = [NgramFilter(max_count=5), ShiftTargets(), *transforms]
-    return pipeline_of(layout, transforms, global_batch_size=BATCH, order="sequential", epochs=epochs)
+    plain = pipeline_of(layout, transforms, global_batch_size=BATCH, order="sequential", epochs=epochs)
+    return Pipeline(plain.source, plain.sampler, transforms, observers=observers)
 
 
 def counted(name, **labels):
@@ -35,13 +36,12 @@ def counting(*names, **labels):
 
 
 def take(pipeline, count=None, **options):
-    """Return `count` batches of a pipeline, or all."""
     with closing(pipeline.iter(**options)) as batches:
         return list(itertools.islice(batches, count))
 
 
 class Logged(logging.Handler):
-    """A handler that keeps the lines of the log. `wait` returns as soon as a line matches."""
+    """A handler that keeps the lines of the log."""
 
     def __init__(self):
         super().__init__()

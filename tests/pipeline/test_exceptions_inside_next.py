@@ -35,6 +35,7 @@ from grain_sft.integrations.jax_arrays import GlobalBatches
 COUNT = int(os.environ.get("GRAIN_SFT_EXCEPTIONS", "5000"))
 LENGTH, ROWS = 16, 4
 PACKAGE = os.path.dirname(grain_sft.__file__)
+CALLS = ("CALL", "RESUME")  # beginnings of the names of instructions
 
 
 class Raised(BaseException):
@@ -64,7 +65,7 @@ def no_tracer():
 
 @pytest.fixture
 def pipeline(tmp_path):
-    """A pipeline with an audit log and epochs of 50 steps. Token k of its corpus is k, so a batch shows which rows it has."""
+    """A pipeline with an audit log and epochs of 50 steps. Token k of its corpus is k."""
     np.arange(50 * ROWS * LENGTH, dtype=np.uint32).tofile(tmp_path / "a.npy")
     source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), LENGTH))
     sampler = IndexSampler(len(source), global_batch_size=ROWS, seed=1)
@@ -105,11 +106,8 @@ def check_log(pipeline, steps):
 @functools.cache
 def checks(code):
     """Return the offsets of instructions before which CPython checks for signals: after calls, and at jumps back in loops."""
-    found = set()
-    for before, one in itertools.pairwise(dis.get_instructions(code)):
-        if before.opname.startswith(("CALL", "RESUME")) or one.opname == "JUMP_BACKWARD":
-            found.add(one.offset)
-    return found
+    pairs = itertools.pairwise(dis.get_instructions(code))
+    return {one.offset for before, one in pairs if before.opname.startswith(CALLS) or one.opname == "JUMP_BACKWARD"}
 
 
 def raise_at(point):

@@ -35,7 +35,6 @@ SOUND = np.arange(20) >= 8
 
 @pytest.fixture
 def warnings(monkeypatch):
-    """The list of the logged warnings."""
     found = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: found.append(text % values))
     return found
@@ -43,7 +42,7 @@ def warnings(monkeypatch):
 
 @pytest.fixture
 def config_of(tmp_path):
-    """`config_of(case)`: path of a config over a corpus of equal documents. A name that is not in `CASES` makes a sound one."""
+    """`config_of(case)`: path of a config over equal documents. A name that is not in `CASES` makes a sound one."""
 
     def write(case, **changes):
         loss, options, _ = CASES.get(case, (SOUND, {}, ""))

@@ -62,10 +62,9 @@ BEFORE_ABSL = SCRIPT + textwrap.dedent("""
 """)
 LEFT_THREADS = """
 import sys
-import grain_sft
-source = grain_sft.NpyDataSource(grain_sft.WindowLayout(grain_sft.open_corpus(sys.argv[1]), 16))
-sampler = grain_sft.IndexSampler(len(source), global_batch_size=2, seed=1)
-pipeline = grain_sft.Pipeline(source, sampler, [grain_sft.ShiftTargets()])
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1]), 16))
+pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=2, seed=1), [ShiftTargets()])
 left = [pipeline.iter(start_step=step) for step in range(3)]
 for batches in left:
     next(batches)

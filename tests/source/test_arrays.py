@@ -19,7 +19,6 @@ def address(array):
 
 
 def filled(made, shape, number):
-    """Return an array of an `Arrays`, filled with a number."""
     array = made.empty(shape, np.int32)
     array[...] = number
     return array

@@ -57,7 +57,7 @@ def opened(corpus):
 
 
 def assert_columns(pipeline, steps):
-    """Check that columns of `steps` are those of whole rows. Some columns are at the ends of rows, others anywhere."""
+    """Check that columns at the ends of rows, and anywhere, are those of whole rows."""
     random = np.random.default_rng(0)
     for step in steps:
         whole = pipeline[step]
@@ -75,7 +75,7 @@ MASKED = {"transforms": [{"mask_eod": {"eod_token_id": 2, "as_target": False}}, 
 
 
 def without(num_documents):
-    """Return amendments that withdraw every second document from step 2 on, and documents 1 and 3 from step 9 on."""
+    """Withdraw every second document from step 2 on, and documents 1 and 3 from step 9 on."""
     withdrawn = ((2, list(range(0, num_documents, 2))), (9, [1, 3]))
     return {"amendments": [{"withdraw": {"from": step, "documents": numbers}} for step, numbers in withdrawn]}
 
@@ -151,9 +151,7 @@ def test_transforms_that_need_whole_rows_get_them(corpora, transforms):
 
 
 class Same(grain.transforms.Map):
-    """A user's transform whose `column_reach` states that a column depends only on the same column."""
-
-    column_reach = (0, 0)
+    column_reach = (0, 0)  # a column depends only on the same column
 
     def map(self, element):
         return element
@@ -192,10 +190,10 @@ def test_the_load_balanced_order_is_that_of_maxtext(run):
 
 @pytest.mark.parametrize("columns", [(0, 0), (5, 3), (-1, 4), (1.5, 3), (0, LENGTH + 1), (LENGTH, LENGTH + 1)])
 def test_columns_that_do_not_exist_are_refused(corpora, columns):
-    with pytest.raises(GrainSftError, match=f"expected (0 <= start < stop <= {LENGTH}|an integer)"):
-        load(config_of(corpora["plain"], "windows")).read(0, np.arange(2), columns=columns)
-    with pytest.raises(GrainSftError, match=f"expected (0 <= start < stop <= {LENGTH}|an integer)"):
-        NpyDataSource(WindowLayout(opened(corpora["plain"]), LENGTH)).columns(*columns)
+    pipeline = load(config_of(corpora["plain"], "windows"))
+    for read in (lambda: pipeline.read(0, np.arange(2), columns=columns), lambda: pipeline.source.columns(*columns)):
+        with pytest.raises(GrainSftError, match=f"expected (0 <= start < stop <= {LENGTH}|an integer)"):
+            read()
 
 
 @pytest.mark.parametrize("kind", [WindowLayout, PackedLayout])

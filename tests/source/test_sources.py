@@ -30,7 +30,6 @@ def make(write_tokens):
 
 
 def source_of(corpus, **options):
-    """Return a source of windows of `LENGTH` tokens."""
     return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), **options)
 
 

@@ -15,6 +15,7 @@ from grain_sft.errors import StorageError
 from grain_sft.storage import artifact
 
 DEPENDS = {"of": "this", "number": 3, "list": [1, None, 2.5]}
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -33,7 +34,7 @@ def maker():
 
 @pytest.fixture
 def made(tmp_path, maker) -> Path:
-    """The file of an artifact that `maker` has made once."""
+    """File of an artifact that `maker` has made once."""
     artifact.load_or_make("things", DEPENDS, maker, tmp_path)
     (found,) = (tmp_path / "things").glob("*.arrays")
     return found
@@ -60,26 +61,23 @@ def test_each_set_of_dependences_has_a_file_of_its_own(tmp_path, maker):
     assert maker.call_count == 5
 
 
-def want(folder: str, barrier) -> None:
-    """Load the artifact at the same time as the other processes, or make it in half a second."""
-
+def load_together(folder: Path, barrier) -> None:
     def make():
-        Path(folder, f"made-by-{os.getpid()}").touch()
+        (folder / f"made-by-{os.getpid()}").touch()
         time.sleep(0.5)
         return arrays()
 
     barrier.wait(300)
-    assert_same(artifact.load_or_make("things", DEPENDS, make, Path(folder)), arrays())
+    assert_same(artifact.load_or_make("things", DEPENDS, make, folder), arrays())
 
 
-def die(folder: str) -> None:
-    """End the process while it makes the artifact."""
-    artifact.load_or_make("things", DEPENDS, lambda: os._exit(3), Path(folder))
+def die_while_making(folder: Path) -> None:
+    artifact.load_or_make("things", DEPENDS, lambda: os._exit(3), folder)
 
 
 def exit_codes(count: int, function, *arguments) -> list[int]:
     """Call `function` in `count` processes at once. Return their exit codes."""
-    processes = [multiprocessing.get_context("spawn").Process(target=function, args=arguments) for _ in range(count)]
+    processes = [SPAWN.Process(target=function, args=arguments) for _ in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -88,13 +86,13 @@ def exit_codes(count: int, function, *arguments) -> list[int]:
 
 
 def test_processes_that_load_an_artifact_at_once_make_it_once(tmp_path):
-    assert exit_codes(3, want, str(tmp_path), multiprocessing.get_context("spawn").Barrier(3)) == [0] * 3
+    assert exit_codes(3, load_together, tmp_path, SPAWN.Barrier(3)) == [0] * 3
     assert len(list(tmp_path.glob("made-by-*"))) == 1
     assert sorted(path.suffix for path in (tmp_path / "things").iterdir()) == [".arrays", ".lock"]
 
 
 def test_a_process_that_dies_while_it_makes_an_artifact_leaves_no_file_and_the_next_makes_it(tmp_path, maker):
-    assert exit_codes(1, die, str(tmp_path)) == [3]
+    assert exit_codes(1, die_while_making, tmp_path) == [3]
     assert not list((tmp_path / "things").glob("*.arrays"))
     assert_same(artifact.load_or_make("things", DEPENDS, maker, tmp_path), arrays())
     assert maker.call_count == 1
@@ -109,7 +107,7 @@ def test_an_error_of_the_maker_reaches_the_caller_and_the_maker_is_called_once(t
 
 
 def mutated(seed):
-    """Return a damage: it flips a bit of the header or of the first array, or cuts the file anywhere."""
+    """Return a damage that flips a bit of the header or of the first array, or cuts the file anywhere."""
 
     def damage(data: bytearray) -> bytes:
         random, size = np.random.default_rng(seed), int.from_bytes(data[8:16], "little")
@@ -123,7 +121,7 @@ def mutated(seed):
 
 
 def restated(change):
-    """Return a damage: it changes the header, but not the checksum."""
+    """Return a damage that changes the header, but not the checksum."""
 
     def damage(data: bytearray) -> bytes:
         size = int.from_bytes(data[8:16], "little")

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from batches import assert_same
 from failing_proxy import before_emulator, media_bytes
 
 from grain_sft import PackedLayout, open_corpus
@@ -27,9 +27,9 @@ print(len(layout), layout.spans(3)[0], flush=True)
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return a function that makes this process act as another machine: it gives it another local cache."""
+    """`machine(name)`: makes this process act as another machine, with another local cache."""
 
-    def be(name: str) -> Path:
+    def be(name):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         return tmp_path / name / "grain_sft"
 
@@ -44,14 +44,12 @@ def machine(tmp_path, monkeypatch):
 def assert_cached(make=None, folder=None):
     """Assert that the cache gives `ARRAYS`. If the cache lacks them, `make` makes them, and without `make` the test fails."""
     found = artifact.load_or_make("things", DEPENDS, make or pytest.fail, folder)
-    for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert isinstance(found[name], np.memmap)
+    assert_same(found, ARRAYS)
+    assert all(isinstance(array, np.memmap) for array in found.values())
 
 
-@pytest.mark.parametrize("folder", [None, "memory://shared/cache"])
+@pytest.mark.parametrize("folder", [None, "memory://shared/cache"], ids=["variable", "argument"])
 def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder):
-    """The bucket is that of GRAIN_SFT_CACHE_DIR, or that of the argument `folder`."""
     if folder:
         monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
     assert_cached(ARRAYS.copy, folder)

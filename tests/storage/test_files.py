@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import socket
 import stat
 import threading
@@ -39,15 +40,11 @@ def test_a_file_appears_whole_when_the_block_ends(tmp_path, mode, text, old):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
-FAILURES = {
-    "error": (RuntimeError(), RuntimeError, None),
-    "Ctrl-C": (KeyboardInterrupt(), KeyboardInterrupt, None),
-    "disk": (OSError(28, "No space left"), StorageError, r"/out\.txt: can't be written \(No space left\)"),
-    "another file": (CorpusFileError("shard 3 is gone"), CorpusFileError, "shard 3 is gone"),
-}
+FULL_DISK = OSError(28, "No space left"), StorageError, r"/out\.txt: can't be written \(No space left\)"
+FAILURES = [(error, type(error), None) for error in (RuntimeError(), KeyboardInterrupt(), CorpusFileError("0 is gone"))]
 
 
-@pytest.mark.parametrize(("failure", "raised", "message"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("failure", "raised", "message"), [FULL_DISK, *FAILURES])
 @pytest.mark.parametrize("old", ["old", None])
 def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure, raised, message, old):
     path = tmp_path / "out.txt"
@@ -137,23 +134,14 @@ def test_two_writers_at_once_leave_one_of_their_files_whole(tmp_path):
     assert listing(tmp_path) == [str(path)]
 
 
-@pytest.mark.parametrize(
-    ("path", "remote", "normal"),
-    [
-        ("gs://bucket/a.npy", True, "gs://bucket/a.npy"),
-        ("s3://bucket/~/a.npy", True, "s3://bucket/~/a.npy"),
-        ("file:///a/b.npy", False, "/a/b.npy"),
-        ("~/a.npy", False, "/home/me/a.npy"),
-        ("a/b.npy", False, "a/b.npy"),
-        ("C://a.npy", False, "C://a.npy"),
-        ("/odd/x://y", False, "/odd/x://y"),
-        (Path("a") / "b.npy", False, "a/b.npy"),
-    ],
-)
-def test_what_is_remote_and_what_is_local(monkeypatch, path, remote, normal):
+def test_what_is_remote_and_what_is_local(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert files.is_remote(os.fspath(path)) is remote
-    assert files.normalize(path) == normal
+    changed = [("file:///a/b.npy", "/a/b.npy"), ("~/a.npy", "/home/me/a.npy"), (Path("a") / "b.npy", "a/b.npy")]
+    local = [*changed, *((path, path) for path in ("a/b.npy", "C://a.npy", "/odd/x://y"))]
+    for path, normal in local:
+        assert not files.is_remote(os.fspath(path)) and files.normalize(path) == normal
+    for url in ("gs://bucket/a.npy", "s3://bucket/~/a.npy"):
+        assert files.is_remote(url) and files.normalize(url) == url
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -169,9 +157,8 @@ def test_text_is_utf_8_with_or_without_a_byte_order_mark(tmp_path, mark):
 def test_text_that_cant_be_read_is_an_error_that_names_the_file(tmp_path, name, expected):
     (tmp_path / "latin").write_bytes("zwölf".encode("latin1"))
     path = os.path.join(tmp_path, name)
-    with pytest.raises(CorpusFileError, match=expected) as error:
+    with pytest.raises(CorpusFileError, match=f"(?s){re.escape(path)}.*{expected}"):
         files.read_text(path)
-    assert path in str(error.value)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
@@ -186,7 +173,6 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
 
 
 def error_of(function, *arguments):
-    """The text of the GrainSftError that `function` raises. If it hangs, pytest's timeout ends it."""
     with pytest.raises(grain_sft.GrainSftError) as error:
         function(*arguments)
     return str(error.value)

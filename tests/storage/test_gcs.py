@@ -38,7 +38,6 @@ def bucket(client, folder):
 
 @pytest.fixture
 def proxy(bucket):
-    """A proxy before the emulator, which counts requests of each kind."""
     with before_emulator() as proxy:
         yield proxy
 
@@ -68,11 +67,10 @@ def error_of(function):
 
 
 LISTED = ["code/true.npy", "web/*.npy", "code/deep"]
+PLACES = ["mix.txt", "*/*.npy", "**/0.npy", "web/?.npy", "code/true.npy", "", "code", "web/", LISTED]
 
 
-@pytest.mark.parametrize(
-    "where", ["mix.txt", "*/*.npy", "**/0.npy", "web/?.npy", "code/true.npy", "", "code", "web/", LISTED], ids=str
-)
+@pytest.mark.parametrize("where", PLACES, ids=str)
 def test_mixes_globs_directories_files_and_lists_in_a_bucket_are_the_local_ones(folder, where):
     def under(root):
         return [f"{root}{each}" for each in where] if isinstance(where, list) else f"{root}{where}"
@@ -132,16 +130,15 @@ def test_what_is_not_in_the_bucket_is_named(client, bucket_name):
     assert f"{BUCKET}web/0.npy: no such file" in message and "path_remap" in message
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (bytes(20), "the file shrank since it was indexed: 20 bytes, expected 20000"),
-        (bytes(20_004), "the file grew since it was indexed: 20004 bytes, expected 20000"),
-        (bytes(20_000), "the file has the size that was indexed, but other content: it was replaced"),
-        (None, "no such file"),
-    ],
-    ids=["shrank", "grew", "replaced", "gone"],
-)
+CHANGES = [
+    (bytes(20), "the file shrank since it was indexed: 20 bytes, expected 20000"),
+    (bytes(20_004), "the file grew since it was indexed: 20004 bytes, expected 20000"),
+    (bytes(20_000), "the file has the size that was indexed, but other content: it was replaced"),
+    (None, "no such file"),
+]
+
+
+@pytest.mark.parametrize(("data", "expected"), CHANGES, ids=[expected for _, expected in CHANGES])
 def test_an_object_that_changed_since_it_was_indexed_is_named(client, data, expected):
     mine, in_use = (source(grain_sft.open_corpus(f"{BUCKET}mix.txt")) for _ in range(2))
     in_use.read([100, 101])
@@ -165,6 +162,6 @@ def test_a_url_of_a_kind_that_nothing_reads_is_an_error():
 
 def test_an_exception_of_the_client_becomes_an_error_that_names_the_url():
     for failure in (PermissionError("Forbidden: b"), RuntimeError("token expired"), ValueError("Bad Request: b")):
-        with pytest.raises(grain_sft.GrainSftError) as error, files.remote("gs://b/a.npy"):
+        expected = rf"gs://b/a.npy: can't be read \({type(failure).__name__}: {failure}\)"
+        with pytest.raises(grain_sft.GrainSftError, match=expected), files.remote("gs://b/a.npy"):
             raise failure
-        assert f"gs://b/a.npy: can't be read ({type(failure).__name__}: {failure})" in str(error.value)

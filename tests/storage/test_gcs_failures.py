@@ -51,15 +51,15 @@ def test_every_byte_is_right_although_some_requests_fail_and_some_are_late(proxy
             np.testing.assert_array_equal(mine.read(chosen)["tokens"], ROWS[chosen])
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("refused", "Try later"),
-        ("cut", "(a body of|breaks off|not completed|payload)"),
-        ("reset", "(reset|disconnected|Disconnected)"),
-        ("silent", "no answer in time"),
-    ],
-)
+REASONS = {
+    "refused": "Try later",
+    "cut": "(a body of|breaks off|not completed|payload)",
+    "reset": "(reset|disconnected|Disconnected)",
+    "silent": "no answer in time",
+}
+
+
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
 def test_if_all_requests_fail_the_object_is_named_within_the_stated_time(proxy, kind, reason):
     mine = source(remote={"seconds": 1})
     mine.read([0, 70])  # rows of two shards; the first read checks the files

@@ -1,8 +1,10 @@
 """gs:// without a network or without credentials: an error in seconds, which says which of the two is missing."""
 
 import asyncio
+import contextlib
 import errno
 import http.server
+import itertools
 import socket
 import threading
 import time
@@ -22,22 +24,35 @@ URL = "gs://some-bucket/data/tokens.npy"
 CREDENTIALS = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_GS", "NO_GCE_CHECK")
 
 
-class Refuses(http.server.BaseHTTPRequestHandler):
-    """Answers every request with 401."""
+REFUSAL = b'{"error": {"code": 401, "message": "Anonymous caller does not have access"}}'
 
-    error_content_type = "application/json"
-    error_message_format = '{"error": {"code": 401, "message": "Anonymous caller does not have access"}}'
 
-    def do_GET(self):
-        self.send_error(401)
+@contextlib.contextmanager
+def serving(statuses, body):
+    """Serve `body` with the next of `statuses` to each request. Yield the server's address."""
 
-    def log_message(self, *args):
-        pass
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(next(statuses))
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body if self.command == "GET" else b"")
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A function that takes the address of a server as that of Cloud Storage, on a machine without credentials."""
+    """`machine(address)`: takes this address for that of Cloud Storage, on a machine without credentials."""
     for name in CREDENTIALS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -83,37 +98,20 @@ def test_a_missing_network_is_named(machine, tmp_path, silent):
 
 
 def test_missing_credentials_are_named(machine, tmp_path, capsys):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        machine(f"http://127.0.0.1:{server.server_address[1]}")
+    with serving(itertools.repeat(401), REFUSAL) as address:
+        machine(address)
         assert_errors(tmp_path, "no credentials of Google Cloud were found")
         assert main(["verify", str(tmp_path / "config.yaml")]) != 0
-        server.shutdown()
     assert "gcloud auth application-default login" in capsys.readouterr().out
 
 
 def test_a_web_server_that_fails_or_is_not_reached_is_not_taken_for_one_without_the_file(monkeypatch):
     monkeypatch.setattr(retries, "FIRST_CONTACT", 0.5)
-    answers = [503, 503, 200]  # fsspec asks with HEAD, then with GET
-
-    class Fails(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(answers.pop(0) if answers else 404)
-            self.send_header("Content-Length", "7")
-            self.end_headers()
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Fails) as server:
-        url = f"http://127.0.0.1:{server.server_address[1]}/tokens.npy"
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        assert files.size(url) == 7 and not answers
+    statuses = iter([503, 503, 200, *[404] * 9])  # fsspec asks with HEAD, then with GET
+    with serving(statuses, bytes(7)) as address:
+        assert files.size(f"{address}/tokens.npy") == 7 and next(statuses) == 404
         with pytest.raises(grain_sft.GrainSftError, match="no such file"):
-            files.size(url)
-        server.shutdown()
+            files.size(f"{address}/tokens.npy")
     with pytest.raises(grain_sft.GrainSftError, match="the network does not reach"):
         files.size("http://127.0.0.1:9/tokens.npy")
 

@@ -31,7 +31,7 @@ def tokens(version, shard):
 
 
 def put_all(version, client, folder):
-    """Write all objects in a version to the emulated bucket, without the proxy."""
+    """Write all objects in a version to the bucket, without the proxy."""
     objects = {f"t/{shard}.npy": tokens(version, shard).tobytes() for shard in range(2)}
     objects["mix.txt"] = "\n".join(f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)).encode()
     config = sections(f"{URL}t/*.npy", LENGTH, corpus={"dtype": "uint32"}, layout="windows", seed=version)
@@ -114,7 +114,7 @@ def place(made, tmp_path):
 
 
 def peak_from_now():
-    """Return a function that returns how many MiB the peak memory of this process has grown since now."""
+    """Return a function that returns the growth of this process's peak memory since now, in MiB."""
 
     def peak():
         return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024

@@ -81,7 +81,6 @@ def is_free(path: Path) -> bool:
 
 
 def fork(work) -> int:
-    """Fork a child that does `work` and ends."""
     child = os.fork()
     if not child:
         try:

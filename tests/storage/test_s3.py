@@ -37,7 +37,6 @@ def proxy():
 
 @pytest.fixture(params=[False, True], ids=["direct", "cached"])
 def remote(request, tmp_path):
-    """Options of remote files, with a cache and without."""
     return {"cache": {"folder": tmp_path, "max_bytes": "1MiB", "unit": "64KiB"} if request.param else None}
 
 

@@ -1,7 +1,7 @@
-"""The shard cache, which keeps blocks of remote files on a local disk: its size stays below the bound, processes share it,
-damaged blocks are fetched again, and versions of a file are never mixed."""
+"""The shard cache stays below its bound, processes share it, damaged blocks are fetched again, and versions are never mixed."""
 
 import contextlib
+import itertools
 import resource
 import signal
 import subprocess
@@ -47,7 +47,7 @@ def tokens(shard):
 
 @pytest.fixture(scope="module")
 def proxy(client):
-    """A proxy before the emulated bucket, which holds the shards. The proxy counts requests and bytes."""
+    """A proxy before the emulated bucket, which holds the shards."""
     for shard in range(SHARDS):
         client.pipe_file(f"bucket/cached/{shard}.npy", tokens(shard).tobytes())
     with before_emulator() as proxy, pytest.MonkeyPatch.context() as patch:
@@ -79,12 +79,12 @@ def assert_rows(mine, rows):
 
 
 def cached(folder, suffix=""):
-    """Return the files of a cache that hold blocks, or will: a block that is being fetched is in a file `.part`."""
+    """Return the files of blocks in a cache; a block that is being fetched has the suffix `.part`."""
     return sorted(path for path in folder.rglob(f"*{suffix}") if path.is_file() and path.name != "space")
 
 
 def sizes_of(folder):
-    """Return the size in bytes of each file below `folder`, by path and inode. A folder counts as 0 bytes."""
+    """Return the bytes of each file or folder (0) below `folder`, by path and inode."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -93,20 +93,14 @@ def sizes_of(folder):
 
 
 def size_of(folder):
-    """Return the bytes of all files together at one moment: two equal listings in a row show that nothing changed in between.
-
-    Return None if each of 20 listings differs from the listing before it.
-    """
-    listings = [sizes_of(folder)]
-    for _ in range(20):
-        listings.append(sizes_of(folder))
-        if listings[-1] == listings[-2]:
-            return sum(listings[-1].values())
+    """Return the bytes of all files at one moment, when two listings in a row are equal; None if 20 listings differ."""
+    for before, after in itertools.pairwise(sizes_of(folder) for _ in range(20)):
+        if before == after:
+            return sum(after.values())
     return None
 
 
 def start(folder, bound, unit, seed, rows):
-    """Start a process that runs `READER`."""
     arguments = [INDEX, str(folder), str(bound), str(unit), str(seed), str(rows)]
     return subprocess.Popen([sys.executable, "-c", READER, *arguments], stdin=-1, stdout=-1, text=True)
 
@@ -152,7 +146,7 @@ DAMAGES = {
     "emptied": lambda data, other: b"",
     "swapped": lambda data, other: other,
 }
-"""Damage to a file of the cache: functions of its bytes and of the bytes of another file of the cache."""
+"""Functions of the bytes of a file of the cache, and of those of another."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
