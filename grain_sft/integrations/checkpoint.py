@@ -1,7 +1,4 @@
-"""States of a run's data for checkpoints: the next step, and the receipt. A run on other data refuses the state.
-
-A state does not depend on the number of hosts.
-"""
+"""States of a run's data for checkpoints: the next step, and the receipt. A run on other data refuses the state."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +15,7 @@ _STEP, _PARTS = "next_step", "parts"
 def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:
     """Return the state of a run's data for a checkpoint: `{"next_step": k, "receipt": …, "parts": {…}}`.
 
-    The state has only values of JSON, and is the same on all hosts.
+    The state has only values of JSON. It is the same on all hosts, and for any number of hosts.
 
     Raises:
       RowIndexError: `next_step` is negative, or not an integer.
@@ -35,7 +32,7 @@ def resume_step(
       state: Saved state.
       pipeline: Pipeline of the run that resumes.
       allow_other_data: Whether to accept a state of other data.
-      holder: Where the state was read from, for messages, such as the path of a file.
+      holder: Origin of the state, for messages, such as the path of a file.
 
     Raises:
       PipelineError: `state` is not a data state, or belongs to other data. The message names the difference.
@@ -49,7 +46,6 @@ def resume_step(
     differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if differences:
         receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
-        # `differences` uses the words "here" for this run's receipt and "there" for the receipt in the state
         problem = f"{holder} is of a run on other data ({receipts}). The next step is {step}; 'there' means {holder}:"
         fix = "Give the run its old data, or allow_other_data=True to go on at that step with this data."
         raise PipelineError("\n".join([problem, *(f"  {line}" for line in differences), fix]))
@@ -92,7 +88,6 @@ class CheckedIterator(Stateful, PipelineIterator):
 
 
 def _orbax_args() -> Any:
-    """Return the module `orbax.checkpoint.args`."""
     return import_extra("orbax.checkpoint.args", "a checkpoint of Orbax", "orbax-checkpoint", "orbax")
 
 
@@ -119,7 +114,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       item: Name of the checkpoint's item that was saved with `save_args`.
 
     Returns:
-      Step of the next batch. None if the manager has no checkpoint. `batches` then stay at their step.
+      Step of the next batch. None if the manager has no checkpoint; `batches` then stay at their step.
 
     Raises:
       PipelineError: The checkpoint does not exist, lacks the item, or belongs to other data.
@@ -167,8 +162,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
     resume_step({**(runs or [now])[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # The check ignores what decides only steps from `step` on, such as documents that are withdrawn from `step` on. If that
-    # has changed, the run needs a new record.
+    # a new record also if something differs that decides only steps from `step` on, such as withdrawn documents
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:

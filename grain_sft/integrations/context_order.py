@@ -1,4 +1,4 @@
-"""ContextOrder: the order of a row's columns in a global array, for devices that divide the sequence."""
+"""Order of a row's columns in a global array, for devices that divide the sequence."""
 
 import dataclasses
 

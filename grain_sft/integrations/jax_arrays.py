@@ -47,7 +47,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
       prepare: Function that may change the arrays before they go to the devices. Its arguments are the step, a block of the
         batch that this process read, and the block's arrays [n, columns]. It returns arrays of the same shape. Threads call it.
-      load_balanced_shards: Number of shards of MaxText's load-balanced order of columns, or 1 for the natural order. See
+      load_balanced_shards: Number of shards of MaxText's load-balanced order of columns, or 1 for the natural order, as in
         `ContextOrder`.
 
     Raises:
@@ -98,7 +98,6 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         super().__init__(pipeline, start_step)
 
     def _placements_at(self, step: int) -> dict[int, Placement]:
-        """Return the placements of the arrays of `step`, by their number of columns."""
         return self._placements[self.pipeline.at(step).first_step, self.pipeline.sampler.batch_sizes.at(step)]
 
     def _placement(self, step: int, width: int | None = None) -> Placement:
@@ -141,7 +140,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return global_batch
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
-        """Return the arrays of a block that go to the devices: those of `batch`, changed by `prepare`. Check their shapes."""
+        """Return the arrays of `batch`, changed by `prepare`, whose shapes are checked."""
         prepared = batch if self._prepare is None else self._prepare(step, block, batch)
         first, end = block.columns or (0, 0)
         widths = self._placements_at(step) if block.columns is None else (end - first,)
@@ -155,10 +154,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return prepared
 
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
-        """Check that some target of the run's first steps takes loss.
-
-        If the columns that this process has read take no loss, read and check its whole rows.
-        """
+        """Check that a target takes loss: in the columns that this process has read, or else in its whole rows."""
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
         if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
             batch = self.pipeline.read(step, self.rows(step))

@@ -96,20 +96,13 @@ class Block(NamedTuple):
 
 
 class Placement(abc.ABC):
-    """Transfer of global batches of one shape to the devices.
+    """Transfer of global batches of one shape to the devices."""
 
-    Attributes:
-      reads: int64 [n], slots of the global batch of which this process reads all or some columns.
-      blocks: Rows and columns that this process reads.
-      writer: Index of the process that writes the files of observers for all processes.
-      shape, sharding: Shape [rows, L] and sharding of the arrays that `put` returns.
-    """
-
-    reads: npt.NDArray[np.int64]
-    blocks: list[Block]
-    writer: int
-    shape: Shape
-    sharding: Sharding
+    reads: npt.NDArray[np.int64]  # [n], slots of the global batch of which this process reads all or some columns
+    blocks: list[Block]  # rows and columns that this process reads
+    writer: int  # index of the process that writes the files of observers for all processes
+    shape: Shape  # shape of the arrays that `put` returns
+    sharding: Sharding  # sharding of these arrays
 
     @abc.abstractmethod
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
@@ -145,7 +138,7 @@ class DirectPlacement(Placement):
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """See `Placement.part`. The order of columns divides the part into ranges, and each range is in one block."""
+        """See `Placement.part`. Each of the ranges into which the order of columns divides the part is in one block."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
         first_column, end_column, _ = index[1].indices(self.shape[1])
@@ -160,10 +153,7 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return the blocks that a process reads, sorted by first column. No column is in two blocks.
-
-    Adjacent ranges of columns with the same rows are one block.
-    """
+    """Return the blocks that a process reads, sorted by first column. Adjacent columns with the same rows are one block."""
     num_rows, length = mine.shape
     # `masks[columns][i]` is True if a device of the process has these columns of row i
     masks: dict[Columns, npt.NDArray[np.bool_]] = {}
@@ -172,27 +162,22 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
             masks.setdefault(source, np.zeros(num_rows, np.bool_))[rows] = True
     merged: list[tuple[Columns, npt.NDArray[np.bool_]]] = []
     for (first, end), mask in sorted(masks.items()):
-        if merged:
-            (last_first, last_end), last_mask = merged[-1]
-            if last_end == first and np.array_equal(last_mask, mask):
-                first = last_first
-                merged.pop()
+        if merged and merged[-1][0][1] == first and np.array_equal(merged[-1][1], mask):
+            (first, _), _ = merged.pop()
         merged.append(((first, end), mask))
     whole = 0, length
     blocks = [Block(np.flatnonzero(mask[:batch_rows]), None if part == whole else part) for part, mask in merged]
-    # a process without devices has one block, without rows
-    return blocks or [Block(mine.rows, None)]
+    return blocks or [Block(mine.rows, None)]  # a process without devices has one block, without rows
 
 
 class LoaderPlacement(Placement):
     """Placement in which only some processes, the loaders, read the batch.
 
     JAX lets a process fill only the parts of an array that are on its own devices. So `put` makes another array, with the same
-    number of rows on each device. The devices of the loaders hold the batch, and the other devices hold zeros. `finish` moves
-    the rows to the devices where the trainer needs them, with a collective.
+    number of rows on each device. The devices of the loaders hold the batch, the others hold zeros. A collective in `finish`
+    moves the rows to the devices where the trainer needs them.
 
-    Example: a batch of 6 rows, and devices 0 to 3. Devices 1 and 3 are those of the loaders. Each of these two gets half of the
-    batch, so every device has 3 rows of the array:
+    Example: a batch of 6 rows, and devices 0 to 3, of which 1 and 3 are those of the loaders:
 
       device                          0        1        2        3
       rows of the array from `put`    0 1 2    3 4 5    6 7 8    9 10 11
@@ -217,10 +202,8 @@ class LoaderPlacement(Placement):
         self._device_rows = -(-batch_rows // len(loading))
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
-        # slot i of the batch is row row_of_slot[i] of the array from `put`: [3, 4, 5, 9, 10, 11] in the example
-        row_of_slot = np.zeros(shape[0], np.int32)
-        # for each device of this process, by its index in `devices`: which entries of `reads` it holds
-        self._rows_read: dict[int, slice] = {}
+        row_of_slot = np.zeros(shape[0], np.int32)  # [3, 4, 5, 9, 10, 11] in the example
+        self._rows_read: dict[int, slice] = {}  # entries of `reads` that each device of this process holds
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):
             first_slot = min(index * self._device_rows, batch_rows)

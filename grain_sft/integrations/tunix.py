@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
     """Yield the batches for `trainer.train`.
 
-    Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart, it takes
-    all batches from the first one on, and drops the batches before its checkpoint. This function yields empty dicts for the
-    batches that Tunix drops, so that they are not read.
+    After a restart, Tunix takes all batches from the first one on, and drops those before its checkpoint. This function yields
+    empty dicts for the batches that Tunix drops, so that they are not read.
 
     Args:
       batches: Batches of the pipeline. This function moves them to the checkpoint's step.

@@ -1,4 +1,4 @@
-"""Real jax.distributed processes on this machine, for tests. `run(...)` starts them, and each runs this file as its program.
+"""Real jax.distributed processes on this machine. `run(...)` starts them, and each runs this file as its program.
 
 A process takes jobs as JSON. For every case and step, it prints digests of the global arrays, gathered from all processes. For
 every case, it prints how many bytes of token files it read.
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,34 +31,24 @@ def digest(array: Any) -> str:
     return hashlib.sha256(f"{array.shape}{array.dtype}".encode() + array.tobytes()).hexdigest()[:16]
 
 
-def run(job: Any, processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """Run a job (or a list of jobs) in processes with `devices` virtual devices each; return the lines that each printed."""
+def run(jobs: list[dict[str, Any]], processes: int, devices: int) -> list[list[dict[str, Any]]]:
+    """Run jobs in processes with `devices` virtual devices each, and return the lines that each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started, outputs = [], []
-    for index in range(processes):
-        output = (folder / f"output-{processes}-{index}.jsonl").open("w+")  # a full pipe would stop all processes
-        command = [sys.executable, __file__, json.dumps(job), *map(str, (port, index, processes, devices))]
-        started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True))
-        outputs.append(output)
-    try:
-        codes = [process.wait(timeout=240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    printed = []
-    for code, output in zip(codes, outputs, strict=True):
-        output.seek(0)
-        text = output.read()
-        assert code == 0, text
-        printed.append([json.loads(line) for line in text.splitlines() if line.startswith("{")])
-        output.close()
-    return printed
+
+    def process(index):
+        command = [sys.executable, __file__, json.dumps(jobs), *map(str, (port, index, processes, devices))]
+        found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+        assert found.returncode == 0, found.stdout
+        return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+
+    with ThreadPoolExecutor(processes) as threads:
+        return list(threads.map(process, range(processes)))
 
 
 def digests(pipeline: Any, steps: Iterable[int], num_rows: int = 0, order: Any = slice(None)) -> dict[int, Any]:
-    """Return, by step, the digests of a global batch's arrays, whose rows are filled up to `num_rows` with rows of zeros."""
+    """Return the digests of the arrays of each step, filled up to `num_rows` with rows of zeros."""
 
     def filled(array):
         return np.pad(array[order], ((0, max(0, num_rows - len(array))), (0, 0)))
@@ -66,12 +56,12 @@ def digests(pipeline: Any, steps: Iterable[int], num_rows: int = 0, order: Any =
     return {step: {key: digest(filled(array)) for key, array in sorted(pipeline[step].items())} for step in steps}
 
 
-def check(printed: Any, expected: dict[int, Any], cases: Iterable[str]) -> None:
-    """Assert that all processes printed the digests of the whole global batches, in row order."""
+def check(printed: Any, expected: dict[int, Any], cases: Iterable[str], job: str = "") -> None:
+    """Assert that all processes printed the digests of the whole global batches for a job, in row order."""
     for lines in printed:
+        steps = [line for line in lines if line["job"] == job and "step" in line]
         for case in cases:
-            found = {line["step"]: line["digests"] for line in lines if line["case"] == case and "step" in line}
-            assert found == expected, case
+            assert {line["step"]: line["digests"] for line in steps if line["case"] == case} == expected, case
 
 
 def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
@@ -82,8 +72,7 @@ def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
         shards, expected = job["options"]["load_balanced_shards"], load(job["config"], host=Host(0, 1))[0]
         order = load_balanced(expected["inputs"].shape[1], shards) if shards > 1 else slice(None)
         digests = {key: digest(array[:, order]) for key, array in expected.items()}
-        of_job = [[line for line in lines if line.get("job") == job["name"]] for lines in printed]
-        check(of_job, {0: digests}, job["cases"])
+        check(printed, {0: digests}, job["cases"], job["name"])
 
 
 def load_balanced(length: int, shards: int) -> np.ndarray:
@@ -92,9 +81,10 @@ def load_balanced(length: int, shards: int) -> np.ndarray:
     return np.concatenate([np.concatenate([chunks[shard], chunks[-1 - shard]]) for shard in range(shards)])
 
 
-def states(printed: Any) -> Any:
-    """Return the state at the end, which must be the same in all processes."""
-    (state,) = {json.dumps(line["state"], sort_keys=True) for lines in printed for line in lines if "state" in line}
+def end_state(printed: Any) -> Any:
+    """Return the state at the end of the job without a name, which must be the same in all processes and cases."""
+    ends = [line for lines in printed for line in lines if line["job"] == "" and "state" in line]
+    (state,) = {json.dumps(line["state"], sort_keys=True) for line in ends}
     return json.loads(state)
 
 
@@ -122,7 +112,7 @@ def main(jobs: Any, port: int, index: int, count: int, devices: int) -> None:
     if count > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
-    for job in [jobs] if isinstance(jobs, dict) else jobs:
+    for job in jobs:
         run_job(job)
 
 
@@ -139,7 +129,7 @@ def run_job(job: dict[str, Any]) -> None:
         return {key: digest(np.asarray(gather(array))) for key, array in sorted(arrays.items())}
 
     def show(**line: Any) -> None:
-        print(json.dumps(line), flush=True)
+        print(json.dumps({"job": job["name"], **line}), flush=True)
 
     if LOCAL in job["cases"]:  # each process loads its rows, and JAX joins those of all
         pipeline, sharding = load(job["config"]), sharding_of("data")
@@ -150,7 +140,7 @@ def run_job(job: dict[str, Any]) -> None:
             show(case=LOCAL, step=step, digests=digests(arrays, sharding))
     for case in [case for case in job["cases"] if case != LOCAL]:
         pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
-        batches, before = GlobalBatches(pipeline, sharding, **job.get("options", {})), counts["local_bytes"]
+        batches, before = GlobalBatches(pipeline, sharding, **job["options"]), counts["local_bytes"]
         if "state" in job:
             batches.set_state(job["state"])
         for _ in range(job["steps"]):
@@ -159,11 +149,11 @@ def run_job(job: dict[str, Any]) -> None:
             assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
             read = [block.columns for block in batches.blocks(step)]
             found = digests(arrays, sharding) if "digests" not in job else None
-            show(case=case, job=job.get("name"), step=step, reads=rows, columns=read, digests=found)
-        show(case=case, job=job.get("name"), state=batches.get_state())
+            show(case=case, step=step, reads=rows, columns=read, digests=found)
+        show(case=case, state=batches.get_state())
         batches.close()
         unchecked = pipeline.first_steps.left  # how many further batches are checked for targets that take loss
-        show(case=case, job=job.get("name"), read_bytes=counts["local_bytes"] - before, unchecked=unchecked)
+        show(case=case, read_bytes=counts["local_bytes"] - before, unchecked=unchecked)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from batches import assert_same, load, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax_processes import BY_4, CASES, LOCAL, check, check_columns, digests, run, states
+from jax_processes import BY_4, CASES, LOCAL, check, check_columns, digests, end_state, run
 from sft_files import documents, write_episodes
 from vsl_corpora import EOS, write_corpus
 
@@ -83,43 +83,41 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
     stages = [{"steps": 2, "layout": {"sequence_length": length}} for length in (LENGTH, 2 * LENGTH)]
     stages.append({"transforms": ["ngram_filter", "shift_targets"]})
     staged = job_of("stages", long_config(chats, "packed") | {"stages": stages}, ["columns"], 6)
-    every = run([job, *divided, several, staged], 2, DEVICES // 2, tmp_path)
+    every = run([job, *divided, several, staged], 2, DEVICES // 2)
     check_columns(every, divided)
     for each in (several, staged):
-        of_job = [[line for line in lines if line.get("job") == each["name"]] for lines in every]
-        check(of_job, digests(load(each["config"]), range(6)), each["cases"])
-    columns = [[line["columns"] for line in lines if line.get("job") == "stages" and "step" in line] for lines in every]
+        check(every, digests(load(each["config"]), range(6)), each["cases"], each["name"])
+    columns = [[line["columns"] for line in lines if line["job"] == "stages" and "step" in line] for lines in every]
     whole = [[None]] * 2  # None: the last stage has a filter, which needs whole rows
     assert columns[0] == [[[0, LENGTH // 2]]] * 2 + [[[0, LENGTH]]] * 2 + whole
     assert columns[1] == [[[LENGTH // 2, LENGTH]]] * 2 + [[[LENGTH, 2 * LENGTH]]] * 2 + whole
-    printed = [[line for line in lines if not line.get("job")] for lines in every]
-    check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
-    check(printed, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
-    assert states(printed)["next_step"] == 2 + STEPS
+    check(every, digests(pipeline, range(2, 2 + STEPS)), CASES)
+    check(every, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
+    assert end_state(every)["next_step"] == 2 + STEPS
     for case in CASES:
-        reads = [next(line["reads"] for line in lines if line["case"] == case) for lines in printed]
+        reads = [next(line["reads"] for line in lines if (line["job"], line["case"]) == ("", case)) for lines in every]
         whole = case == "columns" or "over hosts" in case
         assert reads == ([list(range(8))] * 2 if whole else [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_any_number_of_processes_goes_on_where_another_stopped(folder, pipeline, tmp_path, processes):
+def test_any_number_of_processes_goes_on_where_another_stopped(folder, pipeline, processes):
     state = None
     for number, count in enumerate((processes, *(other for other in (1, 2, 4) if other != processes))):
         job = job_of("", config(folder), CASES, STEPS) | ({"state": state} if state else {})
-        printed = run(job, count, DEVICES // count, tmp_path)
+        printed = run([job], count, DEVICES // count)
         check(printed, digests(pipeline, range(number * STEPS, (number + 1) * STEPS)), CASES)
-        state = states(printed)
+        state = end_state(printed)
         assert state["next_step"] == (number + 1) * STEPS
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("processes", "loaders"), [(2, [0]), (2, [1]), (4, [1, 2]), (4, [3])])
 @pytest.mark.parametrize("num_rows", [BATCH, 2 * BATCH])
-def test_processes_that_do_not_load_get_rows_of_others(folder, pipeline, tmp_path, processes, loaders, num_rows):
+def test_processes_that_do_not_load_get_rows_of_others(folder, pipeline, processes, loaders, num_rows):
     job = job_of("", config(folder), CASES, STEPS, loaders=loaders, num_rows=num_rows)
-    printed = run(job, processes, DEVICES // processes, tmp_path)
+    printed = run([job], processes, DEVICES // processes)
     check(printed, digests(pipeline, range(STEPS), num_rows), CASES)
     read = [set(lines[0]["reads"]) for lines in printed]
     assert all(bool(rows) == (process in loaders) for process, rows in enumerate(read))
@@ -244,10 +242,10 @@ def test_a_transform_may_cut_the_last_column_of_every_batch(folder, pipeline):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (1, 8), (4, 4), (4, 8)])
-def test_a_mesh_that_divides_the_sequence_has_the_same_global_arrays(chats, tmp_path, processes, devices):
+def test_a_mesh_that_divides_the_sequence_has_the_same_global_arrays(chats, processes, devices):
     cases = [*CASES, *(BY_4 if devices == 8 else ())]
     jobs = columns_jobs(chats, cases, layouts=["windows", "packed", "padded"], shards=[1, 2, 4])
-    check_columns(run(jobs, processes, devices // processes, tmp_path), jobs)
+    check_columns(run(jobs, processes, devices // processes), jobs)
 
 
 @pytest.mark.processes
@@ -262,7 +260,7 @@ def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, write_
         config = sections(path, length, corpus=corpus, layout=layout)
         jobs.append(job_of(layout, config, cases, 2, ahead=0, load_balanced_shards=4) | {"digests": False})
     share = 2 * 4 * length * tokens.itemsize // 4  # 2 steps of 4 rows, divided by 4 processes
-    for lines in run(jobs, 4, 1, tmp_path):
+    for lines in run(jobs, 4, 1):
         read = {(line["job"], line["case"]): line["read_bytes"] for line in lines if "read_bytes" in line}
         assert not any(line.get("unchecked") for line in lines)  # also if a process reads only padding
         assert len(read) == len(jobs) * len(cases)

@@ -3,8 +3,8 @@
     python -m grain_sft.integrations.maxtext [TRAINER] [CONFIG.yml] key=value … grain_sft_config=PATH
 
 TRAINER is pre_train (the default), sft, dpo (also ORPO, with dpo.algo=orpo) or distill. CONFIG.yml and key=value are as in
-MaxText's own command. Without CONFIG.yml, MaxText uses the trainer's default config. grain_sft adds these keys. It also
-reads them from environment variables, such as GRAIN_SFT_CONFIG:
+MaxText's own command. Without CONFIG.yml, MaxText uses the trainer's default config. grain_sft adds these keys, which it also
+reads from environment variables such as GRAIN_SFT_CONFIG:
 
     grain_sft_config=PATH               the config of the data to train on
     grain_sft_eval_config=PATH          the config of the data to evaluate on; needed unless eval_interval=-1

@@ -29,14 +29,12 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
-"""Keys of MaxText's config. Each has a function that returns whether a value is refused, and the reason for the message."""
+"""Keys of MaxText's config, with a function that returns whether a value is refused, and the reason. With such a value, a step
+would not train on the pipeline's batch, or a resumed run would not continue with the next batch."""
 
 
 def check_trainer(config: Any) -> None:
-    """Raise a ConfigError if MaxText's config has a value that `_REFUSED` refuses.
-
-    With such a value, a step would not train on the pipeline's batch, or a resumed run would not continue with the next batch.
-    """
+    """Raise a ConfigError if MaxText's config has a value that `_REFUSED` refuses."""
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # a version of MaxText may lack the key
         if refused(value):
@@ -44,10 +42,7 @@ def check_trainer(config: Any) -> None:
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, *, training: bool) -> None:
-    """Raise an error if batches of a stage of `pipeline` do not fit MaxText's `config`.
-
-    `where` is the path of the pipeline's config, for messages.
-    """
+    """Raise an error if batches of `pipeline` do not fit MaxText's `config`. `where` is the path of the pipeline's config."""
     for stage in pipeline.stages:
         _check_stage(config, stage, where, trainer, training)
     steps = pipeline.end_step // trainer.batches_per_step(config)
@@ -58,7 +53,6 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
-    """Raise an error if batches of one stage do not fit MaxText's `config`."""
     layout = pipeline.source.layout
     _check_rows(config, pipeline, where, trainer, training)
     if layout.of_pairs != trainer.of_pairs:
@@ -85,7 +79,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
 
 
 def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer) -> None:
-    """Raise an error unless a batch has each array that MaxText needs, with rows of the length that it expects."""
+    """Refuse batches without the arrays that MaxText needs, and arrays without the row length that it expects."""
     widths, expected = _widths(pipeline), trainer.widths(config)
     missing = ", ".join(key for key in expected if key not in widths)
     if missing:
@@ -103,7 +97,7 @@ def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer)
 
 
 def _check_responses(layout: Layout, where: str) -> None:
-    """Raise a ConfigError for a pair with an empty response: its loss by ORPO is infinite, so all weights become NaN."""
+    """Refuse a pair with an empty response: its loss by ORPO is infinite, so all weights become NaN."""
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
@@ -116,7 +110,7 @@ def _check_responses(layout: Layout, where: str) -> None:
 
 
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
-    """Raise a ConfigError unless all batches have as many rows as MaxText expects, and all rows have one length."""
+    """Refuse batches without the number of rows that MaxText expects, and rows of several lengths."""
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
     rows_of_step = getattr(config, name)
     expected = trainer.rows(config, rows_of_step) if training else rows_of_step
@@ -135,16 +129,13 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the row length of each array of a batch, by key. Arrays with one value for each row are left out."""
+    """Return the row length of each array of a batch, by key, without arrays that have one value for each row."""
     batch = pipeline.read(pipeline.first_step, np.zeros(0, np.int64))
     return {key: array.shape[1] for key, array in batch.items() if array.ndim > 1}
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Raise a ConfigError if the corpus has token weights: MaxText's loss counts every weight above 0 as 1.
-
-    With `ignore`, only log a warning.
-    """
+    """Raise a ConfigError, or with `ignore` log a warning, if the corpus has token weights, which MaxText does not use."""
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
@@ -155,14 +146,11 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 
 
 def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callable[[int, Block, Element], Element]:
-    """Return a function for the argument `prepare` of `GlobalBatches`.
-
-    The function checks the tokens of a batch against MaxText's vocabulary, and keeps only the arrays of `keys`.
-    """
+    """Return a function for the argument `prepare` of `GlobalBatches`. It keeps the arrays of `keys`, and refuses tokens beyond
+    MaxText's vocabulary."""
     checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:
-        """Return the arrays of `keys`, or raise a TransformError that names a token beyond the vocabulary."""
         for key in checked:
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:

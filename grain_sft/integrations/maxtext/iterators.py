@@ -1,4 +1,4 @@
-"""Iterators of batches for training and for evaluation, which replace MaxText's own iterators."""
+"""Iterators of batches for training and evaluation, which replace MaxText's own."""
 
 import os
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ TRAINING_CONFIG = "the config of the data to train on"
 
 
 class MaxTextBatches(GlobalBatches):
-    """Global batches for MaxText. They end after `num_batches` steps, because some of MaxText's loops never end by themselves.
+    """Global batches for MaxText. They end after `num_batches`, because some of MaxText's loops never end by themselves.
 
     Attributes:
-      failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises `failure`
+      failure: Error that ended the batches. MaxText takes any error for the end of the data, so the launcher raises `failure`
         after the run.
     """
 
@@ -36,7 +36,6 @@ class MaxTextBatches(GlobalBatches):
         self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
 
     def _offer(self) -> int:
-        """See `StepIterator._offer`. Record an error in `failure`, unless it is the end of the data."""
         try:
             return super()._offer()
         except Exception as error:
@@ -87,8 +86,7 @@ def make_eval_iterator(
 ) -> MaxTextBatches:
     """Return the batches of evaluation. Each `iter` begins at the first batch. `load_evaluation` decides where the data end.
 
-    Args:
-      config, mesh, process_indices, options: As in `make_train_iterator`.
+    The arguments are as in `make_train_iterator`.
 
     Raises:
       GrainSftError: The config is missing or contradicts MaxText's config, or its data never end.
@@ -97,11 +95,7 @@ def make_eval_iterator(
 
 
 def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipeline, str]:
-    """Return the pipeline of training or of evaluation, and the path of its config.
-
-    Raises:
-      GrainSftError: The config is missing or contradicts MaxText's `config`, or its evaluation data never end.
-    """
+    """Return the pipeline of training or of evaluation, which fits MaxText's `config`, and the path of its config."""
     checks.check_trainer(config)
     if training:
         where = options.required("config", TRAINING_CONFIG)
@@ -117,11 +111,11 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 
 
 def load_evaluation(where: str) -> Pipeline:
-    """Return the pipeline of the config at `where`. It ends after one epoch (`epochs: 1`), with a filled last batch
-    (`last_batch: fill`).
+    """Return the pipeline of the config at `where`, whose `epochs` are 1 and whose `last_batch` is "fill" unless it states
+    them.
 
-    A value of `epochs` or `last_batch` in the config stays. Nothing is added to a config that has a mixture, or an order whose
-    batches may have rows of two epochs (`Order.runs_on`), or that states its corpus or sampler only in its stages.
+    Nothing is added to a config that has a mixture, or an order whose batches may have rows of two epochs (`Order.runs_on`), or
+    that states its corpus or sampler only in its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})
@@ -134,7 +128,6 @@ def load_evaluation(where: str) -> Pipeline:
 
 
 def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *, training: bool) -> MaxTextBatches:
-    """Return the batches of training or of evaluation, with the sharding of MaxText's train step."""
     from maxtext.utils.sharding import get_input_data_sharding
 
     pipeline, where = load_checked(config, options, training=training)
@@ -177,10 +170,7 @@ def first_step(config: Any, trainer: Trainer) -> int:
 def continue_at(step: int, config: Any, batches: GlobalBatches, options: Options, loaders: Sequence[int]) -> None:
     """Continue with the batches of MaxText's `step`, and record the data next to the checkpoints.
 
-    The first of the processes `loaders` writes the record.
-
-    Raises:
-      PipelineError: The steps before `step` were run on other data.
+    The first of the processes `loaders` writes the record. Other data before `step` are a PipelineError.
     """
     batches.seek(step * options.of_trainer.batches_per_step(config))
     if not config.enable_checkpointing or not config.checkpoint_dir:

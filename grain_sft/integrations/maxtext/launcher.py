@@ -1,4 +1,4 @@
-"""Launcher: runs MaxText's training command on batches of grain_sft."""
+"""Runs MaxText's training command on batches of grain_sft."""
 
 import importlib
 import sys
@@ -14,11 +14,7 @@ from grain_sft.integrations.maxtext.options import Options, split
 
 
 class _TrainerRun:
-    """Run of a MaxText trainer: functions that replace functions of MaxText, and the batches that they have made.
-
-    Args:
-      options: Options of grain_sft, such as the path of its config.
-    """
+    """Run of a MaxText trainer: functions that replace functions of MaxText, and the batches that they have made."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -27,14 +23,14 @@ class _TrainerRun:
         self._training: tuple[Any, Sequence[int], iterators.MaxTextBatches] | None = None
 
     def make_training(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        """Return the batches of training. MaxText calls this in place of `make_olmo_grain_train_iterator`."""
+        """Replace MaxText's `make_olmo_grain_train_iterator`."""
         batches = iterators.make_train_iterator(config, mesh, process_indices, options=self._options)
         self._batches.append(batches)
         self._training = config, process_indices, batches
         return batches
 
     def make_evaluation(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        """Return the batches of evaluation. MaxText calls this in place of `make_olmo_grain_eval_iterator`."""
+        """Replace MaxText's `make_olmo_grain_eval_iterator`."""
         batches = iterators.make_eval_iterator(config, mesh, process_indices, options=self._options)
         self._batches.append(batches)
         return batches
@@ -62,7 +58,6 @@ class _TrainerRun:
                 raise batches.failure
 
     def log_end(self) -> None:
-        """Log the step up to which the data of training were read."""
         if self._training is not None:
             config, _, batches = self._training
             steps = batches.next_step // self._options.of_trainer.batches_per_step(config)
@@ -99,7 +94,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line, and return the exit status."""
     try:
         theirs, options = split(arguments)
         read_config(options.required("config", iterators.TRAINING_CONFIG))

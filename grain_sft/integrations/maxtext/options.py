@@ -35,7 +35,7 @@ class Options:
         """Return the options. An option that is not in `arguments` comes from the environment, such as $GRAIN_SFT_CONFIG.
 
         Raises:
-          ConfigError: The name of an option or of the trainer is unknown, or a boolean option is neither "true" nor "false".
+          ConfigError: An option or trainer is unknown, or a boolean option is neither "true" nor "false".
         """
         declaration: Any = cls  # `Any`: mypy would refuse this class as the argument of `options_of`
         known = {PREFIX + name: option for name, option in options_of(declaration).items()}
@@ -56,11 +56,7 @@ class Options:
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path of the option `name`. The error calls its file `noun`, such as "the config of the data to train on".
-
-        Raises:
-          ConfigError: The option is not given.
-        """
+        """Return the path of the option `name`. If it is not given, raise a ConfigError that calls its file `noun`."""
         path: str = getattr(self, name)
         if not path:
             name = PREFIX + name
@@ -73,8 +69,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
 
     Raises:
       ConfigError: As in `Options.from_environment`. Or an option is given twice with different values, `dataset_type` is not
-        `olmo_grain`, or an argument of MaxText begins with a dash or is not `key=value`. Only the first argument may be the
-        path of a config file instead.
+        `olmo_grain`, or an argument of MaxText begins with a dash or is not `key=value` (the first may be a config file).
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]

@@ -16,8 +16,7 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 class Trainer:
     """A trainer of MaxText. The methods of this class fit pre-training, MaxText's own loop. Subclasses fit other trainers.
 
-    Pre-training takes one batch a step, which holds all micro-batches. It writes checkpoint N after step N. So checkpoint 0
-    follows the first step, step 0.
+    Pre-training takes one batch a step, which holds all micro-batches. It writes checkpoint N after step N, counted from 0.
 
     Attributes:
       module: Name of the module whose function `main` runs the trainer.
@@ -28,7 +27,7 @@ class Trainer:
     of_pairs: bool = False
 
     def widths(self, config: Any) -> dict[str, int]:
-        """Return the row length of each array of a batch, by key, under MaxText's `config`."""
+        """Return the row length of each array of a batch, by key."""
         length: int = config.max_target_length
         if not self.of_pairs:
             return dict.fromkeys(KEYS, length)
@@ -36,15 +35,15 @@ class Trainer:
         return {key: prompt if key.startswith("prompt") else length - prompt for key in PAIR_KEYS}
 
     def batches_per_step(self, config: Any) -> int:
-        """Return the number of batches that a step takes under MaxText's `config`."""
+        """Return the number of batches that a step takes."""
         return 1
 
     def rows(self, config: Any, rows_of_step: int) -> int:
-        """Return the number of rows in a global batch if a step takes `rows_of_step` rows under MaxText's `config`."""
+        """Return the number of rows in a global batch if a step takes `rows_of_step` rows."""
         return rows_of_step // self.batches_per_step(config)
 
     def step_after(self, checkpoint: int) -> int:
-        """Return the step at which a run continues from the checkpoint with this number."""
+        """Return the step at which a run continues from this checkpoint."""
         return checkpoint + 1
 
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
@@ -56,8 +55,7 @@ class Trainer:
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
         """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
 
-        These are usually the weights of the latest checkpoint, but options of MaxText can name others. Pre-training computes
-        its first step in `get_first_step`.
+        These are usually the weights of the latest checkpoint, but options of MaxText can name others.
         """
         get_first_step = module.get_first_step
 
@@ -121,8 +119,6 @@ class Distillation(Tunix):
     """MaxText's distillation trainer, built on Tunix. It restores its own checkpoints, after the data iterators exist."""
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        """Continue at the trainer's step, when the trainer has restored its checkpoint."""
-
         class ContinuingTrainer(module.MaxTextDistillationTrainer):
             def setup_checkpoint_manager_and_restore(self, batches: Any, config: Any) -> Any:
                 batches = super().setup_checkpoint_manager_and_restore(batches, config)
