@@ -17,8 +17,7 @@ from grain_sft.errors import PipelineError
 from grain_sft.integrations.context_order import Columns, ContextOrder
 
 Index = tuple[slice, ...]
-Shape = tuple[int, int]
-"""Shape [rows, L] of a global array."""
+Shape = tuple[int, int]  # shape [rows, L] of a global array
 GlobalBatch = dict[str, jax.Array]
 """Global arrays [rows, L] by key, as in a pipeline's batch."""
 
@@ -125,7 +124,7 @@ class DirectPlacement(Placement):
 
     Args:
       sharding, shape: Sharding and shape [rows, L] of the global arrays.
-      batch_rows: Number of rows of the global batch. If `shape` has more rows, the last ones are zeros.
+      batch_rows: Number of rows of the global batch. Rows after them are zeros.
       order: Order of the columns.
       divides: Whether a process reads only the columns of its devices, not whole rows.
     """

@@ -21,8 +21,7 @@ Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4
   4                    A2 5, B1 5              A2: of equal last rows, the first source
   5                    B1 5                    B1; from row 6 on, the sources repeat
 
-So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights. With three sources
-or more, taking the source with the largest deficit would not keep the bound.
+So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights.
 """
 
 import functools
@@ -47,8 +46,7 @@ class ScheduleTable:
     """Table of the source of each row, for constant weights.
 
     From some row on, the sources repeat with a period. The table has the rows before the first period, and those of one period.
-    Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row of the table takes 9
-    bytes, and a million rows take about 0.5 s to make.
+    Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row takes 9 bytes.
 
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
@@ -92,7 +90,7 @@ class ScheduleTable:
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return the rows of the mixture at which `source` gives its rows `numbers`, or -1 for none: int64 [n] each."""
         rows, per_period = self._rows[source], int(self._per_period[source])
-        # a source without rows in a period has all of its rows before the first period; `max` avoids a division by 0
+        # a source without rows in a period has none after the first one begins; `max` avoids a division by 0
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
         numbers_in_table = numbers - periods * per_period
         exists = numbers_in_table < len(rows)

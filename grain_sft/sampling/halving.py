@@ -20,7 +20,7 @@ class _Split:
     """Division of the rows that reach a node of the tree between its two branches.
 
     Of the first t rows, the left branch gets floor(share * t + offset), but at least 0 and at most t. With share 1/3 and offset
-    1/2, it gets 0, 0, 1, 1, 1 and 2 of the first 0 to 5 rows. So its rows are rows 1 and 4 of the node.
+    1/2, its rows are rows 1, 4, 7, ... of the node.
     """
 
     share: Fraction
@@ -37,17 +37,11 @@ class _Split:
     def find(self, numbers: Ints, left: bool) -> Ints:
         """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the node that is row k of its left or right branch.
 
-        Rows from 2^62 - 1 on are returned as 2^62 - 1. With share 1/3 and offset 1/2, the left branch gets rows 1, 4, 7, ... of
-        the node, so its row 2 is row 7.
+        Rows from 2^62 - 1 on are returned as 2^62 - 1.
         """
         # Let t be the smallest number for which the branch gets k + 1 of the first t rows of the node. The result is t - 1:
-        #   left:   floor(share * t + offset) >= k + 1
-        #           share * t + offset >= k + 1
-        #           t = ceil((k + 1 - offset) / share)
-        #   right:  t - floor(share * t + offset) >= k + 1
-        #           (1 - share) * t - offset > k
-        #           t = floor((k + offset) / (1 - share)) + 1
-        # In the example, t is ceil((2 + 1 - 1/2) * 3) = 8 for row 2 of the left branch.
+        #   left:   share * t + offset >= k + 1, so t = ceil((k + 1 - offset) / share)
+        #   right:  t - floor(share * t + offset) >= k + 1, so t = floor((k + offset) / (1 - share)) + 1
         # The quotient is computed in integers: (k + a / u) / (p / q) is (k * u + a) * q / (p * u).
         share = self.share if left else 1 - self.share
         addend = 1 - self.offset if left else self.offset
@@ -100,15 +94,9 @@ class HalvingTree:
         self._root = self._tree(heaviest_first, [], 0.0)
 
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
-        """Return the tree of `sources`, heaviest first.
+        """Return the tree of `sources`, heaviest first. The first ones, up to a cut, are in the left branch.
 
-        A cut sends the first sources to the left branch, and the others to the right branch. For more than `_ALL_TRIED`
-        sources, it makes the weights of both branches as equal as possible.
-
-        Args:
-          sources: Sources of the tree, heaviest first.
-          path: Pairs from the root to this tree: a split, and whether this tree is in its left branch.
-          distance: Most rows by which the sources together differ from their share.
+        `path` is as in `_paths`. `distance` is the number of rows by which the sources together may differ from their share.
         """
         if len(sources) == 1:
             self._paths[sources[0]] = path

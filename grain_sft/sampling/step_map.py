@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,11 +110,8 @@ class MappedSampler(Sampler):
 
     def _stream(self, stream: EpochStream) -> EpochStream:
         """Return `stream`, a stream of `sampler`, with `begin` and `span` in steps of the trainer."""
-
-        def begin(step: int) -> tuple[int, int]:
-            return stream.begin(self._map.data_step(step))
-
-        return dataclasses.replace(stream, begin=begin, span=functools.partial(self._span, stream))
+        span = functools.partial(self._span, stream)
+        return dataclasses.replace(stream, begin=lambda step: stream.begin(self._map.data_step(step)), span=span)
 
     def _span(self, stream: EpochStream, epoch: int) -> EpochSpan | None:
         """Return the part of an epoch that the trainer reads, in steps of the trainer. The steps of `stream` are data steps.
@@ -146,15 +142,15 @@ class MappedSampler(Sampler):
             return self._map.step_of(data_steps[number])
 
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
-        ranges = list(self._map.read_between(span.first, end))
-        counts = [rows_before(data_steps.stop) - rows_before(data_steps.start) for data_steps in ranges]
-        ranges_with_rows = list(itertools.compress(ranges, counts))
-        if not ranges_with_rows:  # the epoch is skipped as a whole
+        ranges = self._map.read_between(span.first, end)
+        read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
+        read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]
+        if not read:  # the epoch is skipped as a whole
             return EpochSpan(first_step, first_step - 1, 0)
-        first_range, last_range = ranges_with_rows[0], ranges_with_rows[-1]
-        first_row, last_row = rows_before(first_range.start), rows_before(last_range.stop) - 1
-        first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(last_row, last_range)
-        return EpochSpan(first_step, last_step, sum(counts), span.start + first_row // stream.num_blocks)
+        (first_range, first_row, _), (last_range, _, end_row) = read[0], read[-1]
+        first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(end_row - 1, last_range)
+        num_rows = sum(end_row - row for _, row, end_row in read)
+        return EpochSpan(first_step, last_step, num_rows, span.start + first_row // stream.num_blocks)
 
     def with_host(self, host: Host) -> Self:
         return self._with(sampler=self.sampler.with_host(host))

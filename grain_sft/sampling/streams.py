@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -110,16 +110,13 @@ class SourceOrder:
           SamplerError: The order is by cost, and `costs` is None.
         """
         order = ORDERS[self.order]
-        options: dict[str, Any] = {"seed": self.seed, "cache_dir": cache_dir}
-        if order.by_cost:
-            if costs is None:
-                fix = "Give IndexSampler costs=layout.row_costs; for a source of a mixture take another order."
-                raise SamplerError(f"order={self.order!r} needs the cost of each row. {fix}")
-            options["costs"] = costs
+        if order.by_cost and costs is None:
+            fix = "Give IndexSampler costs=layout.row_costs; for a source of a mixture take another order."
+            raise SamplerError(f"order={self.order!r} needs the cost of each row. {fix}")
         if not self.shuffle:
             return lambda epoch, indices: indices
-        size = self.chunk_size
-        chunks_at = order.make(self.num_instances // size, **options)
+        size, options = self.chunk_size, {"costs": costs} if order.by_cost else {}
+        chunks_at = order.make(self.num_instances // size, seed=self.seed, cache_dir=cache_dir, **options)
         if size == 1:
             return chunks_at
         return lambda epoch, indices: chunks_at(epoch, indices // size) * size + indices % size

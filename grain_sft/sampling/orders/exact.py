@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import mmap
+import operator
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -112,10 +113,6 @@ def _olmo_seed(seed: int, epoch: int) -> int:
     return seed + epoch + 1  # OLMo-core's epochs count from 1
 
 
-def _sum(seed: int, epoch: int) -> int:
-    return seed + epoch
-
-
 def _episode_seed(seed: int, epoch: int) -> int:
     if seed + epoch >= _SEEDS:
         expected = f"order 'episode' seeds numpy's RandomState with seed + epoch, which may be 0 to {_SEEDS - 1}"
@@ -136,5 +133,5 @@ MAXTEXT = Order(stored_order("maxtext", "PCG64", _maxtext_seed), host_blocks=Tru
 EPISODE = Order(stored_order("episode", "RandomState", _episode_seed), epoch_seed=_episode_seed)
 """Order of the episode-indexed loader: `RandomState(seed + epoch).permutation(n)`."""
 
-OPENCHAT = Order(stored_order("openchat", "PCG64", _sum), epoch_seed=_sum)
+OPENCHAT = Order(stored_order("openchat", "PCG64", operator.add), epoch_seed=operator.add)
 """Order of documents in OpenChat (ochat/training_deepspeed/multipack_sampler.py), before OpenChat makes batches of them."""
