@@ -71,9 +71,7 @@ class Proportions:
         self._phases: list[_Phase] = []
         self.length: int | None = None
         self.failure: tuple[int, int] | None = None
-        row = 0
-        counts = (0,) * len(limits)
-        shares = [Fraction(0)] * len(limits)  # exact number of rows before `row` that each source should have
+        row, counts, deficit = 0, (0,) * len(limits), (Fraction(0),) * len(limits)
         # Each pass adds the phase that begins at `row`, and finds its end: the next change of weights, or the row at which a
         # source is exhausted. The next phase begins there.
         while True:
@@ -82,7 +80,6 @@ class Proportions:
                 self.length = row
                 break
             end = next((change for change, _ in self._changes if change > row), None)
-            deficit = tuple(share - count for share, count in zip(shares, counts, strict=True))
             num_rows = None if end is None else end - row
             has_table = sum(weights) <= TABLE_ROWS
             chooser = ScheduleTable(weights, deficit, num_rows) if has_table else HalvingTree(weights, deficit)
@@ -99,14 +96,12 @@ class Proportions:
                     break
             if end is None:
                 break
-            num_rows = end - row
-            for source, weight in enumerate(weights):
-                shares[source] += Fraction(weight * num_rows, sum(weights))
-            counts = _sums(counts, phase.chooser.counts(num_rows))
-            row = end
+            num_rows, given = end - row, chooser.counts(end - row)
+            due = [Fraction(weight * num_rows, sum(weights)) for weight in weights]
+            deficit = tuple(lack + new - count for lack, new, count in zip(deficit, due, given, strict=True))
+            row, counts = end, _sums(counts, given)
         if not self._phases:  # no source has a row: the methods still need a phase
-            no_deficit = (Fraction(0),) * len(limits)
-            self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), no_deficit)))
+            self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), deficit)))
         # first row that the mixture does not have, because it ends or fails there; None without an end
         self._end = self.length if self.failure is None else self.failure[0]
         self._first_rows = [phase.row for phase in self._phases]

@@ -94,14 +94,10 @@ def sharding_of(case: str) -> Any:
 
     devices = np.array(jax.devices())
     kind, _, over_hosts = case.partition(" over ")
-    if kind == "data":
-        return NamedSharding(Mesh(devices, ("data",)), PartitionSpec("data"))
-    parts = 4 if "by 4" in kind else 2
+    # with "columns", every process holds a part of every row
+    parts = {"data": 1, "columns": len(devices)}.get(kind, 4 if "by 4" in kind else 2)
     grid = devices.reshape(parts, -1).T if over_hosts else devices.reshape(-1, parts)
-    if kind == "columns":  # every process holds a part of every row
-        return NamedSharding(Mesh(devices, ("sequence",)), PartitionSpec(None, "sequence"))
-    mesh = Mesh(grid, ("data", "other"))
-    return NamedSharding(mesh, PartitionSpec("data", "other" if "sequence" in kind else None))
+    return NamedSharding(Mesh(grid, ("data", "other")), PartitionSpec("data", None if "model" in kind else "other"))
 
 
 def main(jobs: Any, port: int, index: int, count: int, devices: int) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints of Orbax and Grain have a step and a receipt, and a run on other data refuses them."""
 
+import functools
 import json
 
 import jax
@@ -45,23 +46,31 @@ def iterator(kind, pipeline, **options):
 KINDS = pytest.mark.parametrize("kind", ["arrays", "host"])
 
 
-@KINDS
-def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, tmp_path, kind):
-    data = pipeline(folder)
-    weights = {"w": jax.numpy.arange(6.0)}
+@pytest.fixture
+def manager(tmp_path):
     with ocp.CheckpointManager(tmp_path / "run") as manager:
-        batches = iterator(kind, data)
-        assert checkpoint.restore(manager, batches) is None  # no checkpoint yet: the run begins at step 0
-        for step in range(5):
-            assert_same(next(batches), data[step])
-            if step in (2, 4):
-                args = ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=checkpoint.save_args(batches))
-                assert manager.save(step, args=args)
-        manager.wait_until_finished()
-        for step, expected in ((None, 5), (2, 3)):
-            again = iterator(kind, pipeline(folder))
-            assert checkpoint.restore(manager, again, step) == expected
-            assert_same(next(again), data[expected])
+        yield manager
+
+
+def save(manager, step, **items):
+    assert manager.save(step, args=ocp.args.Composite(**items))
+    manager.wait_until_finished()
+
+
+@KINDS
+def test_orbax_saves_the_step_beside_the_weights_and_brings_it_back(folder, manager, kind):
+    data = pipeline(folder)
+    weights = ocp.args.StandardSave({"w": jax.numpy.arange(6.0)})
+    batches = iterator(kind, data)
+    assert checkpoint.restore(manager, batches) is None  # no checkpoint yet: the run begins at step 0
+    for step in range(5):
+        assert_same(next(batches), data[step])
+        if step in (2, 4):
+            save(manager, step, weights=weights, data=checkpoint.save_args(batches))
+    for step, expected in ((None, 5), (2, 3)):
+        again = iterator(kind, pipeline(folder))
+        assert checkpoint.restore(manager, again, step) == expected
+        assert_same(next(again), data[expected])
 
 
 CHANGES = {
@@ -73,49 +82,43 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("kind", "change"), [*(("host", change) for change in CHANGES), ("arrays", "seed")])
-def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(folder, tmp_path, kind, change):
+def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(folder, manager, kind, change):
     part, make = CHANGES[change]
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        batches = iterator(kind, pipeline(folder))
-        next(batches)
-        manager.save(0, args=ocp.args.Composite(data=checkpoint.save_args(batches)))
-        manager.wait_until_finished()
-        other = make(folder)
-        refused = iterator(kind, other, start_step=2)
-        with pytest.raises(GrainSftError, match=f"\n  {part} differs: here .* there ") as error:
-            checkpoint.restore(manager, refused)
-        assert str(error.value).count(" differs: ") == 1
-        assert refused.next_step == 2  # the iterator stays where it was
-        allowed = iterator(kind, other, allow_other_data=True)
-        assert checkpoint.restore(manager, allowed) == 1
-        assert_same(next(allowed), other[1])
+    batches = iterator(kind, pipeline(folder))
+    next(batches)
+    save(manager, 0, data=checkpoint.save_args(batches))
+    other = make(folder)
+    refused = iterator(kind, other, start_step=2)
+    with pytest.raises(GrainSftError, match=f"\n  {part} differs: here .* there ") as error:
+        checkpoint.restore(manager, refused)
+    assert str(error.value).count(" differs: ") == 1
+    assert refused.next_step == 2  # the iterator stays where it was
+    allowed = iterator(kind, other, allow_other_data=True)
+    assert checkpoint.restore(manager, allowed) == 1
+    assert_same(next(allowed), other[1])
 
 
-def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, tmp_path):
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        manager.save(0, args=ocp.args.Composite(weights=ocp.args.JsonSave({"a": 1})))
-        manager.wait_until_finished()
-        for step, message in ((None, "checkpoint 0 that has no item 'data'"), (7, r"no checkpoint 7; .* are \[0\]")):
-            with pytest.raises(GrainSftError, match=message):
-                checkpoint.restore(manager, iterator("host", pipeline(folder)), step)
+def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, manager):
+    save(manager, 0, weights=ocp.args.JsonSave({"a": 1}))
+    for step, message in ((None, "checkpoint 0 that has no item 'data'"), (7, r"no checkpoint 7; .* are \[0\]")):
+        with pytest.raises(GrainSftError, match=message):
+            checkpoint.restore(manager, iterator("host", pipeline(folder)), step)
 
 
 @KINDS
-def test_grains_own_handlers_save_and_restore_the_step(folder, tmp_path, kind):
+def test_grains_own_handlers_save_and_restore_the_step(folder, manager, kind):
     from grain.checkpoint import CheckpointRestore, CheckpointSave
 
     data = pipeline(folder)
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        batches = iterator(kind, data, start_step=6)
-        next(batches)
-        manager.save(6, args=ocp.args.Composite(data=CheckpointSave(batches)))
-        manager.wait_until_finished()
-        again = iterator(kind, pipeline(folder))
-        manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(again)))
-        assert_same(next(again), data[7])
-        other = iterator(kind, pipeline(folder, seed=9))
-        with pytest.raises(GrainSftError, match="sampler differs"):
-            manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(other)))
+    batches = iterator(kind, data, start_step=6)
+    next(batches)
+    save(manager, 6, data=CheckpointSave(batches))
+    again = iterator(kind, pipeline(folder))
+    manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(again)))
+    assert_same(next(again), data[7])
+    other = iterator(kind, pipeline(folder, seed=9))
+    with pytest.raises(GrainSftError, match="sampler differs"):
+        manager.restore(6, args=ocp.args.Composite(data=CheckpointRestore(other)))
 
 
 def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
@@ -146,39 +149,40 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
             checkpoint.resume_step({**checkpoint.data_state(finite, 0), "next_step": step}, finite)
 
 
-@pytest.fixture
-def record(tmp_path):
-    """Path of the record of a run, for trainers whose checkpoints have no data state."""
-    return str(tmp_path / "data.json")
-
-
-def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, record):
+def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(folder, tmp_path):
+    """A record is for trainers whose checkpoints have no data state."""
     one, two = pipeline(folder), pipeline(folder, seed=2)
+    record = functools.partial(checkpoint.record_run, str(tmp_path / "data.json"))
+
+    def recorded(key="next_step"):
+        return [run[key] for run in checkpoint.read_record(str(tmp_path / "data.json"))]
+
     with pytest.raises(GrainSftError, match="expected 0 to"):
-        checkpoint.record_run(record, one, one.end_step + 1)
-    checkpoint.record_run(record, one, 0, write=False)
-    assert checkpoint.read_record(record) == []
-    checkpoint.record_run(record, one, 0)
-    checkpoint.record_run(record, one, 5)
+        record(one, one.end_step + 1)
+    record(one, 0, write=False)
+    assert recorded() == []
+    record(one, 0)
+    record(one, 5)
     for writes in (True, False):
         message = r"data.json is of .*next step is 5.*\n  sampler differs: .*seed=2.*seed=1"
         with pytest.raises(GrainSftError, match=message):
-            checkpoint.record_run(record, two, 5, write=writes)
-    assert [run["next_step"] for run in checkpoint.read_record(record)] == [0]
-    checkpoint.record_run(record, two, 5, allow_other_data=True)
-    checkpoint.record_run(record, two, 8)
-    assert [run["next_step"] for run in checkpoint.read_record(record)] == [0, 5]
+            record(two, 5, write=writes)
+    assert recorded() == [0]
+    record(two, 5, allow_other_data=True)
+    record(two, 8)
+    assert recorded() == [0, 5]
     with pytest.raises(GrainSftError, match="sampler differs"):
-        checkpoint.record_run(record, one, 8)
-    checkpoint.record_run(record, one, 4)  # steps 0 to 3 had this data; what came later is dropped
-    assert [run["next_step"] for run in checkpoint.read_record(record)] == [0]
-    checkpoint.record_run(record, one, 8)
-    checkpoint.record_run(record, two, 0)  # a run that begins again at step 0 replaces the record
-    assert [run["receipt"] for run in checkpoint.read_record(record)] == [two.receipt.code]
+        record(one, 8)
+    record(one, 4)  # steps 0 to 3 had this data; what came later is dropped
+    assert recorded() == [0]
+    record(one, 8)
+    record(two, 0)  # a run that begins again at step 0 replaces the record
+    assert recorded("receipt") == [two.receipt.code]
 
 
-def test_a_file_that_is_not_a_record_is_refused(folder, tmp_path, record):
+def test_a_file_that_is_not_a_record_is_refused(folder, tmp_path):
+    path = tmp_path / "data.json"
     for text in ("", "[]", '{"runs": [1]}', '{"runs": 3}'):
-        (tmp_path / "data.json").write_text(text)
+        path.write_text(text)
         with pytest.raises(GrainSftError, match="not a record"):
-            checkpoint.record_run(record, pipeline(folder), 0)
+            checkpoint.record_run(str(path), pipeline(folder), 0)
