@@ -13,7 +13,7 @@ ROWS = 125
 
 def entries(path: Path) -> list[dict]:
     """Return the entries of an audit log in format .jsonl."""
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:

@@ -26,8 +26,8 @@ def run(config, steps, tmp_path, again=range(0)):
 
 
 def findings(tmp_path, pipeline):
-    checked = [check_audit(tmp_path / f"audit{ending}", pipeline) for ending in ENDINGS]
-    return [str(each) for one in checked for each in one.findings]
+    """Return the findings in both files of the log, as text."""
+    return [str(each) for ending in ENDINGS for each in check_audit(tmp_path / f"audit{ending}", pipeline).findings]
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_a_log_follows_the_stages_and_amendments_of_its_run(config, corpora, tmp
         ({"stages": [*begin, {}], "amendments": amendments}, range(45, 60)),
         ({"stages": [*begin, {"steps": 36}, last], "amendments": amendments}, range(60, 69)),
     ]
-    for number, (changes, steps) in enumerate(runs):
+    for changes, steps in runs:
         whole = {**config, **changes}
-        assert findings(tmp_path, run(whole, steps, tmp_path)) == [], number
+        assert findings(tmp_path, run(whole, steps, tmp_path)) == [], steps
     for wrong in (14, 19, 21):
         assert findings(tmp_path, load({**whole, "stages": [{"steps": wrong}, *whole["stages"][1:]]}))
     assert findings(tmp_path, load({**whole, "amendments": amendments[::-1]}))

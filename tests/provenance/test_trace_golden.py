@@ -1,21 +1,16 @@
 """A trace of packed rows has the rows that OLMo-core's loader gives each rank in two epochs (make_packed_golden.py)."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-from batches import pipeline_of
+from batches import golden_values, pipeline_of
 from packed_corpora import PACKED_CASES, digest_of_files, write_case
 from packed_layouts import open_case, packing_of, row_digests
 
 from grain_sft import Host, PackedLayout
 from grain_sft.provenance import trace
 
-RUNS = json.loads((Path(__file__).parents[1] / "golden" / "olmo_packed_steps.json").read_text())["runs"]
 
-
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run["case"])
+@pytest.mark.parametrize("run", golden_values("olmo_packed_steps.json")["runs"], ids=lambda run: run["case"])
 def test_every_step_and_rank_is_what_olmo_cores_loader_gives(tmp_path, run):
     case = next(case for case in PACKED_CASES if case.name == run["case"])
     written = write_case(case, tmp_path)

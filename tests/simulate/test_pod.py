@@ -30,18 +30,13 @@ print(json.dumps(figures))
 """Simulates a config and prints the figures, with the seconds to open and to simulate it, and the most memory in GB."""
 
 
-def sparse_mix(folder, rows, files, length=8192):
-    """Write a mix of sparse files, which together have `rows` rows. Return its path."""
-    for number in range(files):
-        with open(folder / f"{number:03d}.npy", "wb") as file:
-            file.truncate(rows // files * length * 4)
-    (folder / "mix.txt").write_text("".join(f"web,{number:03d}.npy\n" for number in range(files)))
-    return str(folder / "mix.txt")
-
-
 def configs(folder, rows, documents, hosts):
     """Return configs that inherit shipped ones. They have a row for each of `hosts` hosts in a batch, and files in `folder`."""
-    mix = sparse_mix(folder, rows, 100)
+    names, mix = [f"{number:03d}.npy" for number in range(100)], str(folder / "mix.txt")
+    for name in names:
+        with open(folder / name, "wb") as file:
+            file.truncate(rows // len(names) * 8192 * 4)  # a sparse file
+    Path(mix).write_text("".join(f"web,{name}\n" for name in names))
     make_corpus(folder, made_up_lengths(documents, TRACED, LENGTH))
     primers = {}
     for name in ("primer", "oasst1", "dolly15k"):

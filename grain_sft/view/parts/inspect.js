@@ -28,14 +28,6 @@
   };
   const takesLoss = (of, at) => ((of.bits[at >> 3] >> (at & 7)) & 1) === 1;
   const piece = (id) => shown.get(id) ?? `⟨${id}⟩`;
-  const last = (list, at) => { // the last of [place, ...] whose place is not after `at`
-    let low = 0, high = list.length;
-    while (low + 1 < high) {
-      const middle = (low + high) >> 1;
-      if (list[middle][0] <= at) low = middle; else high = middle;
-    }
-    return list[low];
-  };
   const element = (name, text, className) => {
     const made = document.createElement(name);
     if (text !== undefined) made.textContent = text;
@@ -136,7 +128,7 @@
   const facts = (at) => {
     const of = row(), id = of.tokens[at];
     const run = of.segments.find(([, first, stop]) => first <= at && at < stop);
-    const [place, position] = last(of.positions, at);
+    const [place, position] = of.positions.findLast(([first]) => first <= at);
     let into = at - run[1];
     const parts = of.pieces.filter((each) => each.segment === run[0]);
     const from = parts.find((each) => {
