@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus import Corpus
 from grain_sft.layout import Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.storage import FileStamp, RemoteOptions, files
@@ -49,66 +50,6 @@ class Gather(NamedTuple):
     has_values: npt.NDArray[np.bool_]
 
 
-class _SourceReads:
-    """Reads of the rows of one source. Its gathers have the numbers `first`, `first + 1`, … in `Reads.gathers`.
-
-    `shifted` states whether the source makes the targets while it reads, as `reader_of` decides.
-    """
-
-    def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
-        self._layout = layout
-        self._first = first
-        self._all_remote = all_remote
-        self.gathers: list[Gather] = []
-        corpus = layout.corpus
-        if layout.row_format is None:
-            self._add(corpus.shards, corpus.dtype.itemsize)
-            # a gather for each kind of loss file, as `LossReader` reads them
-            for kind, of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
-                stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
-                self._add(stamps, of_kind.values.dtype.itemsize)
-            return
-        length = layout.sequence_length
-        self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
-        # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
-        if corpus.has_loss and (corpus.has_weights or not shifted):
-            self._add(corpus.loss_files, length * (4 if corpus.has_weights else 1))
-
-    def _add(self, files_of_shards: Sequence[FileStamp | None], width: int) -> None:
-        """Add a gather that reads `files_of_shards`, the file of each shard. None stands for a shard without a file."""
-        has_values = np.array([stamp is not None for stamp in files_of_shards])
-        placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
-        stamps = [placeholder if stamp is None else stamp for stamp in files_of_shards]
-        in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)
-        unversioned = in_bucket & [stamp.version is None for stamp in stamps]
-        offsets = np.array([stamp.data_offset for stamp in stamps], np.int64)
-        options = self._layout.corpus.remote or RemoteOptions.from_environment()
-        remote = in_bucket | self._all_remote
-        self.gathers.append(Gather(stamps, options, remote, unversioned, offsets, width, has_values))
-
-    def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
-        """Yield the number and the ranges of each gather that reads some of the rows."""
-        row, shard, start, length = self._values(rows)
-        for number, gather in enumerate(self.gathers, self._first):
-            is_read = gather.has_values[shard] & (length > 0)
-            if is_read.any():
-                file = shard[is_read]  # file i of a gather belongs to shard i
-                offset = gather.offsets[file] + start[is_read] * gather.width
-                yield number, Ranges(cells[row[is_read]], file, offset, length[is_read] * gather.width)
-
-    def _values(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the pieces of the rows in four arrays: index into `rows`, shard, first value, and number of values.
-
-        A value is a token. In stored rows, a value is a whole row.
-        """
-        if self._layout.row_format is None:
-            pieces = self._layout.pieces(rows)
-            return pieces.row, pieces.shard, pieces.start, pieces.length
-        first_rows = self._layout.corpus.shard_borders // self._layout.sequence_length
-        shard = first_rows.searchsorted(rows, side="right") - 1
-        return np.arange(len(rows)), shard, rows - first_rows[shard], np.ones(len(rows), np.int64)
-
-
 class Reads:
     """Byte ranges that the rows of a pipeline's layout are read from. `gathers` are those of a batch, in order.
 
@@ -116,17 +57,69 @@ class Reads:
     """
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
-        source = pipeline.source
-        _, transforms_after_reading = reader_of(source, pipeline.transforms)
+        self._layout = pipeline.source.layout
+        _, transforms_after_reading = reader_of(pipeline.source, pipeline.transforms)
         shifted = len(transforms_after_reading) < len(pipeline.transforms)
-        self._layout = source.layout
-        self._sources: dict[str, _SourceReads] = {}
         self.gathers: list[Gather] = []
-        for name, layout in source.layout.parts.items():
-            self._sources[name] = _SourceReads(layout, len(self.gathers), shifted=shifted, all_remote=all_remote)
-            self.gathers += self._sources[name].gathers
+        self._numbers: dict[str, range] = {}  # by source, the indices of its gathers in `gathers`
+        for name, layout in self._layout.parts.items():
+            first = len(self.gathers)
+            for files_of_shards, width in _files_read(layout, shifted):
+                self.gathers.append(_gather(layout.corpus, files_of_shards, width, all_remote))
+            self._numbers[name] = range(first, len(self.gathers))
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number and the ranges of each gather that reads some of `rows`, int64 [n], which belong to `cells` [n]."""
         for name, index, own_rows in self._layout.split(rows):
-            yield from self._sources[name].ranges(own_rows, cells[index])
+            row, shard, start, length = _values(self._layout.parts[name], own_rows)
+            cell = cells[index][row]
+            for number in self._numbers[name]:
+                gather = self.gathers[number]
+                is_read = gather.has_values[shard] & (length > 0)
+                if is_read.any():
+                    file = shard[is_read]  # file i of a gather belongs to shard i
+                    offset = gather.offsets[file] + start[is_read] * gather.width
+                    yield number, Ranges(cell[is_read], file, offset, length[is_read] * gather.width)
+
+
+def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileStamp | None], int]]:
+    """Yield the file of each shard, and the bytes of a value, for each gather of a source.
+
+    `shifted` states whether the source makes the targets while it reads, as `reader_of` decides.
+    """
+    corpus = layout.corpus
+    if layout.row_format is None:
+        yield corpus.shards, corpus.dtype.itemsize
+        # a gather for each kind of loss file, as `LossReader` reads them
+        for kind, of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
+            stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
+            yield stamps, of_kind.values.dtype.itemsize
+        return
+    yield corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize
+    # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
+    if corpus.has_loss and (corpus.has_weights or not shifted):
+        yield corpus.loss_files, layout.sequence_length * (4 if corpus.has_weights else 1)
+
+
+def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: int, all_remote: bool) -> Gather:
+    has_values = np.array([stamp is not None for stamp in files_of_shards])
+    placeholder = next(stamp for stamp in files_of_shards if stamp is not None)
+    stamps = [placeholder if stamp is None else stamp for stamp in files_of_shards]
+    in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)
+    unversioned = in_bucket & [stamp.version is None for stamp in stamps]
+    offsets = np.array([stamp.data_offset for stamp in stamps], np.int64)
+    options = corpus.remote or RemoteOptions.from_environment()
+    return Gather(stamps, options, in_bucket | all_remote, unversioned, offsets, width, has_values)
+
+
+def _values(layout: Layout, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the pieces of the rows in four arrays: index into `rows`, shard, first value, and number of values.
+
+    A value is a token. In stored rows, a value is a whole row.
+    """
+    if layout.row_format is None:
+        pieces = layout.pieces(rows)
+        return pieces.row, pieces.shard, pieces.start, pieces.length
+    first_rows = layout.corpus.shard_borders // layout.sequence_length
+    shard = first_rows.searchsorted(rows, side="right") - 1
+    return np.arange(len(rows)), shard, rows - first_rows[shard], np.ones(len(rows), np.int64)
