@@ -46,7 +46,7 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return int64 [steps, hosts], the sum of `values` [n] by their cells `cell` [n]; without `values`, their number."""
+        """Return int64 [steps, hosts]: the sum of `values`, int64 [n], in each cell; without `values`, how often it occurs."""
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:

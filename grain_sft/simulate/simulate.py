@@ -268,7 +268,7 @@ def _restart(
 
 
 def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
-    """Return curves of at most `POINTS` points. A group of steps has the sum of `waited`, the most `seconds`, other means."""
+    """Return curves of at most `POINTS` groups of steps: sums of `waited`, maxima of `seconds`, means of the others."""
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
     curves: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
     for name, values in per_step.items():

@@ -98,7 +98,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
 
 
 def lengths(layout: Layout) -> dict[str, Any]:
-    """Return statistics of the lengths of documents, in tokens; a sentence `error` if documents cannot be found.
+    """Return statistics of the lengths of documents in tokens, or only a sentence `error` if documents cannot be found.
 
     `sampled` is a sentence if only some files were scanned for documents, else None.
     """
@@ -129,7 +129,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus of `layout` and None. If a search for its documents takes too long, `_some_shards` of it."""
+    """Return the corpus of `layout` and None, or `_some_shards` of it if a search for its documents would take too long."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -138,7 +138,7 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the results of `compare_algorithms` with the config's options; a sentence `error` if documents are not packed.
+    """Return the results of `compare_algorithms` with the config's options, or only a sentence `error` about why not.
 
     `used` is the config's algorithm, or None if its layout is not packed. `sampled` is a sentence if only some documents were
     packed, else None.
@@ -166,7 +166,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
-    """Return how unevenly the cost of attention is spread over devices, for each of `ROWS_A_DEVICE` that divides all steps.
+    """Return how unevenly the cost of attention is spread over devices, for each of `ROWS_A_DEVICE` that divides all batches.
 
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
     mean and the highest spread of the steps, `step` is the step that has the highest.
