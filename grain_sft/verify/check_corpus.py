@@ -20,11 +20,7 @@ _ENDS_CHECKED = 1000  # documents whose first and last tokens a fast check reads
 
 
 class VocabularyCheck:
-    """Search for tokens whose ids are too high for the vocabulary, block by block.
-
-    Args:
-      size: Number of ids of the vocabulary. None if it is unknown; then only the highest id is reported.
-    """
+    """Search for token ids of at least `size`, block by block. If `size` is None, only the highest id is reported."""
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._corpus, self._size = corpus, size
@@ -41,8 +37,6 @@ class VocabularyCheck:
         offsets = np.flatnonzero(tokens >= self._size)
         shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            # `offsets[first]` is the first token of the shard in this block whose id is too high. If an earlier block had
-            # such a token of the shard, `get` returns the earlier token.
             first_in_block = int(begin + offsets[first]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
@@ -58,7 +52,7 @@ class VocabularyCheck:
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
-    """Check a corpus, and return the size of its vocabulary, or None if it is unknown.
+    """Check a corpus, and return the size of its vocabulary; None if it is unknown.
 
     Args:
       where: Path at which the corpus was opened; "" for a corpus of a config.
@@ -75,7 +69,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # Counts in prepare.json are of one whole corpus. Don't compare them with a single token file or with two corpora.
+        # Counts in prepare.json are of one corpus. Don't compare them with a single token file or with two corpora.
         if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
@@ -101,7 +95,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 
 
 def _check_files(report: Report, corpus: Corpus) -> bool:
-    """Compare the size of each file, and a digest of both its ends, with those in the corpus. Return whether all match."""
+    """Compare the size and the digest of each file with those in the corpus. Return whether all match."""
     distinct = {file.path: file for file in corpus.files()}
 
     def check(file: FileStamp) -> str:
@@ -122,10 +116,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 
 
 def _has_documents(report: Report, corpus: Corpus) -> bool:
-    """Return whether the ends of documents are known, and add what is wrong with them to the report.
-
-    Without boundary files, the ends are the EOS tokens. A fast check does not search for them, and returns False.
-    """
+    """Check the documents, and return whether their ends are known. A fast check does not search for EOS tokens."""
     path = corpus.shards[0].path
     if not corpus.has_boundary_files and corpus.eos_token_id is None:
         report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
@@ -143,12 +134,10 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
         report.note("boundaries", path, f"{corpus.num_tokens - inside:,} tokens are in no document.")
     if sources is not None and corpus.sources_file is not None:
         num_inputs = len(corpus.source_names)
-        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1)
-        if num_inputs:
-            wrong |= sources[:, 0] >= num_inputs
+        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | (num_inputs > 0) & (sources[:, 0] >= num_inputs)
+        inputs = f"an input from 0 to {num_inputs - 1}" if num_inputs else "an input from 0 on"
         for number in np.flatnonzero(wrong).tolist():
             origin = f"comes from input {sources[number, 0]}, line {sources[number, 1]}"
-            inputs = f"an input from 0 to {num_inputs - 1}" if num_inputs else "an input from 0 on"
             sentence = f"{origin}; expected {inputs}, and a line from 1 on. Prepare the corpus again."
             report.wrong("boundaries", corpus.sources_file.path, sentence, f"document {number}")
     return True
@@ -156,8 +145,8 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
     """Return the path of the corpus's file that an error message names; "" if it names none."""
-    # In reverse: a message about `a/10` also contains `a/1`, which usually comes first among the files.
-    return next((file.path for file in reversed(corpus.files()) if file.path in str(error)), "")
+    # the longest: a message about `a/10` also contains `a/1`
+    return max((file.path for file in corpus.files() if file.path in str(error)), key=len, default="")
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
@@ -205,18 +194,10 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 
 
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
-    """Check that documents end with EOS.
+    """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
-    Documents that were cut lack EOS, so it is only a note if up to half of the documents lack it. If more documents lack EOS,
-    the first rule whose condition holds decides:
-
-    1. More than half of the documents begin with EOS and lack it at the end. Their boundaries are shifted by a token: an error.
-    2. Boundary files exist, and nearly all documents end with one token: a note about a template with its own end token.
-    3. Otherwise, the boundaries or `eos_token_id` are wrong: an error.
-
-    Args:
-      numbers: Numbers of the documents that are checked.
-      first, last: First and last tokens of these documents.
+    It is only a note if up to half of the documents lack EOS, because they may have been cut, or if nearly all documents of
+    boundary files end with one token, because a template may have its own end token.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos
@@ -227,15 +208,13 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
     if len(shifted) * 2 > len(numbers):
-        sentence = f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it. "
-        sentence += "The boundaries are shifted by a token."
+        sentence = f"{len(shifted):,} {checked} begin with EOS ({eos}). The boundaries are shifted by a token."
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 <= len(numbers):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
     elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):
-        end_token = last_tokens[counts.argmax()]
-        sentence = f"{counts.max():,} {checked} end with the token {end_token}, not with EOS ({eos}). "
-        report.note("boundaries", path, sentence + "OLMo-core splits local files at EOS: it would not find these ends.")
+        sentence = f"{counts.max():,} {checked} end with the token {last_tokens[counts.argmax()]}, not with EOS ({eos})"
+        report.note("boundaries", path, f"{sentence}. OLMo-core splits files at EOS: it would not find these ends.")
     else:
         reason = f"ends with {last[ends_wrong][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
         report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
@@ -265,10 +244,9 @@ def _listed(counts: Mapping[str, int | None]) -> str:
 def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
     """Return the number of ids that prepare.json or else the tokenizer states. If neither does, add a note and return None."""
     size = None if manifest is None else manifest.object("tokenizer").count("vocab_size")
-    if size is None:
-        size = _check_tokenizer(report, corpus, where)
-    elif report.full:
-        _check_tokenizer(report, corpus, where)
+    if size is None or report.full:
+        own = _check_tokenizer(report, corpus, where)
+        size = own if size is None else size
     if size is None:
         sentence = "the ids were not checked: neither prepare.json nor a tokenizer states the vocabulary's size"
         report.note("vocabulary", corpus.shards[0].path, f"{sentence}. Give vocab_size (--vocab-size).")
@@ -276,10 +254,7 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Check by hash that the tokenizer next to a corpus is the corpus's own. Return its vocabulary's size.
-
-    The result is None if no tokenizer is found, if it can't be loaded, or if it is not the corpus's own.
-    """
+    """Return the vocabulary's size of the tokenizer next to a corpus; None if it is missing or not the corpus's own by hash."""
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)
     if path is None:

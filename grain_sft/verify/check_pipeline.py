@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
+from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, checked_pieces, plan_columns
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
@@ -66,11 +66,7 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
 
 
 def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Check that the sampler's rows exist and, in a full check, that the first epoch reads no row twice.
-
-    The first epoch is checked only if its number of steps is known, the run has a single host, no step has rows of two epochs,
-    and the layout has at most `_MOST_ROWS` rows.
-    """
+    """Check that the sampler's rows exist and, in a full check on a single host, that the first epoch reads no row twice."""
     sampler, count = pipeline.sampler, len(pipeline.source)
     for step in _end_steps(pipeline):
         rows = sampler.rows(step)
@@ -95,17 +91,14 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
-    """Return the first and the last step; the first two steps of a run that never ends."""
+    """Return the first and the last step, or the first two of a run that never ends."""
     first = pipeline.first_step
     last = first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1
     return sorted({first, last})
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
-    """Check the arrays of the first and the last batch.
-
-    Their shapes must be equal, unless the batch size or the row length depends on the step, or a transform cuts off columns.
-    """
+    """Check the arrays of the first and the last batch."""
     first_shapes: dict[str, Any] = {}
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     positions_apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
@@ -125,10 +118,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens or to none.
-
-    A fast check reads only the first pairs.
-    """
+    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens or to none."""
     layout, found = pipeline.source.layout, np.zeros(0, np.int64)
     count = len(layout) if report.full else min(len(layout), _PAIRS_CHECKED)
     block = max(1, _BLOCK_TOKENS // layout.sequence_length)
@@ -143,19 +133,15 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
     report.figures["equal_responses"] = len(found)
     if len(found):
         first = layout.spans(int(found[0]))[0].document
-        sentence = f"{len(found):,} of the {count:,} pairs checked teach nothing, such as document {first}"
-        reason = "as far as the layout keeps them, the chosen and the rejected response are equal"
+        sentence = f"{len(found):,} of {count:,} pairs have equal responses in the layout, such as document {first}"
         fix = "Give a larger sequence_length or a smaller prompt_length, or leave these pairs out"
-        report.note("loss", where, f"{sentence}: {reason}. {fix}.", f"row {found[0]}")
+        report.note("loss", where, f"{sentence}. {fix}.", f"row {found[0]}")
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
     """Return a sentence about an error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
 
-    Args:
-      batch: Arrays of the batch.
-      vocab_size: Number of ids of the vocabulary; None if it is unknown.
-      positions_apart: Whether segments may begin at another position than 0. If so, positions are not checked.
+    With `positions_apart`, segments may begin at any position, and positions are not checked.
     """
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
@@ -210,8 +196,8 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
             check_plan(report, path, arrays, recipe, corpus)
 
 
-def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
-    """Return the documents of a corpus, with the boundaries that a plan's `recipe` states."""
+def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> DocumentFinder:
+    """Return the finder for the boundaries that a plan's `recipe` states."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
@@ -219,8 +205,6 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     """Check that no row of a plan has too many pieces, that no token is in two rows, and that pieces lie in their documents.
 
     Args:
-      report: Report that gets the findings.
-      where: Path of the plan or the config, for the report.
       arrays: Columns of the plan, which `check_columns` accepts.
       recipe: Packing options of the plan.
       corpus: Corpus with the documents. Without a corpus, pieces are not compared with documents.
@@ -247,7 +231,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
             _check_documents(report, where, arrays, _found_in(corpus, recipe).documents)
 
 
-def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any) -> None:
+def _check_documents(report: Report, where: str, arrays: Arrays, documents: Documents) -> None:
     """Check that each piece lies in its document, and that the plan's counts match its pieces."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     absent = (document < 0) | (document >= len(documents))

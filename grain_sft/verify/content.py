@@ -21,27 +21,19 @@ BLOCK_TOKENS = 1 << 20  # tokens read at a time
 
 
 class ScannedDocuments(NamedTuple):
-    """Facts about each document, as arrays [documents]. They are 0 for an empty document.
+    """Facts about each document, as arrays [documents]. They are 0 for an empty document."""
 
-    Attributes:
-      first, last: First and last token.
-      trainable: Number of tokens that take loss.
-      hash: Hash of 64 bits of the tokens.
-    """
-
-    first: Ints
-    last: Ints
-    trainable: Ints
-    hash: Hashes
+    first: Ints  # first token
+    last: Ints  # last token
+    trainable: Ints  # number of tokens that take loss
+    hash: Hashes  # hash of 64 bits of the tokens
 
 
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
     """Read all tokens and their loss once, and return facts about each document.
 
-    Documents may overlap, come in any order and be longer than a block.
-
-    Args:
-      check: Function that is called for each block, with the number of its first token and its tokens.
+    Documents may overlap, come in any order and be longer than a block. `check` is called with the number of the first token
+    of each block, and its tokens.
     """
     start, length = corpus.documents
     order = corpus.documents.by_start()  # without empty documents
@@ -76,19 +68,12 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 
 
 class Duplicates(NamedTuple):
-    """Counts of duplicate documents. A group is all documents that have the same tokens.
+    """Counts of duplicate documents. A group is all documents that have the same tokens."""
 
-    Attributes:
-      documents: Number of documents that could be left out: all but one of each group.
-      groups: Number of groups.
-      tokens: Number of tokens of the documents that could be left out.
-      first: First two documents of the group with the lowest document number; None if there are no groups.
-    """
-
-    documents: int
+    documents: int  # number of documents that could be left out: all but one of each group
     groups: int
-    tokens: int
-    first: tuple[int, int] | None
+    tokens: int  # number of tokens of the documents that could be left out
+    first: tuple[int, int] | None  # first two documents of the group with the lowest document number
 
 
 def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
@@ -108,7 +93,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
-    """Check that each loss file has only values of its kind, such as 0 and 1. Report the first wrong value of each file."""
+    """Report the first value of each loss file that is not of its kind, such as 0 and 1."""
     # The last of `shard_borders` is the end of the corpus, where no shard begins.
     for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):
         if shard.loss is None:
@@ -128,7 +113,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
 
 
 def check_written_rows(report: Report, corpus: Corpus) -> None:
-    """Check that the positions, segments and targets that are stored for each row follow from its documents and its loss."""
+    """Check that the stored positions, segments and targets of each row follow from its documents and its loss."""
     with report.errors("rows", corpus.shards[0].path):
         layout, by_documents = MaterializedLayout(corpus), MaterializedLayout(corpus)
         by_documents.row_format = None  # makes its source compute the arrays from the boundary files and the loss files

@@ -66,7 +66,7 @@ class Report:
 
     @contextlib.contextmanager
     def errors(self, check: str, where: str, place: str = "") -> Iterator[None]:
-        """Turn a GrainSftError that is raised in the context into a wrong finding."""
+        """Turn a GrainSftError in the context into a wrong finding."""
         try:
             yield
         except GrainSftError as error:

@@ -53,16 +53,16 @@ def verify(
     kind = what or _inferred(path)
     check_choice("what", kind, KINDS, CorpusError)
     vocab_size = None if vocab_size is None else as_integer("vocab_size", vocab_size, 1, CorpusError)
-    arguments: list[tuple[str, Any, str]] = [("corpus", corpus, "plan"), ("receipt", receipt, "config")]
-    # vocab_size applies to a corpus and to a config, but not to a plan, which has no vocabulary
-    arguments += [("host", host, "config"), ("vocab_size", vocab_size, "corpus" if kind == "plan" else kind)]
-    for name, given, used_by in arguments:
-        if given is not None and kind != used_by:
+    for name, is_given, used_by in (
+        ("corpus", corpus is not None, "plan"),
+        ("receipt", receipt is not None, "config"),
+        ("host", host is not None, "config"),
+        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # a plan has no vocabulary
+        (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
+    ):
+        if is_given and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
-            raise CorpusError(f"{path} is taken as a {kind}, but {name} is for a {used_by}. {fix}.")
-    if options and kind != "corpus" and corpus is None:
-        fix = f"Leave out {', '.join(options)}, or give what=corpus (--as corpus)"
-        raise CorpusError(f"{path} is taken as a {kind}, but options of open_corpus are given. {fix}.")
+            raise CorpusError(f"{path} is taken as a {kind}, but only a {used_by} takes {name}. {fix}.")
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan is always checked in full
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))
@@ -89,7 +89,7 @@ def _note_other_split(report: Report, path: str) -> None:
 
 
 def _check_config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
-    """Check that a config loads, then the corpora, layout, sampler and batches of each stage."""
+    """Check that a config loads, and the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
         vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by `corpus_key`, because stages may share a corpus
@@ -105,7 +105,6 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
                         stage_report.take(part_report)
                 stage_vocab_sizes.append(vocab_sizes[corpus_key])
             if not stage_report.has_wrong("files"):
-                # size of the largest vocabulary; None if the size of one corpus's vocabulary is unknown
                 largest = None if None in stage_vocab_sizes else max(filter(None, stage_vocab_sizes), default=None)
                 check_pipeline(stage_report, stage, path, largest)
             if stage_report is not report:
