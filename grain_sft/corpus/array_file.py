@@ -79,7 +79,10 @@ def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequen
 
 
 def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
-    """Return the dtype as the header states it, the shape, and the byte offset of the data of a .npy file of `size` bytes."""
+    """Return the dtype as the header states it, the shape, and the byte offset of the data of a .npy file of `size` bytes.
+
+    `numpy.lib.format` is not used: it makes a dtype of any text, and np.dtype("m8[s/0]") kills the process (numpy 2).
+    """
     version = list(head[len(MAGIC) : len(MAGIC) + 2])
     if version not in ([1, 0], [2, 0], [3, 0]):
         raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")

@@ -82,7 +82,7 @@ def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, t
     path = write_config(tmp_path / "run.json", sections(tmp_path / "pairs", length, layout="pairs", order="sequential"))
     found = verify(path)
     cut = length == 16
-    (note,) = [each for each in found.findings if "of the 20 pairs" in each.message]
+    (note,) = [each for each in found.findings if "of 20 pairs" in each.message]
     assert note.message.startswith(f"{20 if cut else 5} of 20 pairs have equal responses")
     assert note.place == f"row {0 if cut else 15}" and found.figures["equal_responses"] == (20 if cut else 5)
     assert any(each.wrong for each in found.findings if each.check == "loss") == cut
