@@ -68,8 +68,6 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
 
     The file is unpacked block by block, so that a small file that unpacks to many GB fails before it fills the memory.
     """
-    if not data:
-        raise CorpusError(f"{path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
     stream = gzip.GzipFile(fileobj=io.BytesIO(data))
     parsed = bytearray()
     line, previous_end = 1, 0

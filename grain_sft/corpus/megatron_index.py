@@ -83,10 +83,9 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
         problem = f"{path}: byte {size - sequences}: one byte per sequence follows the document index"
         raise CorpusError(f"{problem}, so the data are multimodal. Expected text. Write it without --multimodal.")
     if document_bytes not in valid:
-        raise CorpusError(
-            f"{path}: {size} bytes, but its header (bytes 18 and 26) states {sequences} sequences and {documents} documents; "
-            f"expected {HEADER_BYTES + 12 * sequences + valid[0]} or 8 more. It was cut short or damaged. {_WRITE_AGAIN}"
-        )
+        stated = f"its header (bytes 18 and 26) states {sequences} sequences and {documents} documents"
+        expected = HEADER_BYTES + 12 * sequences + valid[0]
+        raise CorpusError(f"{path}: {size} bytes, but {stated}; expected {expected} or 8 more. {_WRITE_AGAIN}")
     if not document_bytes:
         raise CorpusError(f"{path}: byte 26: the document index has no entry; expected at least one. {_WRITE_AGAIN}")
     return IndexHeader(stored, sequences, document_bytes // 8)

@@ -17,10 +17,10 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
     found, before = [], 0
     for tokens in files:
         start = 0
-        for at, token in enumerate(tokens):
-            if token == EOS and (bos is None or at + 1 == len(tokens) or tokens[at + 1] == bos):
-                found.append((before + start, at + 1 - start))
-                start = at + 1
+        for stop, token in enumerate(tokens, 1):
+            if token == EOS and (bos is None or stop == len(tokens) or tokens[stop] == bos):
+                found.append((before + start, stop - start))
+                start = stop
         before += len(tokens)
     return found
 
@@ -45,12 +45,11 @@ def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, 
 
 
 def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own_cache):
-    """Small files, and files that were just written, are usually not cached: the patches make the cache keep them."""
+    """The patches make the cache keep small files and files that were just written, too."""
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
-    scans = []
-    scan = document_finder.scan
+    scans, scan = [], document_finder.scan
     monkeypatch.setattr(document_finder, "scan", lambda *given: scans.append(given) or scan(*given))
     tokens = np.random.default_rng(0).integers(0, 5, 10_000)
     path = write_tokens("0.npy", tokens, "uint16")

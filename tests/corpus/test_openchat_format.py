@@ -42,14 +42,6 @@ def test_both_splits_are_opened_by_each_of_their_names(tmp_path, cache):
     assert len(cache()) == 2
 
 
-def test_the_weight_of_first_tokens_is_0_without_their_file(tmp_path):
-    docs = sft.documents(weights=True)
-    sft.write_openchat(tmp_path, docs, first_weights=False)
-    for _, loss in docs:
-        loss[0] = 0
-    sft.assert_documents(open_corpus(tmp_path), docs)
-
-
 def test_a_file_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
     docs = sft.documents(weights=True)
     sft.write_openchat(tmp_path, docs)
@@ -86,19 +78,21 @@ def test_a_file_and_its_sidecars_are_found_in_a_folder_that_cant_be_listed(tmp_p
     sft.assert_documents(open_corpus(tmp_path / "openchat.train.parquet"), docs, sources=True)
 
 
-def test_each_sequence_of_a_row_is_a_document(tmp_path):
+def test_each_sequence_of_a_row_is_a_document_and_first_tokens_without_a_file_of_weights_weigh_0(tmp_path):
     docs = sft.documents(30, weights=True)
     pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in sft.openchat_columns(docs).items()}
     columns = {name: [one + other for one, other in values] for name, values in pairs.items()}
-    sft.write_openchat(tmp_path, docs, columns=columns)
-    sft.assert_documents(open_corpus(tmp_path), docs)
+    sft.write_openchat(tmp_path / "weights", docs, columns=columns)
+    sft.assert_documents(open_corpus(tmp_path / "weights"), docs)
+    sft.write_openchat(tmp_path / "none", docs, first_weights=False)
+    for _, loss in docs:
+        loss[0] = 0
+    sft.assert_documents(open_corpus(tmp_path / "none"), docs)
 
 
 DOCS = sft.documents(30, weights=True)
 COUNT = len(DOCS[11][0])
 ONES = [1.0] * (COUNT - 1) + [0.0]
-
-
 WRONG_ROWS = [
     ({"total_length": 3}, "total_length is 3, but nz_input_ids has the length"),
     ({"nz_shifted_loss_weights": [0.0]}, "nz_shifted_loss_weights has the length 1"),
@@ -167,14 +161,11 @@ def test_sidecar_files_that_dont_fit_are_named(tmp_path):
     assert "states uint32 tokens, but dtype=uint16 was given" in sft.error_of(other, dtype="uint16")
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+def test_a_missing_pyarrow_and_a_cache_that_cant_be_written_are_named(tmp_path, monkeypatch):
     sft.write_openchat(tmp_path, sft.documents(5))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "needs pyarrow, which is not installed. Run `pip install '.[parquet]'`" in sft.error_of(tmp_path)
-
-
-def test_a_cache_that_cant_be_written_is_named(tmp_path, monkeypatch):
-    sft.write_openchat(tmp_path, sft.documents(5))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        assert "needs pyarrow, which is not installed. Run `pip install '.[parquet]'`" in sft.error_of(tmp_path)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "file"))
     assert "can't be written" in sft.error_of(tmp_path) and (tmp_path / "file").read_text() == ""

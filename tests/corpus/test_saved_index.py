@@ -56,16 +56,14 @@ def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
     assert open_corpus(folder / "index.json") == plain
 
 
-def test_an_index_opens_from_any_working_directory(folder, corpus, tmp_path, monkeypatch):
+def test_an_index_opens_from_any_working_directory_and_its_relative_paths_are_remapped(folder, tmp_path, monkeypatch):
+    """test_formats_gcs.py tests absolute paths."""
     monkeypatch.chdir(folder)
-    open_corpus("mix.txt", dtype="uint16", eos_token_id=7, tokenizer=TOKENIZER).save("index.json")
+    corpus, index = open_corpus("mix.txt", dtype="uint16", eos_token_id=7, tokenizer=TOKENIZER), folder / "index.json"
+    corpus.save("index.json")
     assert open_corpus("index.json") == corpus
     monkeypatch.chdir(tmp_path)
     assert open_corpus("data/index.json") == corpus
-
-
-def test_relative_paths_of_an_index_are_remapped_as_whole_paths_or_as_they_are_stored(folder, corpus, index, tmp_path):
-    """test_formats_gcs.py tests absolute paths."""
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
     shutil.copy(moved / "index.json", index)
@@ -88,8 +86,6 @@ def test_a_file_of_another_size_is_named_with_both_sizes(corpus, index, number, 
 
 DAMAGED = "edited or damaged: build it again"
 GARBLED = "The index is damaged: build it again"
-
-
 EDITED_INDEXES = [
     *((None, {"version": each}, f"version {each!r}; expected 1") for each in (0, 2, "1", None)),
     *((None, {key: wrong}, DAMAGED) for key, wrong in (("eos_token_id", 8), ("fingerprint", "sha256:0"))),
@@ -129,12 +125,9 @@ def test_what_is_not_an_index_is_refused(tmp_path, text):
     assert len(message) < 1000
 
 
-def test_options_that_contradict_the_index_are_refused(index):
+def test_options_that_contradict_the_index_are_refused_and_an_index_without_eos_takes_the_one_given(folder, index):
     assert "states uint16 tokens, but dtype=uint32" in error_of(index, dtype="uint32")
     assert "has eos_token_id 7, but 8 was given" in error_of(index, eos_token_id=8)
-
-
-def test_an_index_without_eos_takes_the_one_given(folder):
     plain = open_corpus(folder / "mix.txt", dtype="uint16")
     plain.save(folder / "index.json")
     again = open_corpus(folder / "index.json", eos_token_id=7, tokenizer="other")
@@ -236,8 +229,6 @@ def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(listed
 
 
 EDITED = {"sequence_length": 256, "dtype": "uint16", "tokenizer": "other", "fingerprint": "sha256:0", "files": []}
-
-
 EDITED_MAXTEXT_INDEXES = [
     *(({"format_version": each}, f"format version {each!r}; version '1' can be read") for each in ("2", 1)),
     *(({key: value}, "edited or damaged") for key, value in EDITED.items()),
