@@ -21,9 +21,8 @@ def test_parts_with_and_without_masks_are_refused_with_both_names_unless_masks_a
     first, second = sft.tokens_of(parts)[:2]
     sft.masks_of(parts)[1].unlink()
     for where in ([first, second], [second, first], f"{parts}/token_ids_part_*.npy"):
-        message = sft.error_of(where)
-        assert f"{second}: has no loss mask, but {first} has {sft.masks_of(parts)[0]}" in message
-        assert "use_loss_mask=False" in message
+        expected = f"{second}: has no loss mask, but {first} has {sft.masks_of(parts)[0]}"
+        assert expected in (message := sft.error_of(where)) and "use_loss_mask=False" in message
     assert "lacks labels_mask_part_0001.npy" in sft.error_of(parts)
     for where in (parts, [first, second]):
         assert open_corpus(where, dtype="uint16", use_loss_mask=False).ignores_loss
@@ -93,17 +92,15 @@ def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
         assert expected in sft.error_of(where, dtype=dtype, use_loss_mask=True)
 
 
-def test_a_maxtext_index_is_not_written_of_masked_tokens(parts, tmp_path):
-    with pytest.raises(GrainSftError, match=r"can't list loss masks.*use_loss_mask=False"):
-        open_corpus(sft.tokens_of(parts)).save(tmp_path / "index.json", format="maxtext", sequence_length=8)
-
-
 @pytest.mark.parametrize("write", [sft.write_olmo, sft.write_episodes, sft.write_primer, sft.write_openchat])
-def test_masks_of_every_format_can_be_ignored(tmp_path, write):
+def test_masks_of_every_format_can_be_ignored_and_have_no_place_in_maxtexts_index(tmp_path, write):
     root = write(tmp_path / "x", sft.documents())
     corpus = open_corpus(root, use_loss_mask=False, eos_token_id=sft.EOS)
     assert corpus.ignores_loss and corpus.read(0, 10)[1] is None
-    assert open_corpus(root, eos_token_id=sft.EOS, use_loss_mask=True).has_loss
+    masked = open_corpus(root, eos_token_id=sft.EOS, use_loss_mask=True)
+    assert masked.has_loss
+    with pytest.raises(GrainSftError, match=r"can't list loss masks.*use_loss_mask=False"):
+        masked.save(tmp_path / "index.json", format="maxtext", sequence_length=8)
 
 
 def test_masks_whose_names_do_not_match_their_tokens_are_errors(parts):
@@ -111,8 +108,7 @@ def test_masks_whose_names_do_not_match_their_tokens_are_errors(parts):
         path.rename(path.with_name(path.name.replace("part_00", "part_")))
     for where in (parts, f"{parts}/token_ids_part_*.npy", parts / "token_ids_part_0001.npy"):
         message = sft.error_of(where, dtype="uint16")
-        assert "lacks its label mask, but its folder holds labels_mask_part_00.npy" in message
-        assert "label_mask_paths" in message
+        assert "but its folder holds labels_mask_part_00.npy" in message and "label_mask_paths" in message
         assert not open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss
     assert open_corpus(sft.tokens_of(parts), dtype="uint16", label_mask_paths=sft.masks_of(parts)).has_loss
 

@@ -56,19 +56,16 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
         assert found == tokens
 
 
-def test_a_document_that_a_split_cuts_is_in_both_parts(tmp_path):
-    prefix = write_megatron(tmp_path / "a", DOCS)
-    found = [open_corpus(prefix, split="3,4,0", subset=subset) for subset in SUBSETS[:2]]
-    one, other = ([[5, 6, 7, 8], []], [[9, 10, 11, 12, 13, 14], [], [15, 16, 17]])
-    assert [lists(corpus, corpus.documents) for corpus in found] == [one, other]
-    assert open_corpus(prefix, split="1").fingerprint != open_corpus(prefix).fingerprint
-
-
-def test_a_header_may_count_documents_or_entries_of_the_document_index(tmp_path):
-    """The size of the .idx file tells which of the two it counts."""
+def test_a_header_may_count_entries_and_a_document_that_a_split_cuts_is_in_both_parts(tmp_path):
+    """The header counts documents, or entries of the document index. The size of the .idx file tells which."""
     for name, entries in (("a", True), ("b", False)):
-        corpus = open_corpus(write_megatron(tmp_path / name, DOCS, entries=entries))
+        prefix = write_megatron(tmp_path / name, DOCS, entries=entries)
+        corpus = open_corpus(prefix)
         assert lists(corpus, corpus.documents) == [joined(document) for document in DOCS]
+        found = [open_corpus(prefix, split="3,4,0", subset=subset) for subset in SUBSETS[:2]]
+        one, other = ([[5, 6, 7, 8], []], [[9, 10, 11, 12, 13, 14], [], [15, 16, 17]])
+        assert [lists(part, part.documents) for part in found] == [one, other]
+        assert open_corpus(prefix, split="1").fingerprint != corpus.fingerprint
 
 
 def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
@@ -101,14 +98,17 @@ def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
     assert (mixed.fingerprint, [shard.label for shard in mixed.shards]) == (both, ["web", "code"])
 
 
-@pytest.mark.parametrize("options", [{"split": "1,1", "subset": "valid"}, {"weights": True}])
-def test_a_split_or_a_blend_is_not_saved_as_maxtexts_index(tmp_path, options):
+def test_a_split_or_a_blend_is_not_saved_as_maxtexts_index_and_a_layout_follows_weights_or_refuses_them(tmp_path):
     """MaxText would read the first tokens of the file, which belong to another subset, or would ignore the weights."""
-    prefix = write_megatron(tmp_path / "a", DOCS)
-    corpus = open_corpus([0.5, prefix] if options.pop("weights", False) else prefix, **options)
-    with pytest.raises(GrainSftError, match="lists whole files in order"):
-        corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=4)
-    open_corpus(prefix).save(tmp_path / "index.json", format="maxtext", sequence_length=4)
+    prefix, save = write_megatron(tmp_path / "a", DOCS), {"format": "maxtext", "sequence_length": 4}
+    blend = open_corpus([1, prefix, 2, prefix])
+    for corpus in (open_corpus(prefix, split="1,1", subset="valid"), blend):
+        with pytest.raises(GrainSftError, match="lists whole files in order"):
+            corpus.save(tmp_path / "index.json", **save)
+    open_corpus(prefix).save(tmp_path / "index.json", **save)
+    for layout in (WindowLayout, PaddedLayout, PackedLayout):
+        with pytest.raises(GrainSftError, match=r"a blend of weights .* does not follow. Leave the weights out"):
+            NpyDataSource(layout(blend, 4))
 
 
 def test_layouts_read_every_token_of_a_split(tmp_path):
@@ -120,13 +120,6 @@ def test_layouts_read_every_token_of_a_split(tmp_path):
     assert padded.tolist() == [[9, 10, 11, 12, 13, 14], [15, 16, 17, 0, 0, 0]] * 2
     packed = NpyDataSource(PackedLayout(corpus, 9))
     assert sorted(packed.read(range(len(packed)))["tokens"].reshape(-1).tolist()) == sorted(expected * 2)
-
-
-def test_a_layout_that_does_not_follow_the_weights_of_a_blend_is_refused(tmp_path):
-    one = write_megatron(tmp_path / "a", DOCS)
-    for layout in (WindowLayout, PaddedLayout, PackedLayout):
-        with pytest.raises(GrainSftError, match=r"a blend of weights .* does not follow. Leave the weights out"):
-            NpyDataSource(layout(open_corpus([1, one, 2, one]), 4))
 
 
 def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
@@ -161,20 +154,18 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
-@pytest.mark.parametrize("layout", [WindowLayout, PaddedLayout, PackedLayout])
-def test_a_negative_token_is_never_in_a_row(tmp_path, dtype, layout):
+def test_a_negative_token_is_never_in_a_row(tmp_path, dtype):
     prefix = write_megatron(tmp_path / "a", [[[5, 6, 7]] * 3, [[8, -9, 10]]], dtype)
-    source = NpyDataSource(layout(open_corpus(prefix, eos_token_id=0), 12))
     byte = 10 * np.dtype(dtype).itemsize
-    for read in (source.read, source.read_rows) if dtype != "int64" else (source.read,):
-        with pytest.raises(GrainSftError, match=rf"a.bin: byte {byte}: token 10 is -9; expected 0 or more"):
-            read(range(len(source)))
+    for layout in (WindowLayout, PaddedLayout, PackedLayout):
+        source = NpyDataSource(layout(open_corpus(prefix, eos_token_id=0), 12))
+        for read in (source.read, source.read_rows) if dtype != "int64" else (source.read,):
+            with pytest.raises(GrainSftError, match=rf"a.bin: byte {byte}: token 10 is -9; expected 0 or more"):
+                read(range(len(source)))
 
 
 def test_verify_finds_a_negative_token_between_the_ends(tmp_path):
-    docs = [[[7] * 3000]] * 3
-    docs[1] = [[7] * 100 + [-2] + [7] * 2899]
-    prefix = write_megatron(tmp_path / "a", docs)
+    prefix = write_megatron(tmp_path / "a", [[[7] * 3000], [[7] * 100 + [-2] + [7] * 2899], [[7] * 3000]])
     assert not any(finding.wrong for finding in verify(prefix).findings)
     [found] = [finding for finding in verify(prefix, full=True).findings if finding.wrong]
     assert "byte 12400: token 3100 is -2" in found.message
