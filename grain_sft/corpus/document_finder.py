@@ -47,12 +47,7 @@ class DocumentFinder:
 
     def _hash_and_find(self) -> list[str]:
         """Read the boundary files or all tokens, set `_pending`, and return `_hashes`."""
-        if self._by_files:
-            self._pending, hashes = read_documents_of_files(self.corpus)
-            return hashes
-        start, length, highest, hashes = scan(self.corpus, self._bos)
-        key = content.content_of_tokens(self.corpus, hashes, self._bos)
-        self._pending = Documents(start, length, highest, key)
+        self._pending, hashes = read_documents_of_files(self.corpus) if self._by_files else scan(self.corpus, self._bos)
         return hashes
 
     @functools.cached_property

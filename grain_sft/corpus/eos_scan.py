@@ -3,22 +3,20 @@
 import concurrent.futures
 
 import numpy as np
-import numpy.typing as npt
 
+from grain_sft.corpus.content import content_of_tokens
 from grain_sft.corpus.data import CorpusData
+from grain_sft.corpus.documents import Documents
 from grain_sft.storage import ShardReader, hashing
 from grain_sft.types import Ints
-
-Tokens = npt.NDArray[np.unsignedinteger]
 
 _CHUNK_BYTES = hashing.BLOCK
 
 
-def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
-    """Return the first token and the length of each document, the highest token, and the hash of each shard's tokens.
+def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list[str]]:
+    """Return the documents that EOS tokens end, and the hash of each shard's tokens.
 
-    The first two are int64 [documents]. With `bos_token_id`, an EOS ends a document only before this token or at the end of a
-    shard.
+    With `bos_token_id`, an EOS ends a document only before this token or at the end of a shard.
     """
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
     shard_starts = corpus.shard_borders[:-1]
@@ -27,8 +25,8 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
     def scan_chunk(shard: int, start: int) -> tuple[Ints, int, bytes]:
         """Return where documents end in the chunk at token `start` of a shard, the chunk's highest token, and its hash."""
         tokens_left = corpus.shards[shard].num_tokens - start
-        buffer: Tokens = np.empty(min(per_chunk + 1, tokens_left), corpus.dtype)
-        reader.gather([shard], [start], [0], [buffer.nbytes], memoryview(buffer.data).cast("B"))
+        buffer = np.empty(min(per_chunk + 1, tokens_left), corpus.dtype)
+        reader.gather([shard], [start], [0], [buffer.nbytes], buffer.data.cast("B"))
         chunk, next_tokens = buffer[:per_chunk], buffer[1:]  # the last token of a shard has no next token
         ends_document = chunk == corpus.eos_token_id
         if bos_token_id is not None:
@@ -54,4 +52,5 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
     has_document = first_documents < len(stop)
     start[first_documents[has_document]] = shard_starts[has_document]
     highest = min(highest, np.iinfo(np.int64).max)  # callers store int64, and a uint64 token may be larger
-    return start, stop - start, highest, list(map(hashing.joined, block_hashes))
+    hashes = list(map(hashing.joined, block_hashes))
+    return Documents(start, stop - start, highest, content_of_tokens(corpus, hashes, bos_token_id)), hashes
