@@ -29,15 +29,16 @@ def wrongs(report: Report) -> list[tuple[str, str, str]]:
     return [(each.check, Path(each.where).name, each.place) for each in report.findings if each.wrong]
 
 
-def assert_finds(where, wrong, words="", **options) -> None:
-    """Assert that a check finds exactly the faults `wrong`, and that their sentences have `words`."""
-    report = check(where, **options)
-    assert wrongs(report) == wrong and words in sentences(report), report.findings
-
-
 def sentences(report: Report) -> str:
     """Return the sentences of all faults, one line each."""
     return "\n".join(str(each) for each in report.findings if each.wrong)
+
+
+def assert_finds(where, wrong, words="", **options) -> Report:
+    """Assert that a check finds exactly the faults `wrong`, and that their sentences have `words`. Return the report."""
+    report = check(where, **options)
+    assert wrongs(report) == wrong and words in sentences(report), report.findings
+    return report
 
 
 def write_train(root: Path, tokens, mask, pairs) -> Path:

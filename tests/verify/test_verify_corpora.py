@@ -22,8 +22,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("full", [False, True], ids=["fast", "full"])
 @pytest.mark.parametrize("kind", ["olmo", "episodes", "primer", "openchat"])
 def test_a_sound_corpus_is_sound(tmp_path, kind, full):
-    report = check(write(kind, tmp_path), full=full)
-    assert report.sound, sentences(report)
+    report = assert_finds(write(kind, tmp_path), [], full=full)
     assert report.figures["documents"] == 300
     assert ("duplicate_documents" in report.figures) == full
 
@@ -57,8 +56,7 @@ def test_an_impossible_id_or_loss_is_found_far_from_the_ends_of_a_file(tmp_path,
     assert check(root, full=False).sound or kind == "episodes"  # the fast check reads some episodes, this one too
     report = check(root)
     name = "vocabulary" if value == 1000 else "loss"
-    assert wrongs(report)[0] == (name, Path(path).name, f"token {place}")
-    assert expected in sentences(report)
+    assert wrongs(report)[0] == (name, Path(path).name, f"token {place}") and expected in sentences(report)
     if value == 1000:
         assert report.figures["highest_token"] == 1000 and check(root, vocab_size=1001).sound
 
@@ -76,8 +74,7 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
     whole[-1] += np.uint64(1)
     whole.tofile(paths[0])
     report = check(root, full=full)
-    assert wrongs(report)[0][:2] == ("boundaries", "episodes.idx")
-    assert "tokens from token" in sentences(report), report.findings
+    assert wrongs(report)[0][:2] == ("boundaries", "episodes.idx") and "tokens from token" in sentences(report)
 
 
 def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_document_before(tmp_path):
@@ -110,10 +107,9 @@ def test_files_that_are_not_what_an_index_says_are_all_named(tmp_path, change):
         if change in changed:
             path.write_bytes(changed[change])
     report = check(tmp_path / "index.json", full=False)
-    assert not report.sound
     if change == "replaced":  # other changes are found when the index is opened, which stops at the first file
         assert {name for _, name, _ in wrongs(report)} == {path.name for path in paths}
-    assert paths[0].name in sentences(report) or paths[1].name in sentences(report)
+    assert any(path.name in sentences(report) for path in paths)
 
 
 def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp_path):
@@ -142,14 +138,13 @@ def test_statistics_of_another_corpus_are_not_compared(tmp_path):
     (tmp_path / "prepare.json").write_text(json.dumps(other))
     with pytest.raises(grain_sft.GrainSftError, match="vocab_size=-1: expected an integer"):
         check(root, vocab_size=-1)
-    report = check(root, vocab_size=None)
-    assert report.sound and any("--vocab-size" in each.message for each in report.findings), sentences(report)
+    assert any("--vocab-size" in each.message for each in assert_finds(root, [], vocab_size=None).findings)
     (tmp_path / "prepare.json").unlink()
     own = {"splits": {"train": {"documents": 300, "tokens": sum(len(each) for each, _ in documents(300))}}}
     (root / "prepare.json").write_text(json.dumps(own))
     write_olmo(tmp_path / "second", documents(20))
     for where in (root, tmp_path, root / "token_ids_part_0000.npy"):
-        assert check(where).sound, sentences(check(where))
+        assert_finds(where, [])
     own["splits"]["train"]["documents"] = 299
     (root / "prepare.json").write_text(json.dumps(own))
     assert "states 299 documents, 4871 tokens, but" in sentences(check(root))
@@ -189,12 +184,12 @@ def test_hashes_of_documents_are_equal_exactly_if_their_tokens_are(tmp_path, mon
     assert seen == tokens.tolist()
     groups, hashes = {}, set()
     for number, (start, length) in enumerate(pairs.tolist()):
-        here = slice(start, start + length)
         if length:
-            groups.setdefault(tokens[here].tobytes(), []).append(number)
-            hashes.add((tokens[here].tobytes(), int(scanned.hash[number])))
-            assert (scanned.first[number], scanned.last[number]) == (tokens[start], tokens[start + length - 1])
-            assert scanned.trainable[number] == mask[here].sum()
+            own = tokens[start : start + length]
+            groups.setdefault(own.tobytes(), []).append(number)
+            hashes.add((own.tobytes(), int(scanned.hash[number])))
+            assert (scanned.first[number], scanned.last[number]) == (own[0], own[-1])
+            assert scanned.trainable[number] == mask[start : start + length].sum()
     assert len(hashes) == len({found for _, found in hashes}) == len(groups)
     found = find_duplicates(scanned.hash, pairs[:, 1])
     assert found.documents == sum(len(group) - 1 for group in groups.values())
