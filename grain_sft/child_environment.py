@@ -13,19 +13,13 @@ _MOST_SECONDS = 3600
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with `sys.path` as PYTHONPATH, so that a child process imports the same modules.
-
-    The empty path, which notebooks and `python -c` have in `sys.path`, means the working directory.
-    """
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    """Return this process's environment, with `sys.path` as PYTHONPATH, so that a child process imports the same modules."""
+    paths = (path or os.getcwd() for path in sys.path)  # notebooks and `python -c` have "" for the working directory
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run Python with `arguments`, and return the JSON object in the last line that it prints.
-
-    Raises:
-      PipelineError: The process, which the message calls `what`, failed or took more than an hour.
-    """
+    """Run Python, and return the JSON object in the last line that it prints. A failure of `what` is a `PipelineError`."""
     command = [sys.executable, *arguments]
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS)

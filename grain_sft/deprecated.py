@@ -61,11 +61,7 @@ def install() -> None:
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a class decorator. The constructor of the class then also takes keyword arguments by former names.
-
-    Args:
-      names: New name of each argument, by its former name: `former="new"`.
-    """
+    """Return a decorator of a class whose constructor then also takes keyword arguments by former names: `former="new"`."""
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
         function = vars(decorated)["__init__"]

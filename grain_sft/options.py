@@ -39,17 +39,13 @@ _BOUNDS = {
 class Option:
     """One option.
 
-    Attributes:
-      name: Name of the argument.
-      type: Type of its values in a config: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
-        bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
-      default: Value if the option is not given; REQUIRED if it has to be given.
-      help: Help text.
+    Its type is that of its values in a config: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
+    bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
     """
 
     name: str
     type: Any
-    default: Any
+    default: Any  # REQUIRED if it has to be given
     help: str
 
 

@@ -49,18 +49,11 @@ class Scale:
 
 
 class Table(NamedTuple):
-    """Figures of a benchmark: one row for each measured thing.
+    """Figures of a benchmark: one row for each measured thing. If a row lacks the figure of a column, its cell is empty."""
 
-    Attributes:
-      key: Unique name of the table in the JSON.
-      title: Heading of the first column, which has the names of the rows.
-      columns: Heading and format of the other columns: `{"s": "{seconds:.2f}"}` prints the figure `seconds` under "s".
-      rows: Figures of each row, by the row's name. If a row lacks the figure of a column, its cell is empty.
-    """
-
-    key: str
-    title: str
-    columns: Mapping[str, str]
+    key: str  # name in the JSON
+    title: str  # heading of the first column, which has the names of the rows
+    columns: Mapping[str, str]  # `{"s": "{seconds:.2f}"}` prints the figure `seconds` under the heading "s"
     rows: Mapping[str, Mapping[str, Any]]
 
     def lines(self) -> Iterator[str]:
@@ -75,7 +68,6 @@ class Table(NamedTuple):
 
 
 def _shown(template: str, row: Mapping[str, Any]) -> str:
-    """Return the text of a cell, "" if the row lacks the figure."""
     try:
         return template.format_map(row)
     except KeyError:

@@ -144,19 +144,13 @@ def cores() -> int:
 
 
 class _Run:
-    """Measurements of a pipeline. A measurement continues at the step where the one before ended.
-
-    Attributes:
-      pipeline: The pipeline, made endless: it repeats its first steps.
-      steps: Number of steps that are repeated.
-      next_step: First step that no measurement has read.
-    """
+    """Measurements of a pipeline, made endless. A measurement continues at the step where the one before ended."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan = plan
         self._begin = time.perf_counter()
         self.pipeline, self.steps = first_steps_forever(pipeline)
-        self.next_step = 0
+        self.next_step = 0  # first step that no measurement has read
 
     def elapsed(self) -> float:
         return time.perf_counter() - self._begin

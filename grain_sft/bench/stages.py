@@ -61,12 +61,9 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def facts(batches: Sequence[Element]) -> dict[str, Any]:
-    """Return facts about batches that have the same keys.
+    """Return facts about batches that have the same keys: means of their tokens and padding, and counts of the first batch.
 
-    Returns:
-      rows, bytes, arrays: Counts for the first batch. An array under two keys counts once. Scalars don't count.
-      tokens: Mean number of tokens of a batch, with padding.
-      padding_share: Share of padding in the tokens; None for batches without segments.
+    An array under two keys counts once. Scalars don't count. Batches without segments have the `padding_share` None.
     """
     arrays = {id(array): array for array in batches[0].values() if np.ndim(array)}.values()
     keys = [key for key in _TOKENS if key in batches[0]] or [*batches[0]][:1]

@@ -31,10 +31,7 @@ tokenizer is refused"""
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser with methods that add the arguments that commands share.
-
-    An error prints three lines: the error, the required arguments, and how to get help.
-    """
+    """Parser with methods that add the arguments that commands share."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=_Help, **settings)
@@ -83,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with status 2."""
+        """Print the error, the required arguments, and how to get help. Exit with status 2."""
         usage = " ".join(self.format_usage().split())
         # Remove the optional arguments from the usage: [--json], and [--format [NAME]] with brackets in brackets.
         required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)
@@ -134,11 +131,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows.
-
-    Raises:
-      StorageError: One of `outputs` would replace the config, a config that it inherits from, or a file that these name.
-    """
+    """Return the pipeline of the argument `config` for `--host`. `outputs` must replace no file that it reads."""
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -222,11 +215,7 @@ def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
 
 
 def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool = False) -> None:
-    """Check that an output can be written, before the work that fills it. None means no output.
-
-    Raises:
-      StorageError: The output cannot be written, or would replace one of `inputs`.
-    """
+    """Check, before the work, that an output, if any, can be written and replaces none of `inputs`."""
     from grain_sft.storage import files  # imported here, because the import takes longer than printing `--help`
 
     if path == "":

@@ -22,12 +22,7 @@ STATUS = 130  # exit status
 
 
 class Guard:
-    """The response of this process to Ctrl-C.
-
-    Args:
-      name: Name of the program, for the line on stderr.
-      ends_process: Whether the process exits right after the command, with the status of the command.
-    """
+    """The response to Ctrl-C of the program `name`. If it `ends_process`, the process exits right after the command."""
 
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
         self.name, self._ends_process = name, ends_process

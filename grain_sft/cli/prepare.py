@@ -111,11 +111,7 @@ def _is_imported(word: str) -> bool:
 
 
 def datasets_of(words: Sequence[str]) -> list[Dataset]:
-    """Return the inputs, each with the amount that follows it: `a.jsonl 0.5 b.jsonl` are two inputs.
-
-    Raises:
-      PrepareError: An amount does not follow an input.
-    """
+    """Return the inputs, each with the amount that follows it: `a.jsonl 0.5 b.jsonl` are two inputs."""
     datasets: list[Dataset] = []
     for index, word in enumerate(words):
         if _AMOUNT.fullmatch(word) is None:
@@ -167,9 +163,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        # If at least half of the conversations are counted, their template is the reason, and a note would not help. For plain
-        # texts, the note is printed even then.
-        is_unusual = 2 * count < documents
+        is_unusual = 2 * count < documents  # else the template is the reason, and a note would not help
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"
             note = f"{count:,} of {documents:,} documents {what} the EOS token. {reason}"
@@ -196,7 +190,7 @@ def withdraw(parser: Parser) -> None:
 
 
 def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
-    """Add the options of `convert` and `withdraw`. `format` is the help text of `--format`, which may be `required`."""
+    """Add the options of `convert` and `withdraw`. `format` is the help text of `--format`."""
     add = parser.add_argument
     add("-o", "--output", required=True, help=_FOLDER)
     add("--format", required=required, metavar="NAME", help=f"{format}: {_FORMATS}")

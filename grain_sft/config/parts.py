@@ -24,12 +24,7 @@ _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
 
 
 class PartsMaker:
-    """Maker of the source, sampler and transforms of a pipeline. Stages with equal sections share corpora and sources.
-
-    Args:
-      where: Name of the config, for messages.
-      host: Host whose rows the samplers return. None asks JAX.
-    """
+    """Maker of the sources, samplers and transforms of the config `where`. Stages share corpora and sources."""
 
     def __init__(self, where: str, host: Host | None) -> None:
         self._where, self._host = where, host

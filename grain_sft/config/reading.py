@@ -65,10 +65,9 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
-    """Return the sections of a config file, merged with the sections that it inherits. They are not validated yet.
+    """Return the sections of a config file, merged with those that it inherits. They are not validated yet.
 
-    `inheriting` is the chain of configs that inherit this one: in ["a.yaml", "b.yaml"], a inherits b, and b inherits `path`.
-    `path` and the configs that it inherits are appended.
+    `path`, and what it inherits, are appended to `inheriting`: in ["a.yaml", "b.yaml"], a inherits b, and b inherits `path`.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
@@ -105,10 +104,9 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return `stated`, the sections of a config in `folder`, laid over the sections that it inherits.
+    """Return `stated`, the sections of a config in `folder`, laid over those that it inherits. `inheriting` ends with it.
 
-    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory. `inheriting` is as
-    in `read`, but ends with this config.
+    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory.
     """
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
@@ -134,8 +132,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
-        # The keys of `corpus.mixture` are names of sources, and their values are mappings. Sources named "path" and "mixture"
-        # do not exclude each other.
+        # sources of a mixture, whose values are mappings, may be named "path" and "mixture"
         are_sources = isinstance(top.get(key), Mapping) and isinstance(base.get(excluded), Mapping)
         if key in top and excluded not in top and not are_sources:
             merged.pop(excluded, None)
@@ -151,10 +148,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _located(stated: Any, paths: Any, folder: str) -> Any:
-    """Return a value of a config, with each relative path joined to `folder` if it exists there.
-
-    `paths` is the part of the tree `_PATHS` that belongs to this value; None for a value without paths.
-    """
+    """Return a value of a config, which has the part `paths` of the tree `_PATHS`, with its paths located."""
     if isinstance(stated, list):
         return [_located(item, paths, folder) for item in stated]
     if callable(paths):
@@ -165,10 +159,9 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a path of the config, joined to `folder` if it is relative and exists there.
+    """Return a path of the config, joined to `folder` if it is relative and exists there, or if `folder` is in a bucket.
 
-    If `folder` is in a bucket, a relative path is always joined, and its existence is not checked. A blend of weights and
-    prefixes, such as "0.3 a 0.7 b", becomes a list of its words, and the prefixes are located as paths.
+    A blend of weights and prefixes, such as "0.3 a 0.7 b", becomes a list of its words.
     """
     if not isinstance(path, str) or not path:
         return path  # `validate` refuses a wrong type

@@ -46,8 +46,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # Each stage has its part of the schedule. A config with stages can't have a schedule outside of them, so its own corpus and
-    # sampler get the last values of their schedules instead.
+    # A config with stages can't have a schedule outside of them, so its own sections get the last values of their schedules.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -147,16 +146,12 @@ def _weights_to_restate(
       200    the schedule gives weight 3            3
       300    a replacement divides the stage        3        weight 3, because the new stage would begin with weight 2
       400    the next stage of the config begins    2        weight 2, because the stage would begin with weight 3 of step 300
-
-    `section` is a section `replace` that needs a new stage, `stages` come from `_stages_of`, and `amended` from
-    `_amended_weights`.
     """
     division = skips.data_step(section["from"])
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # for each source, up to `division`: the step at which the latest amendment set its weight, and step and weight of the
-        # latest entry of the schedule
+        # for each source: the step of the latest amendment of its weight, and step and weight of the schedule's latest entry
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
         scheduled = {
             name: (begin + entry["step"], weight)

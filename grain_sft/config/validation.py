@@ -108,10 +108,7 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
 
 
 def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:
-    """Check a schedule of the weights of the sources `names`, and of the size of batches whose rows have `length` tokens.
-
-    If `names` or `length` is None, the weights or the size may not change.
-    """
+    """Check a schedule of the weights of the sources `names`, if any, and of batches of rows of `length` tokens, if any."""
     refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]
     if not entries:

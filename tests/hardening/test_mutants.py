@@ -266,7 +266,6 @@ def main(folder: Path, first: int, count: int) -> None:
 
 def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
     pytest.importorskip("pyarrow")
-    pytest.importorskip("yaml")
     out = run(Path(__file__), tmp_path, 0, MUTANTS, timeout=400 + MUTANTS)
     found = json.loads(out.splitlines()[-1])
     print(json.dumps(found, indent=1))
