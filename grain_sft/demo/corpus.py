@@ -29,10 +29,9 @@ MAX_CHARACTERS = 3_500_000
 MIN_CHARACTERS = 100_000  # the tokenizer cannot be trained on fewer
 
 _SKIPPED_FOLDERS = {
-    *("__pycache__", "dist-packages", "site-packages"),
-    *("test", "tests", "idle_test"),
-    *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"),
-}
+    "__pycache__", "dist-packages", "site-packages", "test", "tests", "idle_test",
+    "ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo",
+}  # fmt: skip
 _QUESTIONS: dict[type[ast.AST], str] = {
     ast.Module: "What is the module {} for?",
     ast.ClassDef: "What is {}?",

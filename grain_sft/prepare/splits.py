@@ -41,6 +41,7 @@ def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request)
     The shuffle is that of `datasets.Dataset.shuffle(seed)`, numpy's `default_rng(seed).permutation`. Open-instruct has no val.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
+    # `kept[kept]` is as long as `ids[kept]`, and all true
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
@@ -68,18 +69,17 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     """Return the splits of all datasets together, by a format's rule.
 
     Args:
-      datasets: Numbers of the documents of each dataset.
+      datasets: Numbers of the documents of each dataset, in the order of `request.datasets`, which have the amounts.
       lengths: Number of tokens of each document; 0 for a document that is not kept.
-      request: Request, which has the amount of each dataset.
-      rule: Rule of the format.
+      request, rule: Request, and the rule of its format.
     """
     selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
     ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
     splits = rule(ids, lengths[ids] > 0, request)
     has_repeats = any(len(part) > len(dataset) for part, dataset in zip(selected, datasets, strict=True))
     if has_repeats and "val" in splits:
-        problem = "an amount repeats records, so some records of val are probably in train too"
-        logging.warning("%s. For a validation of unseen records, prepare them from files of their own.", problem)
+        problem = "an amount repeats records, so some records of val are probably in train, too"
+        logging.warning("%s. To validate on unseen records, prepare them from files of their own.", problem)
     return splits
 
 
@@ -89,8 +89,7 @@ def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request,
     Then leave out the documents that are not `kept`. If the share is less than one document, there is no "val".
 
     Args:
-      ids: Numbers of the documents.
-      kept: Whether each document of `ids` is kept.
+      ids, kept: Numbers of the documents, and whether each is kept.
       order: Permutation of the indices of `ids`.
       request: Request, which has `val_frac`.
       shuffled: Whether each split is in the order of `order`, not of `ids`.

@@ -34,13 +34,12 @@ def texts_of(count: int, seed: int = 0) -> list[str]:
 
 
 def request_of(tokenizer: Path, *paths: Path | str, **options: Any) -> Request:
-    """Return a request of one dataset, by default of plain documents in format olmo."""
     options = {"template": "text", "format": "olmo", **options}
     return Request((Dataset(tuple(map(str, paths))),), tokenizer=str(tokenizer), **options)
 
 
 def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]:
-    """Prepare the texts of a file. Return the corpus and its manifest."""
+    """Prepare a file. Return the corpus and its manifest."""
     out = path.parent / f"out-{len(list(path.parent.iterdir()))}"
     manifest = prepare(request_of(spm, path, **options), out, workers=1)
     return open_corpus(out), manifest

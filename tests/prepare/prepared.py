@@ -30,12 +30,11 @@ def turns(*texts: str) -> list[dict[str, Any]]:
 
 
 def chat(*texts: str) -> dict[str, Any]:
-    """Return a record of these turns."""
     return {"messages": turns(*texts)}
 
 
 def record(number: int) -> dict[str, Any]:
-    """Return chat `number`. The number decides its turns, their lengths, and whether it has a system message."""
+    """Return a chat. Its number decides its turns, their lengths, and whether it has a system message."""
     texts = []
     for turn in range(1 + number % 3):
         texts.append(f"the question {number}.{turn} " + "word " * (number % 11))
@@ -62,7 +61,7 @@ def save_trained(folder: Path, special: Sequence[str] = CHAT_TOKENS, size=400, t
 
 
 def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
-    """Write files of chats, {name: number of chats}, train a tokenizer, and prepare the chats in each of `CHAT_FORMATS`."""
+    """Write files of chats, {name: number of chats}, train spm.model, and prepare the chats in each of `CHAT_FORMATS`."""
     datasets = tuple(Dataset((str(write_chats(folder / name, count)),)) for name, count in counts.items())
     model = str(save_trained(folder))
     for form in CHAT_FORMATS:
@@ -71,28 +70,24 @@ def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
 
 
 def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:
-    """Return the hash of every file below `out`, and of the file of its rejected records.
-
-    In .json and .txt files, the text `replace[0]` counts as `replace[1]`: a path may differ.
-    """
-    found = {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}
+    """Return the hash of every file below `out`, and of its rejected records. In texts, replace a path that may differ."""
+    found = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     rejected = Path(f"{out}.rejected.jsonl")
-    found |= {"rejected": rejected} if rejected.exists() else {}
+    found |= {"rejected": rejected.read_bytes()} if rejected.exists() else {}
     assert found
     old, new = (text.encode() for text in replace)
-    data = {name: path.read_bytes() for name, path in found.items()}
-    texts = {name for name in data if old and name.endswith((".json", ".txt"))}
-    changed = {name: value.replace(old, new) if name in texts else value for name, value in data.items()}
-    return {name: hashlib.sha256(value).hexdigest() for name, value in changed.items()}
+    for name in found:
+        if old and name.endswith((".json", ".txt")):
+            found[name] = found[name].replace(old, new)
+    return {name: hashlib.sha256(found[name]).hexdigest() for name in sorted(found)}
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    """Return the time of the last change of each file and folder, hidden ones too."""
+    """Return the time of the last change of each file and folder."""
     return {path.relative_to(folder).as_posix(): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def rejected_of(out: Path) -> list[dict[str, Any]]:
-    """Return the records that a preparation of `out` rejected."""
     return [json.loads(line) for line in Path(f"{out}.rejected.jsonl").read_text("utf-8").split("\n") if line]
 
 
@@ -101,21 +96,20 @@ class StoppedError(Exception):
 
 
 def stop_half_way(what: str, done: int, total: int) -> None:
-    """As the progress of a run, stop it when half of the inputs are rendered."""
+    """As the progress of a run, stop it half-way through rendering."""
     if what == "Rendering" and done > total / 2:
         raise StoppedError
 
 
 @dataclasses.dataclass
 class Place:
-    """A folder with inputs in `in`, and methods that prepare them and run commands."""
+    """A folder with eight small inputs in `in`, each one unit, and methods that prepare them and run commands."""
 
     folder: Path
     tokenizers: dict[str, str]
     capsys: pytest.CaptureFixture[str]
 
     def __post_init__(self) -> None:
-        """Write eight small inputs. Each of them is one unit of a preparation."""
         self.chats = [write_chats(self.folder / f"in/{number}.jsonl", 60 + number) for number in range(8)]
         self.out = self.folder / "out"
 
@@ -127,7 +121,7 @@ class Place:
         return prepare(request, self.folder / name, workers=workers, **options)
 
     def assert_whole(self, request: Request) -> None:
-        """Assert that the corpus is that of a run which nothing interrupted, and that nothing else was left."""
+        """Assert that the corpus is that of an uninterrupted run, and that nothing else is left."""
         self.prepare(request, "fresh")
         assert digests(self.out) == digests(self.folder / "fresh")
         shutil.rmtree(self.folder / "fresh")
@@ -137,7 +131,7 @@ class Place:
         return sorted(path.name for path in self.folder.iterdir())
 
     def command(self, request: Request, *more: str, name: str = "out") -> list[str]:
-        """Return the words of the `grain-sft prepare` that does what `request` asks."""
+        """Return the command line of `request`."""
         inputs = [path for dataset in request.datasets for path in dataset.paths]
         command = ["prepare", *inputs, "--template", request.template, "--tokenizer", request.tokenizer]
         return [*command, "--format", request.format, "-o", str(self.folder / name), "--workers", "1", *more]

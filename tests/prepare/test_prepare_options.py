@@ -18,8 +18,6 @@ from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, load_tok
 from grain_sft.prepare.records import inputs
 
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
-
-
 CUTS = [(None, "episodes"), (None, "olmo"), ("first", "olmo"), ("last", "episodes")]
 
 
@@ -30,10 +28,8 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
     request = place.request(template, format, place.chats[:2])
     printed = place.succeeds(place.command(request, "--max-length", str(most), *(["--keep", keep] if keep else [])))
     lines = [(file, line) for file, count in ((0, 60), (1, 61)) for line in range(1, count + 1)]
-    tokenizer = load_tokenizer(request.tokenizer)
-    expected: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+    tokenizer, expected, kept_of = load_tokenizer(request.tokenizer), {}, []
     names = ("documents", "tokens", "trainable_tokens", "truncated", "cut_tokens", "cut_trainable_tokens")
-    kept_of: list[tuple[int, ...]] = []
     for file, line in lines:
         document = render_one(tokenizer, template, record(line - 1))
         tokens, loss = document.tokens.tolist(), document.loss.tolist()
@@ -46,7 +42,7 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
             kept = sum(map(bool, loss))
             kept_of.append((1, len(tokens), kept, len(tokens) < total, total - len(tokens), trainable - kept))
             expected[file, line] = (tokens, loss)
-    counts, dropped = dict(zip(names, map(sum, zip(*kept_of, strict=True)), strict=True)), len(lines) - len(expected)
+    counts, dropped = dict(zip(names, np.sum(kept_of, axis=0), strict=True)), len(lines) - len(expected)
     documents = open_corpus(place.out).iter_documents()
     assert {each.source: (each.tokens.tolist(), each.loss.tolist()) for each in documents} == expected
     manifest = json.loads((place.out / "prepare.json").read_text())
@@ -127,14 +123,14 @@ def test_options_that_do_not_fit_are_errors(template: str, options: list[str], e
 
 def test_inputs_are_sequences_of_paths(tmp_path: Path) -> None:
     texts = {"template": "text", "tokenizer": "x", "format": "olmo"}
-    request = Request(datasets=[Dataset([tmp_path])], **texts)  # type: ignore[arg-type, list-item]
+    request = Request(datasets=[Dataset([tmp_path])], **texts)
     assert hash(request) == hash(Request(datasets=(Dataset((str(tmp_path),)),), **texts))
     with pytest.raises(PrepareError, match=r"paths: 'a\.jsonl' is not a sequence"):
-        Dataset("a.jsonl")  # type: ignore[arg-type]
+        Dataset("a.jsonl")
     with pytest.raises(GrainSftError, match=r"paths is 5 \(int\); expected a path or a list of paths"):
-        Dataset(5)  # type: ignore[arg-type]
+        Dataset(5)
     with pytest.raises(GrainSftError, match=r"datasets: an item is 'a\.jsonl' \(str\); expected a Dataset"):
-        Request(datasets=("a.jsonl",), **texts)  # type: ignore[arg-type]
+        Request(datasets=("a.jsonl",), **texts)
 
 
 @pytest.mark.parametrize("template", CHAT_TEMPLATES)

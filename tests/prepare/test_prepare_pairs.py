@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from batches import sections
 from prepared import CHATML, turns
+from record_files import lines
 from tokenizer_makers import byte_level_json, save_huggingface
 from tokenizers import Tokenizer
 
@@ -15,11 +16,6 @@ from grain_sft.cli.main import main
 from grain_sft.corpus import pair_lengths
 from grain_sft.prepare import Dataset, Rendered, Request, convert, prepare
 from grain_sft.prepare.pairs import pair_of
-
-
-def untrained(text):
-    """Return an answer that takes no loss."""
-    return [{"role": "assistant", "content": text, "weight": 0}]
 
 
 def shapes(number):
@@ -50,9 +46,8 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def request_of(tmp_path, tokenizer):
     def made(records, template="hf", format="pairs", **options):
-        path = tmp_path / "pairs.jsonl"
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return Request((Dataset((str(path),)),), template, str(tokenizer), format, **options)
+        (tmp_path / "pairs.jsonl").write_bytes(lines(records))
+        return Request((Dataset((tmp_path / "pairs.jsonl",)),), template, str(tokenizer), format, **options)
 
     return made
 
@@ -133,13 +128,14 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
         convert(out, tmp_path / "other", "olmo")
 
 
+UNTRAINED = [[{"role": "assistant", "content": text, "weight": 0}] for text in "bc"]
 NOT_PAIRS = [
     (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
     ({"messages": turns("a", "b")}, {}, "the record is not a preference pair"),
     ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
     ({"chosen": turns("a", "b"), "rejected": turns("a", "b")}, {}, "the responses are equal"),
     ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
-    ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
+    ({"prompt": "a", "chosen": UNTRAINED[0], "rejected": UNTRAINED[1]}, {}, "chosen: no token of the response"),
     ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "with a message of the user"),
     ({"question": "a", "chosen": "b", "rejected": "c"}, {}, "has no prompt.* --schema preference:prompt=question"),
     ({"Input": "a"} | dict.fromkeys(("chosen", "rejected"), turns("a", "b")[1:]), {}, "preference:prompt=Input"),

@@ -45,10 +45,9 @@ def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, mo
 
 
 def test_two_runs_do_not_share_an_output(place: Place) -> None:
-    request = place.request()
-    refused: list[str] = []
+    request, refused = place.request(), []
 
-    def again(what: str, done: int, total: int) -> None:
+    def again(what, done, total):
         if what == "Rendering" and len(refused) < 3:
             for overwrite in (False, True):
                 with pytest.raises(StorageError) as error:
@@ -63,9 +62,9 @@ def test_two_runs_do_not_share_an_output(place: Place) -> None:
 def test_a_run_whose_corpus_is_finished_does_not_disturb_the_run_that_replaces_it(place: Place) -> None:
     old, new = place.request(), place.request(inputs=place.chats[:3])
     place.prepare(old)
-    found: list[bool] = []
+    found = []
 
-    def again(what: str, done: int, total: int) -> None:
+    def again(what, done, total):
         if what == "Rendering" and done and not found:
             found.append(place.prepare(old)["already"])
 
@@ -84,9 +83,8 @@ def test_a_finished_run_started_again_does_nothing(format: str, place: Place) ->
 
 
 def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("chats")
+    module, keys = types.ModuleType("chats"), set()
     monkeypatch.setitem(sys.modules, "chats", module)
-    keys = set()
     for module.TEXT in ("{{ messages }}", "{{ messages[0] }}"):
         keys.add(Renderer(dataclasses.replace(place.request(), template="chats:TEXT"), ()).key)
     assert len(keys) == 2

@@ -101,10 +101,9 @@ def test_documents_of_other_lengths_are_cut_or_dropped_and_counted(spm: Path, tm
 
 
 def test_a_conversation_names_the_template_to_give_instead(spm: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"prompt": "u", "completion": "a"}))
+    (tmp_path / "a.jsonl").write_text('{"prompt": "u", "completion": "a"}')
     with pytest.raises(RecordError, match=r"a\.jsonl:1: is a conversation; .* Give --template hf"):
-        made(spm, path)
+        made(spm, tmp_path / "a.jsonl")
 
 
 def test_text_is_normalized_before_it_is_searched_for_special_tokens(spm: Path, tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_text_is_normalized_before_it_is_searched_for_special_tokens(spm: Path, 
     texts = ["e\u0301 \ufb01 \u212b", "plain"]
     for form in ("NFC", "NFKC"):
         found, _ = documents_of(spm, tmp_path, texts, normalize=form)
-        expected = [unicodedata.normalize(form, text) for text in texts]  # type: ignore[arg-type]
+        expected = [unicodedata.normalize(form, text) for text in texts]
         assert [tokenizer.decode(document[:-1]) for document in found] == expected
     wide = "x \uff1c|fim_prefix|\uff1e"
     with pytest.raises(RecordError, match=r"a\.jsonl:2: text, after NFKC: spells the special token '<\|fim_prefix\|>'"):
@@ -143,12 +142,11 @@ def test_a_dry_run_counts_what_is_dropped(spm: Path, tmp_path: Path) -> None:
 
 def test_a_response_of_a_pair_may_be_empty(spm: Path, tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "pairs.jsonl", load_tokenizer(spm)
-    path.write_text(json.dumps({"chosen": "the answer", "rejected": ""}) + "\n")
+    path.write_text('{"chosen": "the answer", "rejected": ""}')
     corpus, manifest = made(spm, path, format="pairs")
-    [document] = corpus.iter_documents()
-    eos = tokenizer.eos_token_id
+    [document], eos = corpus.iter_documents(), tokenizer.eos_token_id
     assert document.tokens.tolist() == [*tokenizer.encode(["the answer"])[0], eos, eos]
-    path.write_text(json.dumps({"chosen": "the answer", "rejected": "no"}) + "\n")
+    path.write_text('{"chosen": "the answer", "rejected": "no"}')
     assert made(spm, path, format="pairs", eos=False)[0].num_documents == 1
     assert not manifest["dropped"] and "label_masks" not in json.loads(next(tmp_path.rglob("corpus.json")).read_text())
 
