@@ -27,10 +27,12 @@ RECEIPT_VERSION = 2
 """Version of the hashes in receipts. It increases when their content or method changes, and is a part of every hash."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
-"""Segments of a row: their first tokens, their lengths, and where the row begins. See `FromPieces.row_segments`."""
+"""First token of each segment of a row, counted through the corpus; length of each segment; and where the row begins. A part
+of a longer row (`ColumnsLayout`) begins after some segments, at a position in the next: (1, 12) is position 12 of segment 2.
+"""
 
 BEGIN_OF_ROW = (0, 0)
-"""Where a whole row begins: the third item of its `RowSegments`. Only a row of a `ColumnsLayout` can have another value."""
+"""Where a whole row begins."""
 
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
@@ -42,14 +44,7 @@ class FromPieces(Traits):
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
-    """Function of a row number, which sources use instead of `pieces` if rows have few long segments. None if the layout has
-    only `pieces`. It returns three items:
-
-    1. The first token of each segment, counted through the corpus.
-    2. The length of each segment.
-    3. Where the row begins: `BEGIN_OF_ROW` for a whole row. For a part of a longer row (`ColumnsLayout`), the number of its
-       segments that end before column 0, and the position of column 0 in its segment: (1, 12) for position 12 of segment 2.
-    """
+    """Function of a row number, which sources use instead of `pieces` if rows have few long segments. None without one."""
 
     @property
     def kind(self) -> str:
@@ -93,11 +88,11 @@ class FromPieces(Traits):
         return costs
 
     def left_out(self) -> list[LeftOut]:
-        """Return counts of the documents and tokens that no row holds, and of the padding; by default, only of the padding."""
+        """Return counts of documents and tokens that no row holds, and of the padding; by default, only of the padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
-        """Return, ascending, the numbers of the rows that have a token of one of the documents numbered `documents`.
+        """Return, ascending, the rows that have a token of one of `documents`.
 
         Raises:
           RowIndexError: A number is not in [0, num_documents).
@@ -196,11 +191,8 @@ class Layout(FromPieces):
         return {"": self}
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
-        """Yield (name, indices, row numbers) for each of `parts` that has some of `rows`.
-
-        If part "b" begins at row 20, rows [3, 25, 21] give ("b", [1, 2], [5, 1]): the indices in `rows` of the part's rows, and
-        the numbers of these rows in the part. All arrays are int64 [n].
-        """
+        """Yield (name, indices, row numbers) for each of `parts` that has some of `rows`: indices in `rows`, and numbers in
+        the part, int64 [n]. If part "b" begins at row 20, rows [3, 25, 21] give ("b", [1, 2], [5, 1])."""
         yield "", np.arange(len(rows)), rows
 
     def first_document(self, part: str) -> int:

@@ -21,13 +21,10 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file of names. The file is not read if a source or an input has the name that the user wrote.
-
-    Attributes:
-      name: What the user wrote, such as "chats.jsonl", before it became a path.
-    """
+    """Path of a file of names. The file is not read if a source or an input has the name that the user wrote."""
 
     name: str
+    """What the user wrote, such as "chats.jsonl", before it became a path."""
 
 
 def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
@@ -103,8 +100,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
     Args:
       corpus: Corpus with a file of sources.
-      record: Line or row of an input, counted from 1, such as "17" for a corpus of one input, else "chats.jsonl:17". The
-        input is given by its name, the end of its name, or its number.
+      record: Line or row of an input, counted from 1, such as "chats.jsonl:17", or "17" for a corpus of one input. The input is
+        given by its name, the end of its name, or its number.
 
     Raises:
       CorpusError: The corpus has no file of sources, or lacks the input.
@@ -209,7 +206,6 @@ class _Inputs:
 
     @functools.cached_property
     def _numbers(self) -> list[int]:
-        """Numbers of the inputs that documents were made of."""
         return [] if self._columns is None else np.unique(self._columns[0]).tolist()
 
     def documents_of(self, name: str) -> Ints | None:

@@ -31,8 +31,7 @@ class PackedLayout(Layout):
     shuffles its rows. An algorithm that packs each epoch anew has a plan for each epoch.
 
     Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: all documents must be
-    planned before the first row. A plan of two million documents takes about a second. The cache keeps the plan, and all
-    processes map it into memory.
+    planned before the first row. A plan of two million documents takes about a second, and is cached for all processes.
 
     Args:
       corpus: Corpus whose documents are packed.
@@ -59,8 +58,6 @@ class PackedLayout(Layout):
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
     Attributes:
-      packing: Options that the plans are made with.
-      plans: Plan of each epoch.
       plan_folder: Folder, or URL in a bucket, of the plans; None for the cache folder.
 
     Raises:
@@ -131,7 +128,7 @@ class PackedLayout(Layout):
         use_array_if_local: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Return the layout of a plan that OLMo-core 3.0.0 made. It may have made the plan on another kind of CPU.
+        """Return the layout of a plan that OLMo-core 3.0.0 made, on any kind of CPU.
 
         Args:
           corpus, sequence_length, long_documents, source_group_size, bos_token_id: The values of OLMo-core's run.
@@ -169,7 +166,7 @@ class PackedLayout(Layout):
         options_by_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
         self.plans = [load_plan(self.finder, of_epoch, self.plan_folder, make) for of_epoch in options_by_epoch]
         self.highest_token = self.plans[0].highest_token
-        # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows. Row 130 is row 30 of epoch 1.
+        # first row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
         self._num_rows = int(self._begins[-1])  # saves 0.1 us in each call of `__len__`, which each batch calls
         if not self._num_rows:
@@ -194,12 +191,11 @@ class PackedLayout(Layout):
 
     @property
     def longest_costs(self) -> Ints:
-        """Cost of the longest segment of each row: int64 [rows]."""
+        """Cost of attention of the longest segment of each row: int64 [rows]."""
         return self._each_row(np.maximum)
 
     def _each_row(self, function: np.ufunc) -> Ints:
-        """Return the squared lengths of each row's segments, which are their costs of attention, reduced by `function`: int64
-        [rows]. For segments of 3 and 4 tokens, `np.add` gives 25, and `np.maximum` gives 16."""
+        """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows]."""
         rows_of_epochs = []
         for plan in self.plans:
             squares = np.square(plan.length.astype(np.int64))

@@ -26,7 +26,7 @@ class Span:
     Attributes:
       shard: Number of the shard in `corpus.shards`.
       start, stop: First token, and the one after the last, counted from the shard's first token.
-      document: Number of the document in `layout.documents`; None if the layout states no documents, as `WindowLayout`.
+      document: Number of the document in `layout.documents`; None if the layout states no documents.
     """
 
     shard: int
@@ -36,8 +36,7 @@ class Span:
 
 
 class Pieces(NamedTuple):
-    """Spans of many rows as columns, int64 [pieces], row after row. Pieces fill a row from column 0 without gaps; the
-    rest of the row is padding.
+    """Spans of many rows as columns, row after row. Pieces fill a row from column 0 without gaps; the rest is padding.
 
     Attributes:
       row: Index into the rows that were asked for.
@@ -47,8 +46,7 @@ class Pieces(NamedTuple):
       length: Tokens of the piece.
       segment, position: Number of the segment in its row, from 1, and position of the piece's first token in the segment. Both
         are None where each row is one whole segment.
-      document: Number of the document in `layout.documents`, or -1 for a piece outside all documents. None if the layout states
-        no documents, as `WindowLayout`.
+      document: As in `Span`, or -1 for a piece outside all documents. None if the layout states no documents.
     """
 
     row: Int64[np.ndarray, " pieces"]
@@ -111,8 +109,8 @@ def groups(numbers: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
-    """Return the row of each item, and its index in that row, int64 [items] each. Row i has `counts[i]` items: counts [2, 1]
-    give rows [0, 0, 1] and indices [0, 1, 0]."""
+    """Return the row of each item, and its index in that row, int64 [items] each: counts [2, 1] of items give rows [0, 0, 1]
+    and indices [0, 1, 0]."""
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 

@@ -139,7 +139,7 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only index in `sound`; None if both `sound` and `wrong` are empty.
+    """Return the only index in `sound`; None if there are no indices.
 
     Args:
       sound: Sound indices by their starts. No two have equal arrays.

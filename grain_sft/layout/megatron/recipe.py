@@ -183,10 +183,8 @@ class Recipe:
         None for a stream means one epoch. None for the blend means as many samples as the streams have.
         """
         samples = self.num_samples
-        if samples is None or (len(datasets) > 1 and not corpus.weights):
-            return [None] * len(datasets), samples
-        if not corpus.weights:
-            return [samples], samples
+        if samples is None or not corpus.weights:
+            return [samples if len(datasets) == 1 else None] * len(datasets), samples
         shares = [math.ceil(samples * dataset.weight) for dataset in datasets]
         needs = [math.ceil(share * (1 + self.surplus)) for share in shares]
         return needs, sum(shares) if self.traits.blends else samples

@@ -20,17 +20,11 @@ _SEPARATE = 0.80  # if the run needs a smaller share of the last epoch's samples
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How a stream is cut into samples.
+    """How a stream is cut into samples."""
 
-    Attributes:
-      length: Number of tokens from the start of one sample to the start of the next sample.
-      extra: 1 if a sample also holds the first token of the next sample, else 0.
-      drop_last: Whether a last sample of fewer tokens is left out.
-    """
-
-    length: int
-    extra: int
-    drop_last: bool = True
+    length: int  # tokens from the start of one sample to the start of the next
+    extra: int  # 1 if a sample also holds the first token of the next, else 0
+    drop_last: bool = True  # whether a last sample of fewer tokens is left out
 
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
@@ -55,8 +49,8 @@ class Stream:
     An entry of the stream is one document. A stream of two epochs has two entries for each document.
 
     Attributes:
-      order: int32 [entries], number of the document at each entry of the stream.
-      ends: int64 [entries], number of tokens of the stream up to the end of each entry.
+      order: int32 [entries], number of the document at each entry.
+      ends: int64 [entries], number of tokens up to the end of each entry.
       shuffle: uint32 or int64 [samples], numbers of the samples in their shuffled order; None if samples are not shuffled.
     """
 

@@ -109,7 +109,7 @@ class PackingOptions:
     longest_first: Ints | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def checked(self) -> PackingOptions:
-        """Return these options, with integers as Python ints. Raise a `LayoutError` for an invalid value."""
+        """Return these options with Python ints. Raise a `LayoutError` for an invalid value."""
         values = self.stated()
         for name, choices in _CHOICES.items():
             check_choice(name, values[name], choices, LayoutError)
@@ -130,7 +130,7 @@ class PackingAlgorithm:
     """Packing algorithm with the traits that the rest of the package uses. A bare function has the default traits.
 
     Attributes:
-      pack: Function `(lengths, options) -> PackedRows`. The lengths are int64 [documents], 1 or more. They are at most
+      pack: Function of lengths, int64 [documents], each 1 or more, and options. The lengths are at most
         `options.sequence_length`, except if `splits_documents` is True.
       packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. If so, an epoch's rows are
         read in the order in which `pack` returns them.
