@@ -156,8 +156,8 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 add(filter(None, lines), (*files_read, item))
             else:
                 raise RowIndexError(
-                    f"{item!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an input, "
-                    "INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
+                    f"{item[:200]!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an "
+                    "input, INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
                 )
 
     add([named] if isinstance(named, int | str) else named)

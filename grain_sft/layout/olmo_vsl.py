@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length, check_choice
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.corpus import Corpus, Documents, part_by_part
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -52,6 +52,7 @@ class OlmoVslLayout(Layout):
         min_sequence_length: Annotated[int, msgspec.Meta(ge=1)] = 256,
         boundaries: Boundaries = "auto",
     ) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         self.min_sequence_length = as_integer("min_sequence_length", min_sequence_length, 1, LayoutError)
         for name in ("sequence_length", "min_sequence_length"):

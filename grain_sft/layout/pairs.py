@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grain_sft.arguments import as_integer, as_sequence_length, check_choice
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.corpus import Corpus, pair_lengths
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -39,6 +39,7 @@ class PairsLayout(Layout):
     def __init__(
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         longest = as_sequence_length(sequence_length)  # of a prompt and one response; a row has both responses
         as_integer("sequence_length", longest, 2, LayoutError)
         self.corpus = corpus

@@ -6,8 +6,8 @@ from document_corpora import make
 
 from grain_sft import PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.corpus import Corpus
-from grain_sft.errors import CorpusError, LayoutError, RowIndexError
-from grain_sft.layout import OlmoVslLayout
+from grain_sft.errors import CorpusError, LayoutError, RowIndexError, WrongTypeError
+from grain_sft.layout import MegatronGptLayout, OlmoVslLayout, PairsLayout, documents_named_in
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 
@@ -54,6 +54,18 @@ def test_wrong_arguments_are_errors_that_say_what_was_expected(corpus, layout, o
     with pytest.raises((CorpusError, LayoutError)) as caught:
         layout(corpus, **{"sequence_length": 8, **options})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", [MegatronGptLayout, OlmoVslLayout, PairsLayout])
+def test_a_path_in_the_place_of_a_corpus_is_an_error(layout):
+    with pytest.raises(WrongTypeError, match=r"corpus is .*expected the result of open_corpus"):
+        layout("corpus", 512)
+
+
+def test_a_long_line_of_a_file_of_documents_is_quoted_in_part(corpus, tmp_path):
+    (tmp_path / "list.txt").write_text("a" * 10**5)
+    with pytest.raises(RowIndexError, match=r"^'a{200}' is not a document number"):
+        documents_named_in([WindowLayout(corpus, 5)], [str(tmp_path / "list.txt")])
 
 
 @pytest.mark.parametrize("row", [-1, 2, -2, 1 << 40])

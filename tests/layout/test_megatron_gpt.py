@@ -165,6 +165,11 @@ WRONG = {
     "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
     "split of Megatron": (BLEND, {"document_split": "9,1"}, "splits the sequences of each prefix. Give corpus.split"),
     "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
+    "empty split": (
+        BLEND,
+        NPY | {"document_split": "1,999"},
+        "0 documents of a data set have no tokens. Give a corpus",
+    ),
     "endless surplus": (BLEND, {"surplus": 1e300}, "surplus=1e.300: expected a number from 0 to 1000"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, which numpy's RandomState takes"),
 }

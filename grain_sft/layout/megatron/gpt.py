@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer, as_sequence_length, check_choice
+from grain_sft.arguments import as_integer, as_sequence_length, check_choice, check_type
 from grain_sft.corpus import SUBSETS, Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -94,6 +94,7 @@ class MegatronGptLayout(Layout):
         index_dir: str | os.PathLike[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_type("corpus", corpus, Corpus, "the result of open_corpus")
         check_choice("variant", variant, VARIANTS, LayoutError)
         if document_subset not in SUBSETS or (document_split is None and document_subset != "train"):
             expected = f"expected one of {', '.join(SUBSETS)}, with document_split, such as document_split='99,1'"

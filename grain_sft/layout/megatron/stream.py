@@ -74,7 +74,8 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     sizes = np.ascontiguousarray(sizes)
     num_tokens = int(sizes.sum(dtype=np.int64))
     if num_tokens < 1:
-        raise LayoutError(f"{len(sizes)} documents have no tokens; expected 1 or more. Give a corpus with tokens.")
+        problem = f"the {len(sizes)} documents of a data set have no tokens"
+        raise LayoutError(f"{problem}. Give a corpus, or shares in document_split, with tokens.")
     epochs = cut.epochs_for(num_samples, num_tokens)
     count = cut.samples_in(epochs * num_tokens)
     if not count:
