@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import json
 import pickle
 import re
 import shutil
@@ -12,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import golden_values
 from packed_corpora import EOS, PLAN_CASE, ROW_DIGITS, write_case
 from packed_layouts import open_case, row_digests
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
 from grain_sft.errors import LayoutError, StorageError
 
-GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
-VARIANTS = json.loads((GOLDEN_FOLDER / "packed_rows.json").read_text())["variants"]
 NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
 
 
@@ -27,7 +25,7 @@ NAMES = ("document-indices", "instance-offsets", "documents-by-instance")
 def made(tmp_path):
     """The corpus of the plan, a copy of OLMo-core's work directory, and the names of the token files."""
     written = write_case(PLAN_CASE, tmp_path)
-    shutil.copytree(GOLDEN_FOLDER / "olmo_plan", tmp_path / "work")
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "olmo_plan", tmp_path / "work")
     return open_case(PLAN_CASE, tmp_path, written), tmp_path / "work", [path.name for path in written[0]]
 
 
@@ -50,10 +48,10 @@ def documents_of(layout):
 
 
 def test_rows_are_those_of_the_olmo_core_that_made_the_plan_whatever_cpu_reads_it(made):
-    """How numpy sorts documents of equal length depends on the CPU. VARIANTS has the rows of each kind of CPU."""
+    """How numpy sorts documents of equal length depends on the CPU. The golden file has the rows of each kind of CPU."""
     layout = read(made)
     rows = "".join(digest[:ROW_DIGITS] for digest in row_digests(PLAN_CASE, layout)[0])
-    assert rows in {found[PLAN_CASE.name]["rows"] for found in VARIANTS.values()}
+    assert rows in {found[PLAN_CASE.name]["rows"] for found in golden_values("packed_rows.json")["variants"].values()}
     options = {"source_group_size": PLAN_CASE.group, "boundaries": "eos", "cache_dir": made[1]}
     stable = PackedLayout(made[0], PLAN_CASE.sequence_length, **options)
     assert layout.statistics == stable.statistics
@@ -127,10 +125,8 @@ DAMAGE = {
     "swapped": lambda array: array[[0, 1, 2, 3, 5, 4, *range(6, len(array))]],
     "twice": lambda array: array[[0, 1, 2, 3, 2, 3, *range(6, len(array))]],
     "bytes": lambda array: np.frombuffer(array.tobytes()[:-3], np.uint8),
+    **{f"number {seed}": functools.partial(mutated, seed) for seed in range(6)},
 }
-
-
-DAMAGE |= {f"number {seed}": functools.partial(mutated, seed) for seed in range(6)}
 
 
 @pytest.mark.parametrize("group", [0, 1])

@@ -3,7 +3,6 @@
 tests/golden/make/make_packed_golden.py recorded these rows.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import golden_values
 from packed_corpora import PACKED_CASES, VARIANTS, PackedCase, digest_of_files, values_of_rows, write_case
 from packed_layouts import open_case, packing_of, row_digests, write_boundaries
 
@@ -18,7 +18,7 @@ from grain_sft import PackedLayout
 from grain_sft.layout.packing.numpy_sort import numpy_sort
 from grain_sft.storage import artifact
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "packed_rows.json").read_text())["variants"]
+GOLDEN = golden_values("packed_rows.json")["variants"]
 SOME = next(iter(GOLDEN.values()))  # any variant will do: the variants differ only where documents of one length tie
 
 

@@ -18,8 +18,7 @@ CAPACITY = 24
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
 SEGMENTS = st.one_of(st.none(), st.integers(1, 6))
 BEST_FIT = importlib.import_module("grain_sft.layout.packing.best_fit_decreasing")
-MANY = {"one by one": 10**9, "many at once": 0}
-"""Values of `_MANY`: if this many documents have the same length on average, best fit places them together."""
+MANY = (10**9, 0)  # values of `_MANY`: best fit places documents by row, and together
 
 
 def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> PackedRows:
@@ -41,20 +40,19 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Seque
     for time, document in enumerate(sorted(range(len(lengths)), key=lambda each: -lengths[each])):
         length = lengths[document]
         fitting = [row for row in range(len(rows)) if space[row] >= length and (most is None or len(rows[row]) < most)]
-        row = len(rows)
-        if fitting:
-            row = min(fitting, key=lambda each: (space[each], since[each])) if best else fitting[0]
-        else:
+        if not fitting:
+            fitting = [len(rows)]
             rows.append([])
             space.append(CAPACITY)
             since.append(0)
+        row = min(fitting, key=lambda each: (space[each], since[each])) if best else fitting[0]
         rows[row].append(document)
         space[row] -= length
         since[row] = time
     return rows
 
 
-@pytest.mark.parametrize("many", [None, *MANY.values()])
+@pytest.mark.parametrize("many", [None, *MANY])
 @settings(max_examples=examples(150), deadline=None)
 @given(lengths=LENGTHS, most=SEGMENTS)
 @example(lengths=[1] * 100, most=None)
@@ -69,7 +67,7 @@ def test_rows_of_first_fit_and_best_fit_are_those_of_the_naive_fit(many, lengths
     assert found == plain_fit(lengths, most, best=many is not None)
 
 
-@pytest.mark.parametrize("many", MANY.values())
+@pytest.mark.parametrize("many", MANY)
 @settings(max_examples=examples(60), deadline=None)
 @given(lengths=LENGTHS, spaces=st.lists(st.integers(0, CAPACITY), max_size=20))
 def test_best_fit_also_fills_rows_that_are_already_open(many, lengths, spaces):
