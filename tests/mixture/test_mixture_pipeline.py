@@ -295,6 +295,6 @@ def test_sources_of_two_tokenizers_are_not_one_mixture(folder):
         return MixtureSource({str(number): source for number, source in enumerate(sources)})
 
     mixture(corpus, made_with["a"], made_with["a"])
-    with pytest.raises(CorpusError, match="one tokenizer") as error:
+    with pytest.raises(CorpusError, match="Prepare one of them again") as error:
         mixture(made_with["a"], corpus, made_with["b"])
     assert "a" * 64 in str(error.value) and "b" * 64 in str(error.value)
