@@ -170,11 +170,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
 
 
 def read_record(path: str) -> list[dict[str, Any]]:
-    """Return the states in a record, in the order of their steps; [] if the file does not exist.
-
-    Raises:
-      PipelineError: The file is not such a record.
-    """
+    """Return the states in a record, in the order of their steps; [] without a file. Another file is a `PipelineError`."""
     if not files.exists(path):
         return []
     try:

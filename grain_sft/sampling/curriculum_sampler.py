@@ -28,8 +28,7 @@ class CurriculumSampler(EpochSampler):
     A bucket is all rows of one length. The rows of a batch are of one bucket. All batches have the same number of tokens, so
     batches of shorter rows have more rows. Each epoch shuffles the rows of each bucket, cuts them into batches, and reads the
     batches in the order of the curriculum. Rows that do not fill a batch are dropped. A growing curriculum also drops batches,
-    so that all cycles have equally many batches of the first bucket, equally many of the second, and so on. With `shuffle`,
-    each epoch drops different rows.
+    so that all cycles have equally many of each bucket. With `shuffle`, each epoch drops different rows.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
     depend on the hosts.
@@ -87,9 +86,9 @@ class CurriculumSampler(EpochSampler):
         self.row_lengths = tuple(length for length, _ in self.buckets)
         self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
         self._rows_before_bucket = np.cumsum(rows) - rows
-        self._rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
-        self._counts = batch_counts(curriculum, rows, self._rows_per_batch, self.num_cycles, self.balanced)
-        self.batch_sizes = self._sizes = CurriculumSizes(rows, self._rows_per_batch, self._counts, self._order)
+        rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
+        self._counts = batch_counts(curriculum, rows, rows_per_batch, self.num_cycles, self.balanced)
+        self.batch_sizes = self._sizes = CurriculumSizes(rows, rows_per_batch, self._counts, self._order)
         self._bucket_orders = []
         for length, num_rows in self.buckets:
             order = stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length))

@@ -113,7 +113,6 @@ class MixtureSampler(StreamSampler):
 
     @cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None if the mixture never ends."""
         if self.length is None:
             return None
         full_steps = self.batch_sizes.step_of(self.length)

@@ -1,4 +1,4 @@
-"""StagedSampler: joins the samplers of the stages of a run to one sampler."""
+"""Sampler of a run with stages."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ class StagedSampler(Sampler):
         self.num_instances = sum(stage.num_instances for stage in self.stages)
 
     def at(self, step: int) -> Sampler:
-        """Return the sampler of the stage of `step`.
-
-        Raises:
-          RowIndexError: No stage has the step.
-        """
+        """Return the sampler of the stage of `step`. A step of no stage is a `RowIndexError`."""
         return self.stages[bisect_right(self._first_steps, self._checked_step(step)) - 1]
 
     @property

@@ -1,20 +1,18 @@
 """Orders `olmo`, `maxtext`, `episode` and `openchat` give exactly the rows that these systems computed."""
 
 import hashlib
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import golden_values
 
 from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.sampling import ORDERS
 from grain_sft.sampling.orders import permute
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = ("episode_batches", "olmo_order", "maxtext_order", "openchat_order")
-EPISODES, OLMO, MAXTEXT, OPENCHAT = (json.loads((GOLDEN / f"{name}.json").read_text()) for name in NAMES)
+EPISODES, OLMO, MAXTEXT, OPENCHAT = (golden_values(f"{name}.json") for name in NAMES)
 
 
 def sampler(rows, batch, order, host=Host(0, 1), **options):

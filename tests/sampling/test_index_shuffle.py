@@ -1,7 +1,4 @@
-"""Order "shuffle" equals Grain's `index_shuffle`, and order "grain" equals its `MapDataset.shuffle`.
-
-For some numbers of rows, `index_shuffle` repeats a row. There, order "shuffle" still reads each row once.
-"""
+"""Order "shuffle" equals Grain's `index_shuffle`, unless that repeats a row. Order "grain" equals its `MapDataset.shuffle`."""
 
 import grain
 import numpy as np

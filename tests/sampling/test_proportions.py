@@ -163,8 +163,8 @@ def test_a_change_of_weights_changes_nothing_before_it_and_up_to_three_sources_s
 
 
 def test_a_source_that_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
-    """Three of six equal sources have had a row each. Then the other three get nearly all rows: one of them falls more than a
-    row behind. If the first three get no more rows at all, the rows that they had too many can't be made up for."""
+    """Three of six equal sources have had a row each. If they get few rows or none after that, one of the others falls more
+    than a row behind. If they get none, this can't be made up."""
     equal = [(0, shares(1, 1, 1, 1, 1, 1))]
     first = Proportions(equal, [None] * 6).choose(np.arange(3))[0]
     for little, back in ((1, 60), (0, None)):

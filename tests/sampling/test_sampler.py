@@ -27,8 +27,8 @@ def sampler(rows, batch, order, host=Host(0, 1), **options):
     return IndexSampler(rows, global_batch_size=batch, seed=options.pop("seed", 7), order=order, host=host, **options)
 
 
-def samplers(hosts, *arguments, **options):
-    return [sampler(*arguments, Host(index, hosts), **options) for index in range(hosts)]
+def samplers(hosts, *arguments):
+    return [sampler(*arguments, Host(index, hosts)) for index in range(hosts)]
 
 
 def row_costs(rows):
@@ -60,10 +60,8 @@ def test_records_one_by_one_are_the_rows_of_the_steps_however_an_epoch_ends(orde
             mine = sampler(rows, batch, order, host, last_batch=last_batch, epochs=epochs)
             steps = range(mine.num_steps or 30)
             expected = np.concatenate([mine.rows(step) for step in steps]).tolist()
-            records = [mine[i] for i in range(len(expected))]
-            assert [record.record_key for record in records] == expected
-            assert [record.index for record in records] == list(range(len(expected)))
-            assert all(isinstance(record, grain.RecordMetadata) for record in records)
+            records = [grain.RecordMetadata(index=i, record_key=row) for i, row in enumerate(expected)]
+            assert [mine[i] for i in range(len(expected))] == records
             places = np.random.default_rng(rows).permutation(batch // host.count)[: batch // 4]
             for step in steps:
                 np.testing.assert_array_equal(mine.rows_at(step, places), mine.rows(step)[places])
@@ -198,24 +196,17 @@ def test_arguments_that_do_not_fit_are_named(arguments, message):
         IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("host", "message"), [((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more")]
-)
-def test_hosts_out_of_range_are_errors(host, message):
-    with pytest.raises(GrainSftError, match=f"host {message}"):
-        Host(*host)
-
-
-def test_steps_and_records_out_of_range_are_errors():
+def test_hosts_steps_and_records_out_of_range_are_errors():
+    for host, message in ((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more"):
+        with pytest.raises(GrainSftError, match=f"host {message}"):
+            Host(*host)
     assert len(sampler(100, 10, "shuffle")) == sys.maxsize
     ending = sampler(105, 10, "shuffle", Host(0, 2), epochs=3)
     assert len(ending) == 3 * 10 * 5
-    for step in (-1, 30):
-        with pytest.raises(IndexError, match=f"step={step}"):
-            ending.rows(step)
-    for record in (-1, 150):
-        with pytest.raises(IndexError, match=f"record={record}"):
-            ending[record]
+    for name, read, end in ("step", ending.rows, 30), ("record", ending.__getitem__, 150):
+        for number in (-1, end):
+            with pytest.raises(IndexError, match=f"{name}={number}"):
+                read(number)
 
 
 # Orders from outside: the tests below give their names as "module:name". Some of them return wrong rows.
@@ -236,7 +227,7 @@ def shifted(shift):
     return Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: indices + shift)
 
 
-FROM_MINUS_ONE, FROM_ZERO, FROM_ONE, FLOATS = shifted(-1), shifted(0), shifted(1), shifted(0.0)
+FROM_MINUS_ONE, FROM_ZERO, FROM_ONE, FLOATS = map(shifted, (-1, 0, 1, 0.0))
 
 
 def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():

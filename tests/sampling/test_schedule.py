@@ -14,7 +14,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import MappedSampler, Mixture, MixtureSampler, SourceOrder, StagedSampler
 from grain_sft.sampling.batch_sizes import BatchSizes, JoinedSizes
 
-ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # these have epochs, and accept every `last_batch`
+ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # they accept every `last_batch`
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
 
 
