@@ -168,14 +168,15 @@ def test_data_that_end_early_are_refused_and_a_step_of_tunix_takes_micro_batches
     check(maxtext_config(), Pipeline(finite.source, finite.sampler, [*finite.transforms, Lengths()]))
     with refused(r"here: the data end after 2 steps, .* steps is 3; .* Set steps=2"):
         check(maxtext_config(steps=3), finite)
-    keys = {"gradient_accumulation_steps": 2, "global_batch_size_to_train_on": 8, "steps": 1}
-    accumulated = maxtext_config(use_tunix_gradient_accumulation=True, **keys)
-    check(accumulated, finite, "sft")
-    accumulated.steps = 2
+    keys = maxtext_config(gradient_accumulation_steps=2, global_batch_size_to_train_on=8, steps=1)
+    keys.use_tunix_gradient_accumulation = True
+    check(keys, finite, "sft")
+    keys.steps = 2
     with refused("the data end after 1 steps, but MaxText's steps is 2"):
-        check(accumulated, finite, "sft")
+        check(keys, finite, "sft")
+    keys.use_tunix_gradient_accumulation = False
     with refused(r"for its micro-batches\. Set use_tunix_gradient_accumulation=true"):
-        check(maxtext_config(use_tunix_gradient_accumulation=False, **keys), finite, "sft")
+        check(keys, finite, "sft")
 
 
 @pytest.mark.parametrize(("name", "first"), [("pre_train", "get_first_step"), ("sft", "train_model")])
@@ -207,32 +208,26 @@ def test_the_data_are_checked_before_weights_are_loaded(name, first):
 
 def test_a_trainer_of_texts_refuses_pairs_and_a_trainer_of_pairs_refuses_texts(config, tmp_path):
     write_pairs(tmp_path / "pairs", [*make_pairs(20, 1), [[5], [], [6]]])
-    pairs = load(sections(tmp_path / "pairs", 32, layout="pairs"))
-    of_pairs = types.SimpleNamespace(max_prompt_length=16, algo="dpo")
-    keys = maxtext_config(max_target_length=32, dpo=of_pairs, vocab_size=256, gradient_accumulation_steps=1)
-    check(keys, pairs, "dpo")
-    texts = load(str(config))
-    assert pairs.source.layout.of_pairs and not texts.source.layout.of_pairs
-    with refused(r"rows are preference pairs, but this trainer takes texts.* first word of the command: dpo"):
-        check(keys, pairs, "sft")
-    with refused(r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"):
-        check(keys, texts, "dpo")
-    keys.dpo.algo = "orpo"
-    with refused(r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
-        check(keys, pairs, "dpo")
     write_pairs(tmp_path / "whole", [pair for pair in make_pairs(20, 1) if all(pair)])
-    withdrawal = {"amendments": [{"withdraw": {"from": 9, "documents": 3}}]}
-    with refused("withdrawn pairs have no tokens, and ORPO's loss"):
-        check(keys, load(sections(tmp_path / "whole", 32, layout="pairs") | withdrawal), "dpo")
-    keys.dpo.max_prompt_length = 8
-    with refused(r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"):
-        check(keys, pairs, "dpo")
+    texts, pairs = load(str(config)), load(sections(tmp_path / "pairs", 32, layout="pairs"))
+    amendments = [{"withdraw": {"from": 9, "documents": 3}}]
+    withdrawn = load(sections(tmp_path / "whole", 32, layout="pairs") | {"amendments": amendments})
+    for trainer, algorithm, prompt_length, data, message in (
+        ("dpo", "dpo", 16, pairs, None),
+        ("sft", "dpo", 16, pairs, "rows are preference pairs, but this trainer takes texts.* of the command: dpo"),
+        ("dpo", "dpo", 16, texts, "rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"),
+        ("dpo", "orpo", 16, pairs, r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"),
+        ("dpo", "orpo", 16, withdrawn, "withdrawn pairs have no tokens, and ORPO's loss"),
+        ("dpo", "dpo", 8, pairs, "prompt_ids has 16 tokens .* 8 by .*length: 32 and layout.prompt_length: 8, or"),
+    ):
+        of_pairs = types.SimpleNamespace(max_prompt_length=prompt_length, algo=algorithm)
+        keys = maxtext_config(max_target_length=32, dpo=of_pairs, vocab_size=256, gradient_accumulation_steps=1)
+        with refused(message) if message else contextlib.nullcontext():
+            check(keys, data, trainer)
 
 
 def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data_were_made():
     class Trainer:
-        train_steps = 0
-
         def setup_checkpoint_manager_and_restore(self, batches, config):
             self.train_steps = 6
             return batches
@@ -267,10 +262,10 @@ def test_the_error_of_the_data_is_raised_rather_than_the_error_of_maxtext(config
         raise AssertionError("of MaxText")
 
     trainer = types.SimpleNamespace(__file__="", main=run, get_first_step=None)
-    monkeypatch.setitem(sys.modules, "maxtext", types.ModuleType("maxtext"))
     pipelines = types.SimpleNamespace(input_pipeline_interface=interface)
-    monkeypatch.setitem(sys.modules, "maxtext.input_pipeline", pipelines)
-    monkeypatch.setitem(sys.modules, "maxtext.trainers.pre_train.train", trainer)
+    stand_ins = {"": types.ModuleType(""), ".input_pipeline": pipelines, ".trainers.pre_train.train": trainer}
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, f"maxtext{name}", module)
     monkeypatch.setattr(launcher.iterators, "make_train_iterator", lambda *_, options: failing)
     with refused("MaxText's vocab_size is 1"):
         launcher.train([], Options())

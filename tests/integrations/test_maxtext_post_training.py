@@ -81,7 +81,7 @@ def teacher(configs, tmp_path_factory):
 
 
 def source_of(name):
-    """Return the text of one of Tunix's files; "" where Tunix is not installed."""
+    """Return the text of a file of Tunix; "" where Tunix is not installed."""
     found = importlib.util.find_spec("tunix")
     return (Path(found.origin).parent / name).read_text() if found else ""
 

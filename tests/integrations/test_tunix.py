@@ -3,6 +3,7 @@
 The tests that run the trainer take a minute: python -m pytest -n0 -m maxtext tests/integrations
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -43,9 +44,8 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def batches(corpus):
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
-    with_all = GlobalBatches(load(config_of(corpus)), sharding)
-    yield with_all
-    with_all.close()
+    with contextlib.closing(GlobalBatches(load(config_of(corpus)), sharding)) as batches:
+        yield batches
 
 
 def trainer(iter_steps, folder=None, managed=False):
