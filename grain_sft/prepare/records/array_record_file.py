@@ -52,8 +52,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     chunks: list[int] = []  # number of records of each chunk
     for records, decompressed_bytes in _chunks(scanner, footer_offset):
         if chunks and chunks[-1] != chunks[0]:  # only the last chunk may differ
-            problem = f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records"
-            raise CorpusFileError(f"{problem}; expected {chunks[0]}, as in the first group. Write the file again.")
+            raise damaged(path, scanner.position, f"the end of a group of {chunks[0]} records")
         chunks.append(records)
         scanner.add(records, decompressed_bytes)
     scanner.end_part()

@@ -54,10 +54,9 @@ def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -
                 try:
                     piece = decoder.decompress(data)
                 except Exception as error:  # zlib.error, zstandard.ZstdError
-                    raise CorpusFileError(
-                        f"{path}: can't be decompressed near byte {offset + start} ({compression}: {error}). Copy it again "
-                        "if it is damaged, or compress it with a smaller window if it needs too much memory."
-                    ) from error
+                    problem = f"{path}: can't be decompressed near byte {offset + start} ({compression}: {error})"
+                    fix = "Copy it again if it is damaged, or compress it with a smaller window"
+                    raise CorpusFileError(f"{problem}. {fix}.") from error
                 if piece:
                     yield piece
                 data = decoder.unused_data

@@ -28,8 +28,9 @@ _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked
 
 # Keys of masks that can't become weights: `true` may mean "no loss", or the mask is about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
-_SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | {
+    role: role for role in ("system", "tool", "user", "assistant")
+}
 _SHAREGPT_TURN = frozenset(("from", "value", "weight"))
 _MAX_WEIGHT = 1e30  # well below the largest float32
 
@@ -57,8 +58,7 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
             return read_messages(record, key, roles)
         check_keys(entry, _SHAREGPT_TURN, where)
         if unread := [key for key in ("function_call", *CALLS, *REASONING) if entry.get(key)]:
-            problem = f"{where}.{unread[0]}: not read in ShareGPT's turns"
-            raise RecordError(f"{problem}. Write the turns as messages with 'role' and 'content'.")
+            raise RecordError(f"{where}.{unread[0]}: not read in ShareGPT's turns. Use turns of 'role' and 'content'.")
         role = _SHAREGPT_ROLES[_role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))
     return messages
@@ -75,7 +75,7 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
     check_keys(entry, _MESSAGE_KEYS, where)
     if others.get("function_call"):
         call = "'tool_calls': [{'type': 'function', 'function': CALL}]"
-        raise RecordError(f"{where}.function_call: no chat template reads it. Write the call as {call}.")
+        raise RecordError(f"{where}.function_call: no chat template reads it. Write {call}.")
     extra = {key: value for key, value in others.items() if key != "weight"}
     check_json(extra, where)
     for key, value in extra.items():
@@ -111,8 +111,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     if isinstance(content, list) and role != "toolresult":
         part = content[0] if len(content) == 1 and isinstance(content[0], dict) else {}
         if part.get("type") != "text":
-            problem = f"{where}.content: a list; expected a string, or a list of one text"
-            raise RecordError(f"{problem}. Join the texts of the list.")
+            raise RecordError(f"{where}.content: a list; expected a string, or a list of one text. Join its texts.")
         return text_of(part, "text", f"{where}.content[0]")
     return text_of(entry, "content", where)
 

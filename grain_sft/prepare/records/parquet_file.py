@@ -39,8 +39,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
         row_borders = [group.num_rows * part // num_parts for part in range(num_parts + 1)]
         part_rows += [stop - start for start, stop in itertools.pairwise(row_borders)]
     if sum(part_rows) != metadata.num_rows:
-        problem = f"{path}: {metadata.num_rows} rows in the footer, but {sum(part_rows)} in row groups"
-        raise CorpusFileError(f"{problem}. It is damaged: write the file again.")
+        raise CorpusFileError(f"{path}: has {sum(part_rows)} of {metadata.num_rows} rows. Write the file again.")
     offsets = [size * part // max(1, len(part_rows)) for part in range(len(part_rows) + 1)]
     return tuple(map(Part, offsets, offsets[1:], part_rows)), version
 

@@ -113,8 +113,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
 def _parse_messages(record: Record) -> Conversation:
     """Parse {"messages": [{"role", "content"}, ...], "system"}. A message with any other key is refused."""
     if record.get("tools"):
-        problem = "key 'tools': schema 'messages' does not read it"
-        raise RecordError(f"{problem}. Remove it, or give --schema chat and a template for tools.")
+        raise RecordError("key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat.")
     messages = read_messages(record, "messages", _STRICT_ROLES, exact=True)
     return Conversation(tuple(messages), system=optional_text(record, "system"))
 

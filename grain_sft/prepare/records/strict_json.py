@@ -65,20 +65,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _constant(name: str) -> float:
-    """Refuse NaN and Infinity."""
-    raise ValueError(f"{name} is not JSON")
-
-
 def _float(text: str) -> float:
-    """Refuse numbers such as 1e999, which Python reads as infinity."""
+    """Refuse NaN, Infinity and numbers such as 1e999, which Python reads as infinity."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{shown(text)} is too large for a float")
+        raise ValueError(f"{shown(text)} is not a finite number")
     return value
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_float, parse_float=_float)
 
 
 def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:

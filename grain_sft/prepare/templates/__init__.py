@@ -54,8 +54,7 @@ def _checked(result: Result, template: type[Template], vocab_size: int) -> Resul
         ids = np.asarray(result.tokens)
         if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
             name = f"{template.__module__}:{template.__qualname__}"
-            problem = f"template {name} made the id {wrong[0]}; the tokenizer has 0 to {vocab_size - 1}"
-            raise RecordError(f"{problem}. Fix its code.")
+            raise RecordError(f"template {name} made the id {wrong[0]}; expected 0 to {vocab_size - 1}. Fix its code.")
     return result
 
 

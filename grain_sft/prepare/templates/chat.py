@@ -49,8 +49,7 @@ class Chat(Template):
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none, or raise a PrepareError."""
-        problem = f"template {self.name}: the tokenizer has no chat template"
-        raise PrepareError(f"{problem}. Give one with --chat-template, or another template.")
+        raise PrepareError(f"template {self.name}: the tokenizer has no chat template. Give one with --chat-template.")
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         return [result_of(self._render, conversation) for conversation in conversations]
@@ -87,8 +86,7 @@ class Chat(Template):
             shorter.append(("tools", messages, None, unread("tools")))
         for what, others, other_tools, fix in shorter:
             if (others, other_tools) != (messages, tools) and self._chat.attempt(others, other_tools) == text:
-                problem = f"writes nothing of {what}, so the assistant would learn turns without it"
-                raise RecordError(f"messages: the chat template {problem}. {fix}")
+                raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.

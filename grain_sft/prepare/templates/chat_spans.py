@@ -133,10 +133,8 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     # if the text is the same without this message, the template wrote nothing for it
     if not message.get("content") and template.attempt([*before, *after], tools) == text:
         return None
-    raise RecordError(
-        f"messages[{turn}]: the chat template renders this message so that its start or end can't be found in the text, so "
-        "the tokens that take loss are unknown. Mark the turns in the template with {% generation %}."
-    )
+    problem = f"messages[{turn}]: its start or end can't be found in the rendered chat, so its tokens are unknown"
+    raise RecordError(f"{problem}. Mark the turns in the template with {{% generation %}}.")
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:

@@ -112,14 +112,10 @@ def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:
-        problem = f"fim_tokens: {len(named)} tokens; expected three, of prefix, middle and suffix"
-        fix = "Name special tokens of the tokenizer, or give their ids: --fim-tokens PREFIX MIDDLE SUFFIX"
-        raise PrepareError(f"{problem}. {fix}.")
+        raise PrepareError(f"fim_tokens: {len(named)} tokens; expected three. Give --fim-tokens PREFIX MIDDLE SUFFIX.")
     ids = [special.get(token, int(token) if token.isdecimal() else -1) for token in named]
     for token, number in zip(named, ids, strict=True):
         if not 0 <= number < tokenizer.vocab_size or ids.count(number) > 1:
-            raise PrepareError(
-                f"fim_tokens: {token!r}; expected three different tokens, each a special token of the tokenizer or an id "
-                f"below {tokenizer.vocab_size}. Name others."
-            )
+            expected = f"three different tokens: special tokens of the tokenizer, or ids below {tokenizer.vocab_size}"
+            raise PrepareError(f"fim_tokens: {token!r}; expected {expected}. Name others.")
     return ids

@@ -144,8 +144,9 @@ class Template(abc.ABC):
         """Return [id] for each special token. Raise a PrepareError that names those that the tokenizer lacks."""
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             problem = f"template {self.name}: the tokenizer has no special token {', '.join(missing)}"
-            fix = "Train one that has them (grain-sft train-tokenizer), or choose another template"
-            raise PrepareError(f"{problem}. {fix}.")
+            raise PrepareError(
+                f"{problem}. Train one that has it (grain-sft train-tokenizer), or take another template."
+            )
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
@@ -253,8 +254,7 @@ class SpecialText:
         for path, text in strings(value, where):
             if token := self.find(text):
                 problem = f"{path}: spells the special token {token.group()!r} at character {token.start()}"
-                fix = "Remove it, or have it tokenized as ordinary text with --special-text encode"
-                raise RecordError(f"{problem}. {fix}.")
+                raise RecordError(f"{problem}. Remove it, or encode it as ordinary text with --special-text encode.")
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:

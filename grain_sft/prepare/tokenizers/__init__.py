@@ -49,10 +49,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """
     where = files.normalize(path).rstrip("/")
     if not files.exists(where):
-        raise CorpusFileError(
-            f"{where}: no such file, and no such directory. Expected a local or gs:// path. If it is a name on Hugging "
-            f"Face, download the tokenizer first, as with `hf download NAME --local-dir FOLDER`, and give the folder."
-        )
+        fix = "If it is a name on Hugging Face, run `hf download NAME --local-dir FOLDER`, and give the folder"
+        raise CorpusFileError(f"{where}: no such file, and no such directory. {fix}.")
     if not files.is_folder(where):
         return _load_file(where, {})
     names = _names_in(where)

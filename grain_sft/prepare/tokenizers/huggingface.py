@@ -124,10 +124,8 @@ class HuggingFaceTokenizer(Tokenizer):
         tokenizer = self._load(content)
         for text, number in self.special_tokens.items():
             if tokenizer.token_to_id(renamed(text)) != number:
-                raise CorpusError(
-                    f"{self._where}: text that spells the special token {text!r} can't be kept apart from it in this "
-                    "tokenizer. Declare its special tokens in tokenizer.json's added_tokens."
-                )
+                problem = f"{self._where}: text that spells the special token {text!r} can't be kept apart from it"
+                raise CorpusError(f"{problem}. Declare the token in tokenizer.json's added_tokens.")
         return tokenizer
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

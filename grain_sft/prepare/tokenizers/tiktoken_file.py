@@ -126,10 +126,8 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{where}: tiktoken can't use it. Remove alternatives that match no text.") from error
         if decoded != _ALL_PAIRS:
             lost = next(char for index, char in enumerate(_ALL_PAIRS) if decoded[index : index + 1] != char)
-            raise CorpusError(
-                f"{where}: loses text, such as the character {lost!a}. Expected a pattern that matches every "
-                "character. Copy it again, or add the alternatives that it lacks."
-            )
+            problem = f"{where}: loses text, such as the character {lost!a}. Expected a match for every character"
+            raise CorpusError(f"{problem}. Copy it again, or add the alternatives that it lacks.")
 
     def _settings(self, sidecar: bytes | None) -> Settings:
         """Return the settings in the sidecar. Llama 3's file needs none."""
@@ -137,10 +135,8 @@ class TiktokenTokenizer(OneFileTokenizer):
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
                 return _LLAMA3
-            raise CorpusError(
-                f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks without its split pattern and special "
-                f"tokens. Write {where} with the keys {keys}."
-            )
+            problem = f"{self._where}: a tiktoken file of {len(self._ranks):,} ranks without its split pattern"
+            raise CorpusError(f"{problem}. Write {where} with the keys {keys}.")
         try:
             settings = msgspec.json.decode(sidecar, type=Settings)
         except msgspec.DecodeError as error:

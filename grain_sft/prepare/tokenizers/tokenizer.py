@@ -118,8 +118,9 @@ class OneFileTokenizer(Tokenizer):
         try:
             self.chat_template = None if template is None else template.decode()
         except UnicodeDecodeError as error:
-            problem = f"{self._where}: byte {error.start} of {CHAT_TEMPLATE} is not UTF-8"
-            raise CorpusError(f"{problem}. Save the template as UTF-8.") from error
+            raise CorpusError(
+                f"{self._where}: {CHAT_TEMPLATE} is not UTF-8 (byte {error.start}). Convert it."
+            ) from error
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:

@@ -289,7 +289,7 @@ WRONG_TEMPLATES = [
     ("{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}", "changes a text"),
     ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
     ("{% for m in messages %}{{ m.tool_calls and messages[2].content }}{{ m.content }},{% endfor %}", "end can't"),
-    ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool,"),
+    ("{% for m in messages if m.role != 'tool' %}{{ m.tool_calls, m.content }}{% endfor %}", "nothing of tool."),
 ]
 
 

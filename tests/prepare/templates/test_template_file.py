@@ -105,6 +105,6 @@ def test_an_id_that_the_tokenizer_lacks_is_an_error_of_its_record(number, tmp_pa
     size = load_tokenizer(model).vocab_size
     number = number.replace("size", str(size))
     path = write(tmp_path / "a.jsonl", ["0", str(size - 1), number])
-    expected = f":3: template test_template_file:WrongId made the id {number}; the tokenizer has 0 to {size - 1}"
+    expected = f":3: template test_template_file:WrongId made the id {number}; expected 0 to {size - 1}"
     with pytest.raises(RecordError, match=expected):
         prepare(request_of(model, path, template="test_template_file:WrongId"), tmp_path / "out", workers=1)
