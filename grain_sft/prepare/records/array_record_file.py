@@ -36,6 +36,7 @@ message_type {
 """
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
 _BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40  # bytes
+_BLOCK_CONTENT = _BLOCK - _BLOCK_HEADER
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
@@ -158,10 +159,9 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
         header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
-        if scanner.position + data_size > stop:
-            raise damaged(scanner.path, begin, "a chunk of ArrayRecord")
-        _take(scanner, data_size)
-        end = max(scanner.position, _least_end(begin, records))
+        num_block_headers = (data_size + (scanner.position + _BLOCK_CONTENT - 1) % _BLOCK) // _BLOCK_CONTENT
+        data_end = scanner.position + data_size + num_block_headers * _BLOCK_HEADER
+        end = max(data_end, _least_end(begin, records))
         if end > stop:
             raise damaged(scanner.path, begin, "a chunk of ArrayRecord")
         scanner.take(end - scanner.position)

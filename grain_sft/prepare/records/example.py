@@ -24,18 +24,15 @@ message_type {
   field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".example.Integers" label: LABEL_OPTIONAL oneof_index: 0 }
 }
 message_type {
-  name: "Features"
-  field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: ".example.Features.FeatureEntry" label: LABEL_REPEATED }
-  nested_type {
-    name: "FeatureEntry"
-    options { map_entry: true }
-    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
-    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".example.Feature" label: LABEL_OPTIONAL }
-  }
+  name: "Entry"
+  field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+  field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".example.Feature" label: LABEL_OPTIONAL }
 }
 message_type {
-  name: "Example"
-  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".example.Features" label: LABEL_OPTIONAL }
+  name: "Features" field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: ".example.Entry" label: LABEL_REPEATED }
+}
+message_type {
+  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".example.Features" label: LABEL_OPTIONAL }
 }
 """
 _example_class = functools.cache(lambda: message_class(_FILE, "example.Example"))
@@ -55,8 +52,8 @@ def fields_of(record: bytes) -> dict[str, Any] | None:
         return None
     if not features:
         return None
-    values = {name: _values(features[name]) for name in sorted(features)}
-    return {name: items[0] if len(items) == 1 else items for name, items in values.items() if items}
+    values = {entry.key: _values(entry.value) for entry in features}
+    return {name: items[0] if len(items) == 1 else items for name, items in sorted(values.items()) if items}
 
 
 def _values(feature: Any) -> list[Any]:

@@ -1,9 +1,9 @@
 """Schemas: the common forms of records, such as ShareGPT's and Alpaca's, with functions that parse them to conversations."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,8 +20,7 @@ _OPENAI_ROLES = ("system", "user", "assistant", "developer", "tool", "function",
 _CHAT_ROLES = (*_OPENAI_ROLES, "assistant_context", "assistant_toolcall", "toolresult")
 
 
-@dataclasses.dataclass(frozen=True)
-class Schema:
+class Schema(NamedTuple):
     """Form of records, such as Alpaca's, and the function that parses a record of this form.
 
     Attributes:
