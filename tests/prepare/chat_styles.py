@@ -1,8 +1,8 @@
 """Chat templates in common use. For each, `Style.learned` states by itself which text takes loss, for tests to compare."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from prepared import CHATML
 from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface
@@ -10,13 +10,11 @@ from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 
-@dataclasses.dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """A chat template, its tokenizer, and how the template treats a turn of the assistant.
 
     Attributes:
       template: Jinja text; None for the built-in template.
-      special: Special tokens of the tokenizer.
       ends: Text that takes loss after the content of each answer but the last, and after the last answer; "" for none.
       seen: Function from a content to the text that the template writes for it, such as `str.strip`.
       system: Whether the template accepts a system message.
@@ -85,7 +83,7 @@ STYLES = [
     Style("built_in_olmo", None, _IM, ("<|im_end|>", "<|endoftext|>"), eos="<|endoftext|>"),
     Style("qwen", QWEN, _IM, _IM_ENDS, eos="<|im_end|>", ordinary=_QWEN),
     Style("generation", GENERATION, _IM, _IM_ENDS, eos="<|endoftext|>"),
-    dataclasses.replace(_LLAMA3, name="llama3_tools", template=TEMPLATES["llama3_tools"]),
+    _LLAMA3._replace(name="llama3_tools", template=TEMPLATES["llama3_tools"]),
     Style("glm", GLM, _GLM, ("", ""), eos="<|endoftext|>"),
     Style("glm_that_stops_at_user", GLM, _GLM, ("<|user|>", ""), eos="<|user|>"),
     Style("deepseek", TEMPLATES["deepseek"], _DEEPSEEK, ("<|end|>",) * 2, "<|begin|>", "<|end|>", without_thoughts),

@@ -1,11 +1,10 @@
 """More than 40 small tokenizers, each of a kind that can turn text into control tokens, such as by a normalizer."""
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizer_makers import (
     PRIMER_TOKENS,
@@ -26,14 +25,12 @@ T5 = ("<pad>", "</s>", "<unk>")
 XLMR = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
-@dataclasses.dataclass(frozen=True)
-class Maker:
+class Maker(NamedTuple):
     """A tokenizer that `save` writes to a folder.
 
     Attributes:
-      save: Function that takes a folder and returns the path of the tokenizer.
       control: Spellings of the control tokens.
-      unknown: Spelling of the token that stands for unknown text, which is the one control token that text may become.
+      unknown: Spelling of the token for unknown text, the one control token that text may become.
     """
 
     name: str
@@ -43,7 +40,6 @@ class Maker:
 
 
 def makers() -> Iterator[Maker]:
-    """Yield the makers of all tokenizers."""
     yield from _byte_level()
     yield from _metaspace()
     yield from _with_vocabulary()

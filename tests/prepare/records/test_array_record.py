@@ -90,7 +90,6 @@ def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_
 
 
 def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
-    """test_file_kinds.py has files that are cut short."""
     path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
     for data in (b"", path.read_bytes() * 2):  # the last offsets are those of the second copy alone
         path.write_bytes(data)
@@ -99,7 +98,7 @@ def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
 
 
 def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path):
-    """Both files have one size, a multiple of 64 KiB. Reading the second must not use the cached footer of the first."""
+    """Both files have one size, a multiple of 64 KiB, but the footer of the first is no footer of the second."""
     url = "gs://bucket/replaced.array_record"
     for count, group in ((6, 2), (9, 3)):
         records = [f"{count} {number}".encode() for number in range(count)]

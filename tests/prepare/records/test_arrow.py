@@ -27,7 +27,7 @@ def rows_of(count: int) -> list[dict]:
 
 
 def write(path, table, **options):
-    with arrow.ipc.new_stream(str(path), table.schema) as writer:
+    with arrow.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table, **options)
 
 
@@ -91,7 +91,6 @@ def test_rows_that_are_no_records_are_an_error(tmp_path):
 
 @pytest.mark.parametrize("make", [stream, file])
 def test_a_wrong_end_of_a_file_is_an_error(make, tmp_path):
-    """test_file_kinds.py tests files that are cut at any byte."""
     path, whole = tmp_path / "a.arrow", make(rows_of(40))
     batches = whole[: whole.rindex(b"\xff\xff\xff\xff\0\0\0\0")]
     cut = [(batches, "end-of-stream marker"), (whole[:-1], "end-of-stream marker|not a message")]

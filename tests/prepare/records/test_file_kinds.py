@@ -24,8 +24,6 @@ from grain_sft.prepare.chunks import Chunks, Contents
 from grain_sft.prepare.records import inputs, parquet_file
 
 Turns = list[tuple[str, str]]
-
-
 NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
 SHAPES: dict[str, Callable[[Turns], Record]] = {
     "messages": lambda turns: {"messages": messages(turns), "id": "x"},
@@ -45,7 +43,7 @@ def messages(turns: Turns) -> list[Record]:
 
 
 def talks(draw: random.Random, count: int, pairs_only: bool = False) -> list[Turns]:
-    """Draw `count` conversations with hard texts, and return them; with `pairs_only`, only those of one question and answer."""
+    """Draw `count` conversations with hard texts. With `pairs_only`, return only those of one question and answer."""
     letters = 'the answer, word "\\\n\t{}[]é\u4e2d\U0001f600<|'
     found: list[Turns] = []
     for _ in range(count):
@@ -61,11 +59,7 @@ def text_of(draw: random.Random, letters: str) -> str:
 
 
 def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
-    """Check that the text of each document is its conversation, and that all answers take loss.
-
-    In shape "messages in two", only the last answer takes loss: the others are part of the prompt. In shape "text", a document
-    has only the last text of its conversation.
-    """
+    """Check that each document is its conversation, with loss on all answers, or on the last one of "messages in two"."""
     tokenizer, seen = load_tokenizer(str(spm)), set()
     for document in open_corpus(out).iter_documents():
         number = document.source[1]

@@ -4,12 +4,11 @@ Each template writes real chats and hard ones in every format that can hold them
 to every other format.
 """
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hard_chats
 import numpy as np
@@ -23,13 +22,15 @@ from grain_sft.errors import PrepareError
 from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A template with the tokenizer and the chats that it is tried with."""
 
     template: str
     tokenizer: str
     inputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.template}-{self.tokenizer}"
 
 
 PLAIN = ("chats", "roleplay", "toolformer")
@@ -51,18 +52,14 @@ CHECKED: set[Any] = set()
 """Documents whose text was compared in an earlier format, so that it need not be decoded again."""
 
 
-def is_long(record: dict[str, Any]) -> bool:
-    return len(str(record)) > 50_000
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the chats as JSONL files, and with the tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
     kinds = {"tools": "tool_chats", "openchat": "openchat_chats", "episodes": "episode_chats", "chats": "chats"}
     records = {name: getattr(hard_chats, function)() for name, function in kinds.items()}
-    long = [record for record in records["chats"] if is_long(record)]  # takes seconds to tokenize
-    records = {name: [each for each in values if not is_long(each)] for name, values in records.items()}
+    long = [record for record in records["chats"] if len(str(record)) > 50_000]  # takes seconds to tokenize
+    records = {name: [each for each in values if len(str(each)) <= 50_000] for name, values in records.items()}
     records["long"] = long
     for path in FILES:
         if path.exists():
@@ -91,11 +88,11 @@ def request_of(case: Case, folder: Path, format: str, **options: Any) -> Request
 
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Callable[[Case, str], tuple[Path, dict[str, Any]]]:
-    """`made(case, format)` returns the folder of a case's corpus and its manifest. It prepares each corpus once."""
+    """`made(case, format)` returns the folder and the manifest of a case's corpus, which is prepared once."""
 
     @functools.cache
     def make(case: Case, format: str) -> tuple[Path, dict[str, Any]]:
-        out = folder / f"{case.template}-{case.tokenizer}-{format}"
+        out = folder / f"{case}-{format}"
         return out, prepare(request_of(case, folder, format), out, workers=1)
 
     return make
@@ -131,11 +128,7 @@ def is_refused(case: Case, format: str) -> bool:
     return format in ("olmo", "primer") and "openchat" in case.inputs
 
 
-def name_of(case: object) -> str:
-    return f"{case.template}-{case.tokenizer}" if isinstance(case, Case) else str(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, format, folder, made):
     if is_refused(case, format):
@@ -179,7 +172,7 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
     assert sum(manifest["dropped"].values()) == dropped and manifest["rejected"] == 0
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if len(case.inputs) > 1], ids=name_of)
+@pytest.mark.parametrize("case", [case for case in CASES if len(case.inputs) > 1], ids=str)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_every_other_format_has_the_same_documents(case, format, folder, made, tmp_path):
     if is_refused(case, format):
