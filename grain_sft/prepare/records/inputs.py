@@ -100,8 +100,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     data, own_data = _read_unit(entry, unit)
     records = unit.records
     if entry.kind == "jsonl":
-        # A line begins after each newline, and at byte 0 of the file. `data` also has the byte before the unit. A newline at
-        # the end of `data` begins a line of the next unit.
+        # a line begins after each newline, except one at the end of `data`, and at byte 0 of the file
         records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0)
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
@@ -123,7 +122,7 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
 def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
     """Divide the units into groups: consecutive units of one dataset, of at most `GROUP_BYTES` in total, or one larger unit.
 
-    Each group is rendered to one chunk file, so thousands of small inputs make few of them.
+    Each group is rendered to one chunk file, so that thousands of small inputs become few files.
     """
     groups: list[list[Unit]] = []
     size = 0
@@ -141,7 +140,6 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
     """Yield the number and the content of each record of a unit: a line, an array's element, a row or a text.
 
     Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, for `schema.read_record`.
-
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.
@@ -192,7 +190,6 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     """Return the bytes of the lines that begin in a unit, up to the end of the last line."""
     data, own_data = _read_unit(entry, unit)
     check_digest(entry.path, own_data, unit.digest)
-    start = 0
     start = data.find(b"\n", 0, len(data) - 1) + 1 if unit.start else 0
     if unit.start and not start:
         return b""  # no line begins in the unit

@@ -68,10 +68,11 @@ class Chat(Template):
             spans = _spans_of_turns(self._chat.marked_spans(messages, tools, text), chat, turns)
         else:
             spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, turns)]
+        is_plain = self.chosen.special_text == "encode"
         try:
-            return self._encoder.encode(text, spans, expected, plain=self.special is None)
+            return self._encoder.encode(text, spans, expected, plain=is_plain)
         except UnexpectedControlError as error:
-            raise _refusal(error, conversation, self.special is None) from error
+            raise _refusal(error, conversation, is_plain) from error
 
     def _refuse_unread(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> None:
         """Refuse a chat that has the same `text` without its calls, thoughts or tools, or the messages of a role."""

@@ -38,7 +38,7 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes, in order. Not `placed`: their places are unknown, as it changes texts."""
+    """Control tokens that the template writes, in order. If it changes texts, `placed` is false: they may be elsewhere."""
 
     controls: list[Control]
     placed: bool

@@ -62,8 +62,7 @@ class Encoder(abc.ABC):
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
             return
         if expected.placed:
-            expected_spans = [(control.start, control.stop) for control in expected.controls]
-            unexpected = [control for control in controls if (control.start, control.stop) not in expected_spans]
+            unexpected = [control for control in controls if control not in expected.controls]
         else:  # if all ids are expected, in another number or order, each may be the unexpected one
             unexpected = [control for control in controls if control.id not in expected.ids] or controls
         if unexpected and len(controls) >= len(expected.controls):

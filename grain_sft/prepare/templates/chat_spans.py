@@ -72,7 +72,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 def _around_contents(
     template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
 ) -> list[str] | None:
-    """Return the texts before, between and after the contents of `turns`. None if not each is there once, in order."""
+    """Return the texts before, between and after the contents of `turns`. None unless each is there once, in order."""
     marks = Marks(messages, tools, template.source)
     marked = list(messages)
     for turn in turns:
@@ -101,10 +101,10 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     """Return the span of one turn; None if the template leaves the turn out.
 
     The chat is rendered with a mark as the content of the turn. The span is between the text before the mark and the text after
-    it. If the template writes other text around the mark than around the content, rendered parts of the chat show
+    it. But the template may write other text around the mark than around the content. Then the span
 
-    - the start: the messages before the turn, and the beginning of a turn such as "<|im_start|>assistant", end there;
-    - the end: the messages up to and including the turn end there, after the token that ends the turn.
+    - starts where the messages before the turn end, rendered with the beginning of a turn such as "<|im_start|>assistant";
+    - stops where the messages up to and including the turn end, without the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -138,10 +138,9 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return the messages that are tried in place of `message`: one, or two if it has thoughts.
+    """Return the messages that are tried in place of `message`, with the mark 0 as content: one, or two if it has thoughts.
 
-    Both have the mark 0 as their content, and the second has the mark 1 as its thoughts. A template may write "<think></think>"
-    for the first.
+    The second has the mark 1 as thoughts, because templates may write "<think></think>" for a message without thoughts.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
@@ -153,7 +152,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the texts before the marked thoughts and after the marked content. Nones if the content is not there once."""
+    """Return the texts before the marked thoughts and after the marked content. (None, None) unless each mark is there once."""
     matches = list(marks.pattern.finditer(rendered or ""))
     by_mark = {match[1]: match for match in matches}
     if rendered is None or "0" not in by_mark or len(by_mark) != len(matches):

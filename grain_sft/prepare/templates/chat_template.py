@@ -112,7 +112,7 @@ class ChatTemplate:
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the text ends with the content of the assistant's last turn, as in GLM's template, without marks."""
+        """Return whether the text ends with the content of the assistant's last turn, as in GLM's; False for `marks_turns`."""
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
@@ -146,7 +146,7 @@ class ChatTemplate:
 
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its thoughts under `thinking` and `reasoning_content`, of which a template reads one."""
+    """Return a message with its thoughts under both `thinking` and `reasoning_content`: templates read one of them."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
@@ -154,9 +154,7 @@ def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
     """Return `count` characters that occur in no string of `values`, by default from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    usable = (
-        chr(code) for code in codes if code & 0xFFFE != 0xFFFE
-    )  # codes that end in FFFE or FFFF are no characters
+    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+nFFFE and U+nFFFF are no characters
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
         raise RecordError("messages: contain too many different characters: none is left to mark places in the text.")

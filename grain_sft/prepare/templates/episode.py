@@ -45,8 +45,7 @@ class Episode(PiecesTemplate):
         super().__init__(tokenizer, options)
         ids = tokenizer.special_tokens
         self._tags: Mapping[str, str | list[int]] = {tag: [ids[tag]] if tag in ids else tag for tag in _TAGS}
-        checked = self.special.spellings if self.special is not None else frozenset()
-        self.special = SpecialText(checked | (_TAGS - ids.keys()))
+        self.special = SpecialText(self.special.spellings | (_TAGS - ids.keys()))
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
@@ -57,7 +56,7 @@ class Episode(PiecesTemplate):
         if system is None and conversation.messages[0].role != "system":
             system = self.chosen.system_prompt
         if system:
-            pieces += self._block("system", [(system, 0.0)])
+            pieces += self._block("system", [(system, 0.0)], 0.0)
         for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
                 raise RecordError(f"messages[{index}].arguments: has the key 'name', which is for the tool. Rename it.")
@@ -66,30 +65,28 @@ class Episode(PiecesTemplate):
 
     def _turn(self, message: Message, loss: float) -> list[Piece]:
         """Return the block of a message, which may contain other blocks, such as its `think`."""
-        extra = message.extra or {}
+        extra, block = message.extra or {}, message.role
         content: list[Piece] = [(message.content, loss)]
         think = self._inner("think", extra.get("think"), loss)
         match message.role:
             case "user" | "system":
-                context = self._inner("user_context", extra.get("context"))
-                return self._block(message.role, [*context, *content])
+                content = [*self._inner("user_context", extra.get("context"), loss), *content]
             case "toolresult":
-                return self._block("toolresult", [(_result(message, extra), loss)])
+                content = [(_result(message, extra), loss)]
             case "assistant":
-                cite = self._inner("cite", extra.get("cite"), loss)
-                return self._block("assistant", [*think, *content, *cite], loss)
+                content = [*think, *content, *self._inner("cite", extra.get("cite"), loss)]
             case "assistant_toolcall":
                 call = json.dumps({"name": extra["name"], **extra["arguments"]}, ensure_ascii=False)
-                return self._block("assistant", [*think, *self._inner("toolcall", call, loss)], loss)
-        return self._block(message.role, content, loss)
+                block, content = "assistant", [*think, *self._inner("toolcall", call, loss)]
+        return self._block(block, content, loss)
 
-    def _inner(self, block: str, text: str | None, loss: float = 0.0) -> list[Piece]:
+    def _inner(self, block: str, text: str | None, loss: float) -> list[Piece]:
         """Return `text`, if there is one, between the tags of `block`."""
         if not text:
             return []
         return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]
 
-    def _block(self, block: str, inner: Sequence[Piece], loss: float = 0.0) -> list[Piece]:
+    def _block(self, block: str, inner: Sequence[Piece], loss: float) -> list[Piece]:
         """Return the pieces `inner` between an opening tag without loss and a closing tag with `loss`."""
         return [(self._tags[f"<myPT_{block}>"], 0.0), *inner, (self._tags[f"</myPT_{block}>"], loss), *self._block_end]
 

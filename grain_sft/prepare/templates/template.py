@@ -80,7 +80,7 @@ class Template(abc.ABC):
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         self.tokenizer = tokenizer
         self.chosen = options
-        self.special = SpecialText(tokenizer.special_tokens) if options.special_text == "error" else None
+        self.special = SpecialText(tokenizer.special_tokens if options.special_text == "error" else ())
 
     @abc.abstractmethod
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
@@ -102,14 +102,12 @@ class Template(abc.ABC):
             if message.role not in self.roles:
                 roles = ", ".join(self.roles)
                 raise RecordError(f"{where}.role: {message.role!r}; template {self.name} expects one of {roles}.")
-            if self.special is not None:
-                self.special.check(message.content, f"{where}.content")
-                self.special.check(message.extra, where)
+            self.special.check(message.content, f"{where}.content")
+            self.special.check(message.extra, where)
         if conversation.system is not None and first == "system":
             raise RecordError("system: the record has a system text, and its first message is another one. Remove one.")
-        if self.special is not None:
-            for where in ("system", "condition", "tools"):
-                self.special.check(getattr(conversation, where), where)
+        for where in ("system", "condition", "tools"):
+            self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
         """Return whether each message takes loss: its role is in `learned`, and its weight is not 0.
@@ -144,9 +142,7 @@ class Template(abc.ABC):
         """Return [id] for each special token. Raise a PrepareError that names those that the tokenizer lacks."""
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             problem = f"template {self.name}: the tokenizer has no special token {', '.join(missing)}"
-            raise PrepareError(
-                f"{problem}. Train one that has it (grain-sft train-tokenizer), or take another template."
-            )
+            raise PrepareError(f"{problem}. Train one that has it (grain-sft train-tokenizer), or change the template.")
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
@@ -249,7 +245,7 @@ class SpecialText:
 
     def check(self, value: object, where: str) -> None:
         """Raise a RecordError if a string in the JSON `value`, which is at the path `where`, spells a special token."""
-        if value is None or (type(value) is str and self.find(value) is None):
+        if not self.spellings or value is None or (type(value) is str and self.find(value) is None):
             return
         for path, text in strings(value, where):
             if token := self.find(text):

@@ -34,17 +34,15 @@ class Text(PiecesTemplate):
             text = getattr(options, name) or ""
             if form is not None and not unicodedata.is_normalized(form, text):
                 raise PrepareError(f"{name}: {text!r} is not {form}, so normalized texts lack it. Leave out normalize.")
-        if self.special is not None and options.fim_split_sample is not None:
-            # a text may spell this special token, which divides it
-            self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
+        # a text may spell the special token that divides it
+        self.special = SpecialText(self.special.spellings - {options.fim_split_sample})
         if self._fim is not None:
             self.forbid(self._fim.ids)
 
     def check(self, conversation: Conversation) -> None:
         if conversation.messages[0].role != DOCUMENT:
             super().check(conversation)  # raises an error that names the right template
-        if self.special is not None:
-            self.special.check(conversation.messages[0].content, "text")
+        self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return BOS, the normalized text, perhaps with its middle at the end, and EOS."""
@@ -52,8 +50,7 @@ class Text(PiecesTemplate):
         form = self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
             text = unicodedata.normalize(form, text)
-            if self.special is not None:
-                self.special.check(text, f"text, after {form}")
+            self.special.check(text, f"text, after {form}")
         pieces: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
         return [*self._before, *pieces, *self._after]
 
