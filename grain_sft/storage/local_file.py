@@ -51,7 +51,7 @@ class LocalFile:
                 self.fd = open_regular(shard.path)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            self.identity = self._verify(verified, lambda size: CorpusFileError(size_change(shard, size)))
+            self.identity = self._verify(verified)
         except GrainSftError:
             raise
         except OSError as error:
@@ -77,7 +77,7 @@ class LocalFile:
         try:
             status = os.fstat(self.fd)
             if status.st_mtime_ns != self.identity.mtime_ns or status.st_size != self.shard.size:
-                self.identity = self._verify(self.identity, self._size_changed)
+                self.identity = self._verify(self.identity)
         except GrainSftError:
             raise
         except OSError as error:
@@ -89,12 +89,7 @@ class LocalFile:
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
 
-    def _size_changed(self, size: int) -> CorpusFileError:
-        change = "cut short" if size <= self.shard.size else "appended to"
-        found = f"the file has {size} bytes, expected {self.shard.size}"
-        return CorpusFileError(f"{self.shard.path}: {found}: it was {change} while in use.")
-
-    def _verify(self, verified: Identity | None, size_error: Callable[[int], CorpusFileError]) -> Identity:
+    def _verify(self, verified: Identity | None) -> Identity:
         """Return the identity of the file. Raise an error if its size or its ends differ from the stamp.
 
         The ends, which are the first and last bytes, are not compared again if the file has the identity `verified`.
@@ -105,7 +100,7 @@ class LocalFile:
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
         size = os.fstat(self.fd).st_size  # again, so that a file that was just cut is reported as cut
         if size != self.shard.size:
-            raise size_error(size)
+            raise CorpusFileError(size_change(self.shard, size))
         if not ends_match:
             raise CorpusFileError(replaced(self.shard))
         return identity
@@ -121,7 +116,7 @@ class LocalFile:
                     problem = f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})."
                     raise CorpusFileError(problem) from error
                 if not count:
-                    raise self._size_changed(os.fstat(self.fd).st_size)
+                    raise CorpusFileError(size_change(self.shard, os.fstat(self.fd).st_size))
                 unfilled = unfilled[count:]
                 offset += count
 

@@ -97,7 +97,7 @@ def test_a_loss_file_that_changes_after_opening_is_noticed(tmp_path):
         ([], lambda: path.write_bytes(data[:-1]), "shrank since it was indexed"),
         ([], lambda: path.write_bytes(bytes(1 - byte for byte in data)), "other content: it was replaced"),
         ([], path.unlink, "can't be opened"),
-        ([0], lambda: os.truncate(path, 8), "cut short while in use"),
+        ([0], lambda: os.truncate(path, 8), "shrank since it was indexed"),
     ):
         path.write_bytes(data)
         source = NpyDataSource(WindowLayout(open_corpus(tmp_path), 8))
