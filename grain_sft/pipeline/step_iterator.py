@@ -95,8 +95,8 @@ class StepIterator(grain.DatasetIterator[T]):
     def _offer(self) -> int:
         """Return the step of the next batch to deliver. The batch is in `_position`, and observers were called.
 
-        A batch that an exception put back (`waiting`) comes first. Otherwise, the batch is that of a thread that has made it
-        ahead or, if there is none or `_make` must be called, of `_wait`.
+        A batch that an exception put back (`waiting`) comes first. Otherwise, the batch is taken from the slot of a thread that
+        has made it. If none has, or if `_make` must be called, `_wait` returns it.
         """
         step, waiting = self._position
         if not waiting:

@@ -22,7 +22,6 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
       firsts: int64 [pieces], index of the first token of each piece.
       tokens: [rows, L], tokens of the pieces; any values at padding.
       positions: int32 [rows, L], uninitialised.
-      pad: Padding token.
 
     Returns:
       Segment ids, int32 [rows, L], and the index of the last token of each segment, int64 [segments]. If the first row is only

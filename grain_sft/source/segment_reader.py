@@ -88,13 +88,7 @@ class SegmentRow:
 
 
 class SegmentReader:
-    """Reader of the rows of a layout with `row_segments`.
-
-    Args:
-      layout: Layout of a corpus whose tokens take 4 bytes or less.
-      reader: Reader of the tokens.
-      fit: Whether int32 is certain to hold every token.
-    """
+    """Reader of the rows of a layout with `row_segments` and tokens of 4 bytes or less. `fit`: int32 holds every token."""
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
         assert layout.row_segments is not None
@@ -110,7 +104,7 @@ class SegmentReader:
 
         Args:
           rows: int64 [n], row numbers in [0, len(layout)).
-          arrays: Arrays that the rows are read into.
+          arrays: Allocator of the arrays.
           shifted: Whether to make targets and their segment ids, as if all tokens took loss. Without `shifted`, tokens are not
             checked, and the third result is True.
 
@@ -143,12 +137,9 @@ class SegmentReader:
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> RowPieces:
-        """Return the segments of a row as pieces to read. A segment in several shards becomes one piece in each.
+        """Return the segments of a row as pieces to read into `memory`. A segment in several shards becomes one piece in each.
 
-        Args:
-          starts: First token of each segment, counted through the corpus.
-          ends: Column after each segment's last token.
-          memory: Memory of the row's tokens.
+        `starts` are the first tokens of the segments, counted through the corpus. `ends` are the columns after the last ones.
         """
         if len(self._borders) == 2:  # one shard
             return [0] * len(ends), starts, ends, memory

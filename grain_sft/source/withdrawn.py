@@ -72,13 +72,7 @@ class Withdrawals:
                     yield start + moved, stop + moved
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
-        """Return the number of withdrawn tokens of each piece of `rows`, int64 [pieces].
-
-        Args:
-          rows: int64 [rows], row numbers.
-          steps: int64 [rows], step at which each row is read.
-          pieces: Pieces of `rows`.
-        """
+        """Return the number of tokens of each piece of `rows` that are withdrawn at the row's step: int64 [pieces]."""
         counts = np.zeros(len(pieces.row), np.int64)
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:

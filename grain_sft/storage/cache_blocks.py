@@ -213,10 +213,7 @@ class Space:
         return used
 
     def _list(self) -> tuple[list[tuple[int, int, str]], int, int]:
-        """Return (last use, size, path) of each finished file, the bytes of unfinished files, and the bytes of all files.
-
-        Remove unfinished files of dead processes.
-        """
+        """Return (last use, size, path) of each finished file, the bytes of unfinished files, and the bytes of all files."""
         finished, unfinished_bytes = [], 0
         subfolders = [entry.path for entry in os.scandir(self._folder) if entry.is_dir(follow_symlinks=False)]
         for subfolder in subfolders:
@@ -227,6 +224,6 @@ class Space:
                     status = file.stat(follow_symlinks=False)
                     if not file.name.endswith(PART):
                         finished.append((status.st_mtime_ns, status.st_size, file.path))
-                    elif not remove_abandoned(file.path):
+                    elif not remove_abandoned(file.path):  # a file of a dead process is removed
                         unfinished_bytes += status.st_size
         return finished, unfinished_bytes, unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)

@@ -90,10 +90,7 @@ class LocalFile:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _verify(self, verified: Identity | None) -> Identity:
-        """Return the identity of the file. Raise an error if its size or its ends differ from the stamp.
-
-        The ends, which are the first and last bytes, are not compared again if the file has the identity `verified`.
-        """
+        """Return the file's identity. Raise an error if its size or, unless the identity is `verified`, its ends differ."""
         # before the comparison: if a write changes the time meanwhile, the next check compares again
         status = os.fstat(self.fd)
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)

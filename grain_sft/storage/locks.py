@@ -36,9 +36,6 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor: an open copy would keep the
     lock for as long as the child lives.
 
-    Args:
-      wait: Whether to wait while another process holds the lock.
-
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
       OSError: The file system has no locks.

@@ -43,16 +43,16 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Convert the sizes to bytes and check them."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
         unit = None if self.unit in (None, "shard") else parse_bytes(self.unit, "cache: unit (or 'shard')")
-        if not self.folder or files.is_remote(self.folder):
-            raise CorpusError(f"cache: folder is {self.folder!r}; expected a folder on a local disk, not a URL.")
+        folder = files.normalize(self.folder)
+        if not folder or files.is_remote(folder):
+            raise CorpusError(f"cache: folder is {folder!r}; expected a folder on a local disk, not a URL.")
         if unit is not None and unit < SMALLEST_UNIT:
-            raise CorpusError(f"cache {self.folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
+            raise CorpusError(f"cache {folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
         if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
-            problem = f"cache {self.folder}: max_bytes is {max_bytes}"
+            problem = f"cache {folder}: max_bytes is {max_bytes}"
             raise CorpusError(f"{problem}; expected at least {least}, the size of two units.")
-        msgspec.structs.force_setattr(self, "folder", files.normalize(self.folder))
-        msgspec.structs.force_setattr(self, "max_bytes", max_bytes)
-        msgspec.structs.force_setattr(self, "unit", unit)
+        for name, value in (("folder", folder), ("max_bytes", max_bytes), ("unit", unit)):
+            msgspec.structs.force_setattr(self, name, value)
 
 
 class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):

@@ -21,10 +21,7 @@ from grain_sft.types import Ints
 class RemoteShards:
     """Reader of the remote files among `shards`. Before its first read, a file is compared with its stamp.
 
-    Args:
-      shards: Stamps of local and remote files.
-      itemsize: Bytes of a value, such as a token.
-      options: Limits of the requests, and the shard cache. None means the options that the environment sets.
+    The arguments are those of `ShardReader`; `options` is its `remote`.
     """
 
     def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:

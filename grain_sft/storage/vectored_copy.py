@@ -55,9 +55,7 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
     """Copy pieces of this process's memory to `out`. The copy is fastest if the pieces fill `out` in order and without gaps.
 
     Args:
-      addresses: int64 [n], address of each piece.
-      places: int64 [n], offset in `out` of each piece's first byte.
-      ends: int64 [n], offset in `out` of the byte after each piece.
+      addresses, places, ends: int64 [n]. Address of each piece, and offsets in `out` of its first byte and the byte after it.
       out: Bytes that are filled.
 
     Returns:

@@ -117,10 +117,7 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
 
 
 def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
-    """2:17 is document 17 of source 2, not YAML's number 137. A source has precedence over a folder or file of the same name.
-
-    The list of documents gone.txt is next to the config.
-    """
+    """2:17 is document 17 of source 2, not YAML's number 137. A source has precedence over a folder or file of its name."""
     mixture = {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2", "web")}
     config = config_of({"mixture": mixture}, "packed")
     (tmp_path / "masks").mkdir()

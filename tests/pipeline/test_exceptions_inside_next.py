@@ -129,9 +129,9 @@ def raise_at(point):
 
 
 def raise_at_checks(iterator, taken, stride, draw):
-    """Call `next` until a batch comes. Each call raises at a later check than the one before: 1 to 2 * `stride` - 1 later.
+    """Call `next` until a batch comes. Each call raises 1 to 2 * `stride` - 1 checks later than the one before.
 
-    Return the number of the check that the last call, which returned the batch, did not reach."""
+    Return the number of the check that the last call did not reach."""
     point = 0
     sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes to the first trace
     while True:
@@ -159,8 +159,7 @@ def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipelin
     """The first call of `next` starts threads and the audit log. In later calls, some checks are between the arrival of a batch
     and its delivery. Later calls have no log: once a log is written, a repeated call passes fewer checks.
     """
-    run = Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms) if before else pipeline
-    iterator = KINDS[name](run)
+    iterator = KINDS[name](pipeline.replace() if before else pipeline)
     sys.settrace(raise_at(-1)[0])  # never raises; Python 3.13 reports opcodes only of code that was traced before
     taken = list(itertools.islice(iterator, before))
     sys.settrace(None)
@@ -271,8 +270,7 @@ def test_threads_end_with_an_iterator_that_is_closed_or_collected(pipeline, name
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])
 def test_a_data_loader_stops_for_good_with_an_error(pipeline, workers):
-    without_log = Pipeline(pipeline.source, pipeline.sampler, pipeline.transforms)
-    iterator, taken = iter(without_log.data_loader(worker_count=workers)), []
+    iterator, taken = iter(pipeline.replace().data_loader(worker_count=workers)), []
     with pytest.raises(PipelineError, match="going on would skip it"):
         interrupt(iterator, 1, workers, taken)
     check_steps(pipeline, taken)

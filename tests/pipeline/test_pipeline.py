@@ -72,10 +72,7 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
     ],
 )
 def test_every_row_once_an_epoch_over_all_hosts_together(source, order, hosts, workers):
-    """Case `workers=None` reads with `iter`, the others with a data loader.
-
-    MaxText's olmo_grain would fail here: its sampler divides the rows between the hosts, and its loader does so again.
-    """
+    """MaxText's olmo_grain would fail here: its sampler divides the rows between the hosts, and its loader does so again."""
     read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)
     for index in range(hosts):
         mine = pipeline(source, Host(index, hosts), order, global_batch_size=batch_size)

@@ -69,8 +69,7 @@ def check_case(corpora, folder, seed):
 
 
 def check_batches(changed, reweighted, left, withdrawn):
-    """Check the batches and traces of the run `changed`, whose step k is step `left[k]` of `reweighted` without withdrawn
-    documents."""
+    """Check batches and traces of `changed`, whose step k is step `left[k]` of `reweighted` without withdrawn documents."""
     layouts = [stage.source.layout for stage in reweighted.stages]
     numbers = [documents_named_in(layouts, each["documents"]) for each in withdrawn]
     in_a_worker = pickle.loads(pickle.dumps(changed))
@@ -102,10 +101,9 @@ def test_random_runs_with_random_amendments(corpora, tmp_path, monkeypatch, seed
 
 
 def run_until_killed(config, folder, die):
-    """Run a config in a child process, and return whether it was killed.
+    """Run a config in a child process, which logs the hash of each batch, then saves its state. Return whether it was killed.
 
-    For each batch, the child writes the hash of the batch and then the state of its iterator. `die` is the number of the batch
-    at which the child kills itself, and whether it does so before it writes the state.
+    `die` is the number of the batch at which the child kills itself, and whether it does so before it saves the state.
     """
     if child := os.fork():
         status = os.waitpid(child, 0)[1]

@@ -14,6 +14,7 @@ import pytest
 from failing_proxy import before_emulator, media_bytes
 
 import grain_sft
+from grain_sft.storage import CacheOptions
 
 LENGTH = 1024
 TOKENS = 64 * LENGTH  # of a shard, which has 256 KiB
@@ -137,6 +138,7 @@ def test_environment_variables_set_up_a_cache(proxy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_UNIT", "shard")
     assert_rows(grain_sft.NpyDataSource(layout), [0, 1])
     assert len(cached(tmp_path)) == 1
+    assert CacheOptions(tmp_path, "1GiB").folder == str(tmp_path)  # a Path, as well as text
 
 
 DAMAGES = {

@@ -38,7 +38,7 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
     """Return the bytes of each range, fewer at the end of a file, or the exception of its first request that failed.
 
     Raises:
-      RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
+      RemoteTimeoutError: The time of a request is up. The others are cancelled.
     """
     limits = limits or Limits.from_environment()
     range_numbers: list[int] = []  # range to which each job belongs

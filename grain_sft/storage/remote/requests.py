@@ -38,11 +38,7 @@ def size_of(path: str, info: Mapping[str, Any]) -> int:
 
 
 def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
-    """Return the result or the exception of each job, in order.
-
-    Raises:
-      RemoteTimeoutError: The time of a request is up. The other jobs are cancelled.
-    """
+    """Return the result or the exception of each job, in order. If the time of one is up, raise a RemoteTimeoutError."""
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
@@ -60,7 +56,6 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
-        """Return the result of a job, or its exception. Raise if the time of the request is up."""
         description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
@@ -98,12 +93,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
-    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in it.
-
-    Raises:
-      ReplacedError: The file is gone, or has another version than `wanted`.
-      RequestFailedError: The time is up.
-    """
+    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in it."""
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:

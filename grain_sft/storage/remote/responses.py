@@ -10,10 +10,7 @@ NO_RANGES = "its server can't send a range of bytes. Copy the files to a server 
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop - 1` of a remote file.
-
-    `version` is the version of the file to read, as `requests.version_of` returns it; None is the present version.
-    """
+    """Bytes `start` to `stop - 1` of a remote file, in a version of `requests.version_of`; None is the present version."""
 
     path: str
     start: int
@@ -35,15 +32,12 @@ body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVa
 def checked_sizes(
     wanted: tuple[int, int], content_range: str | None, content_length: int | None
 ) -> tuple[int, int | None]:
-    """Check the headers of a response to a request for a range of bytes.
+    """Return the size of the body and of the file (None for "bytes 0-9/*"), as the headers of a response state them.
 
     Args:
       wanted: The requested range: first byte, and last byte + 1.
       content_range: Header Content-Range of a response with status 206 (a part of the file). None for status 200 (all of it).
       content_length: Header Content-Length; None if the response lacks it.
-
-    Returns:
-      Size of the body, and size of the file. The size of the file is None if the headers lack it ("bytes 0-9/*").
 
     Raises:
       WrongBodyError: The body is another range.
