@@ -12,13 +12,14 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from jax.example_libraries import optimizers
 
 import grain_sft
 from grain_sft.demo.corpus import VOCAB_SIZE
@@ -36,7 +37,9 @@ _ROPE_BASE = 10_000.0
 
 LEARNING_RATE = 6e-3
 WARMUP = 10  # number of steps in which the learning rate grows
-BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
+ADAM = optimizers.adam(lambda step: LEARNING_RATE * jnp.minimum(1.0, (step + 1) / WARMUP), b1=0.9, b2=0.95)
+State = optimizers.OptimizerState
+"""Parameters, and Adam's running means of the gradients and of their squares; all float32."""
 
 
 def init_params(vocab_size: int, seed: int, width: int = 128) -> Params:
@@ -95,19 +98,6 @@ def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
 
 
-class State(NamedTuple):
-    """Training state: parameters, and Adam's running means of the gradients and of their squares; all float32."""
-
-    params: Params
-    mean: Params
-    square: Params
-
-
-def init_state(params: Params) -> State:
-    """Return the state before step 0."""
-    return State(params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
-
-
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
     # not np.savez(path): on a full disk, it leaves a zip file open, and Python prints an error when it collects the object
@@ -125,7 +115,7 @@ def load(folder: Path, step: int, initial: State) -> State:
 
 def train(options: Options) -> None:
     """Train to the last step, from the newest checkpoint in `options.resume` or from step 0."""
-    start, state = 0, init_state(init_params(VOCAB_SIZE, options.seed))
+    start, state = 0, ADAM.init_fn(init_params(VOCAB_SIZE, options.seed))
     if options.resume is not None:
         start = newest_step(options.resume)
         state = load(Path(options.resume), start, state)
@@ -156,18 +146,9 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
 
 @jax.jit
 def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
-    """Return the state after one step of Adam, and the loss before it. The learning rate grows in the first `WARMUP` steps."""
-    nats, gradients = jax.value_and_grad(loss)(state.params, batch)
-    done = jnp.asarray(step, jnp.float32) + 1
-    rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)
-    mean = jax.tree.map(lambda old, new: BETA1 * old + (1 - BETA1) * new, state.mean, gradients)
-    square = jax.tree.map(lambda old, new: BETA2 * old + (1 - BETA2) * new * new, state.square, gradients)
-
-    def updated(param: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
-        unbiased_mean, unbiased_square = mean / (1 - BETA1**done), square / (1 - BETA2**done)
-        return param - rate * unbiased_mean / (jnp.sqrt(unbiased_square) + EPSILON)
-
-    return State(jax.tree.map(updated, state.params, mean, square), mean, square), nats
+    """Return the state after a step, and the loss before it."""
+    nats, gradients = jax.value_and_grad(loss)(ADAM.params_fn(state), batch)
+    return ADAM.update_fn(step, gradients, state), nats
 
 
 def main(options: str) -> int:
