@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from grain_sft.errors import GrainSftError, PrepareError, StorageError
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.request import differences
@@ -215,13 +217,10 @@ def _remove(path: str, but: str = "") -> None:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """Return the JSON object of a manifest or identity. Raise a `PrepareError` if it is damaged."""
+    """Return the JSON object of a manifest or identity. Raise a PrepareError if it is damaged."""
     try:
-        value = json.loads(files.read_text(path))
-        if not isinstance(value, dict):
-            raise TypeError("not an object")
-        return value
-    except (ValueError, TypeError) as error:
+        return msgspec.json.decode(files.read_bytes(path), type=dict[str, Any])
+    except ValueError as error:
         raise PrepareError(f"{path}: damaged ({error}). Remove its folder, and prepare again.") from error
 
 

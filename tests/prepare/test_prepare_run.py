@@ -161,6 +161,13 @@ def test_a_run_after_an_error_in_the_input_or_the_template_needs_no_overwrite(pl
     assert place.names() == ["in", "out"]
 
 
+def test_a_damaged_manifest_is_named(place: Place) -> None:
+    place.prepare(place.request())
+    for damaged in (b"{", b"[]", b"\xff"):
+        (place.out / "prepare.json").write_bytes(damaged)
+        assert "prepare.json: damaged (" in place.fails(place.command(place.request()))
+
+
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])
 def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) -> None:
     place.out.mkdir()
