@@ -44,10 +44,7 @@ FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl"
 
 
 def read_line(line: bytes) -> dict[str, str]:
-    """Return the fields of a line, with values in the form of `as_text`.
-
-    Raise ValueError if the line is not an entry, RecursionError if it is JSON with too many lists in lists.
-    """
+    """Return the fields of a line, with values in the form of `as_text`; raise ValueError or RecursionError for other lines."""
     text = line.decode()
     if text.startswith("{"):
         parsed = json.loads(text, object_pairs_hook=_distinct)

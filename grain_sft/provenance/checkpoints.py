@@ -9,9 +9,7 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.types import Ints
 
-_WORD_AND_NUMBER = r"(?:^|[^0-9A-Za-z])(?:{words})[-_]?([0-9]+)(?![0-9])"
-_AFTER_STEP = re.compile(_WORD_AND_NUMBER.format(words="step"), re.IGNORECASE)
-_AFTER_OTHER_WORDS = re.compile(_WORD_AND_NUMBER.format(words="checkpoint|iter"), re.IGNORECASE)
+_WORD_AND_NUMBER = re.compile(r"(?:^|[^0-9A-Za-z])(step|checkpoint|iter)[-_]?([0-9]+)(?![0-9])", re.IGNORECASE)
 
 
 def step_of_checkpoint(name: str) -> int:
@@ -25,7 +23,8 @@ def step_of_checkpoint(name: str) -> int:
       RowIndexError: The name has none of these forms, or several numbers, as in "step1-step2".
     """
     folder = name.rstrip("/").rpartition("/")[2]
-    numbers = _AFTER_STEP.findall(folder) or _AFTER_OTHER_WORDS.findall(folder)
+    found = _WORD_AND_NUMBER.findall(folder)
+    numbers = [number for word, number in found if word.lower() == "step"] or [number for _, number in found]
     if folder.isascii() and folder.isdigit():
         numbers = [folder]
     if len(numbers) != 1 or len(numbers[0]) > 18:  # `int` refuses thousands of digits

@@ -34,11 +34,8 @@ class _Part(NamedTuple):
 class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
-    Without a file of sources, each label of a corpus's shards counts as an input. In a mixture, a name has the form
-    `SOURCE/INPUT`, or `SOURCE` if that source of the mixture has one input. `SOURCE/0` is an input 0 without a name.
-
-    Attributes:
-      names: Names of the sources; "" for a source without a name.
+    Without a file of sources, each label of a corpus's shards counts as an input. `names` has "" for an input without a name.
+    In a mixture, a name is `SOURCE/INPUT`, `SOURCE` if that source has one input, or `SOURCE/0` for an input 0 without a name.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -60,11 +57,7 @@ class Sources:
             self.names += inputs
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        """Return two arrays int64 [pieces]: the source of each piece, an index into `names`, and its record.
-
-        A record is the number of a line or row of the source's file, from 1; -1 if unknown. `shards` and `documents`, int64
-        [pieces], are those of the pieces.
-        """
+        """Return the source of each piece, an index into `names`, and its record, from 1; -1 if unknown. All int64 [pieces]."""
         source, record = np.zeros_like(shards), np.full_like(shards, -1)
         part_of_piece = np.array([part.first_shard for part in self._parts]).searchsorted(shards, side="right") - 1
         for number, part in enumerate(self._parts):

@@ -150,29 +150,22 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 
 
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return how many documents only `one` reads in `steps`, and how many only `other` reads; None if a layout can't tell.
-
-    Two documents are the same if they have the same number in the same corpus, or the same source and record, such as line 7 of
-    `a.jsonl`.
-    """
+    """Return how many documents only `one` reads in `steps`, and how many only `other` reads; None if a layout can't tell."""
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # In two copies of a corpus, a document has two numbers, but one (source, record). In two mixtures that name a corpus
-    # differently, it has one number, but two records, because the source has the corpus's name. So documents of equal numbers
-    # are left out first, then those of equal records.
+    # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. In two
+    # mixtures that name a corpus differently, it has one number, but two records, because the source has the corpus's name. So
+    # documents of equal numbers are left out first, then those of equal records.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents that `steps` read, by their numbers in `run`, without documents whose tokens are all withdrawn.
-
-    The value of a document is its (source, record), or ("", its number) if it has no record.
-    """
+    """Return the (source, record) of each document that `steps` read, by its number in `run`; without a record ("", number)."""
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
         own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
@@ -180,7 +173,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
             continue
         for lines in iter_trace(stage, own, trainable=False):  # a line is a part of a document in a row of a batch
             kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
-            if lines.withdrawn is not None:
+            if lines.withdrawn is not None:  # a document whose tokens are all withdrawn is not read
                 kept &= lines.withdrawn < lines.stop - lines.start
             lines = lines.select(kept)
             numbers = run.of(stage.source.layout, lines.document).tolist()

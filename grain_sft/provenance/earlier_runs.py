@@ -56,10 +56,8 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
 
 
 def receipt_parts(text: str | None) -> dict[str, str]:
-    """Return the parts of a receipt from the field `text` of an entry; an empty dict if it can't be read.
-
-    `as_text` writes the parts as a JSON object, and then the text of this object as a JSON string. So it is parsed twice.
-    """
+    """Return the parts of a receipt from the field `text` of an entry; an empty dict if it can't be read."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
+        # parsed twice, because `as_text` dumps objects twice
         return {str(name): str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}
     return {}

@@ -30,10 +30,7 @@ class RunPosition:
         self.is_known = True
 
     def in_version(self, pipeline: Pipeline) -> Self:
-        """Return this position with the events of `pipeline`, the version of the run that wrote the next lines of the log.
-
-        Call `continue_at` or `go_to` before `pass_event`.
-        """
+        """Return this position in the version `pipeline` of the run. Call `continue_at` or `go_to` before `pass_event`."""
         position = copy.copy(self)
         position._end_step, position._upcoming, position.events = pipeline.end_step, iter(()), Events(pipeline)
         return position

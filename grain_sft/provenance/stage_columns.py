@@ -108,11 +108,7 @@ class StageColumns:
         return columns
 
     def _epochs(self, lines: BatchSlots) -> Ints:
-        """Return the epoch of each line.
-
-        A layout that packs each epoch anew holds the rows of several epochs, but the sampler counts all its rows as one epoch.
-        If the layout holds 3 epochs, the sampler's epoch 1 is epochs 3, 4 and 5 of the trace.
-        """
+        """Return the epoch of each line. If a layout packs 3 epochs anew, the sampler's epoch 1 is epochs 3, 4 and 5."""
         epochs = lines.epoch.copy()
         with_row = np.flatnonzero(lines.row != FILL_ROW)
         for name, indices, rows in self._layout.split(lines.row[with_row]):

@@ -51,10 +51,7 @@ class Gather(NamedTuple):
 
 
 class Reads:
-    """Byte ranges that the rows of a pipeline's layout are read from. `gathers` are those of a batch, in order.
-
-    `all_remote` states whether local files count as files in a bucket.
-    """
+    """Byte ranges that rows are read from, by the `gathers` of a batch. With `all_remote`, local files count as remote."""
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
         self._layout = pipeline.source.layout
@@ -113,10 +110,7 @@ def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: 
 
 
 def _values(layout: Layout, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the pieces of the rows in four arrays: index into `rows`, shard, first value, and number of values.
-
-    A value is a token. In stored rows, a value is a whole row.
-    """
+    """Return the pieces of the rows: index into `rows`, shard, first value, number of values. A stored row is one value."""
     if layout.row_format is None:
         pieces = layout.pieces(rows)
         return pieces.row, pieces.shard, pieces.start, pieces.length

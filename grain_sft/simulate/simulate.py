@@ -157,11 +157,8 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return means over the second half of the steps, and rates per second. The rates assume that no step waits.
-
-    `seconds_a_step`, `slowest_batch_s` and the peaks are computed over all steps.
-    """
-    seconds = totals.model.conditions.step_ms / 1e3
+    """Return means over the second half of the steps, and figures of all steps: the peaks, the slowest batch, a step's time."""
+    seconds = totals.model.conditions.step_ms / 1e3  # of a step that does not wait, for the rates
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
@@ -242,15 +239,12 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return the requests, bytes and seconds of `step` in new processes on `hosts` hosts; None if the run has no such step.
-
-    The hosts keep the shard caches that `model` has filled. The new processes check all files again.
-    """
+    """Return what `step` needs in new processes on hosts with the shard caches of `model`; None if the run has no such step."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
         return None
     sampler.check_from(step)
-    restarted = _model_of(model.reads, sampler, model.conditions)
+    restarted = _model_of(model.reads, sampler, model.conditions)  # its hosts check all files again
     for options, caches in restarted.caches.items():
         kept = model.caches[options][: len(caches)]
         caches[: len(kept)] = kept

@@ -140,8 +140,7 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 def packing(pipeline: Pipeline) -> dict[str, Any]:
     """Return the results of `compare_algorithms` with the config's options, or only a sentence `error` about why not.
 
-    `used` is the config's algorithm, or None if its layout is not packed. `sampled` is a sentence if only some documents were
-    packed, else None.
+    `used` is the config's algorithm, if it has one; `sampled` is a sentence if only some documents were packed, else None.
     """
     layout = pipeline.source.layout
     if "" not in layout.parts:

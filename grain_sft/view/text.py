@@ -36,10 +36,7 @@ def visible_line(text: str) -> str:
 
 
 def columns(shown: str) -> int:
-    """Return how many columns of a terminal `shown`, a result of `visible`, takes.
-
-    A wide character of East Asia takes two columns, a combining mark takes none.
-    """
+    """Return how many columns of a terminal `shown` takes: two for a wide character of East Asia, none for a combining mark."""
     if shown.isascii():
         return len(shown)
     with_width = (character for character in shown if unicodedata.category(character) not in ("Mn", "Me"))
@@ -60,11 +57,7 @@ def _sign(character: str) -> str:
 
 
 class TokenTexts:
-    """The text of each token id.
-
-    Args:
-      tokenizer: Tokenizer that the ids are from. With None, no id has a text.
-    """
+    """The text of each token id. Without a tokenizer, no id has a text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         special = {} if tokenizer is None else tokenizer.special_tokens
@@ -73,10 +66,7 @@ class TokenTexts:
         self._texts = dict(self._special)
 
     def text(self, token: int) -> str | None:
-        """Return the text of a token id, None if the vocabulary lacks the id.
-
-        Bytes that are not UTF-8 are lone surrogates, as with the error handler "surrogateescape".
-        """
+        """Return the text of a token id, with "surrogateescape" for bytes that are not UTF-8; None for an unknown id."""
         if token not in self._texts:
             self._texts[token] = None if self._tokenizer is None else self._tokenizer.token_text(token)
         return self._texts[token]
