@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import MOST_AHEAD
 from grain_sft.pipeline import PREFETCH, READ_THREADS
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=10**12)]  # JSON has no infinite numbers
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=10**12)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_AHEAD)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -232,9 +232,10 @@ def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
     assert main([*command, "--processes", "1", "--bucket-requests", "1"]) == 0
     shown = capsys.readouterr().out
     assert "NOT ENOUGH" in shown and re.search("start-up .* s until the first batch", shown)
-    with pytest.raises(SystemExit):
-        main([*command, "--bucket-requests", "inf"])
-    assert "argument --bucket-requests" in capsys.readouterr().err
+    for option, value in (("--bucket-requests", "inf"), ("--threads", "10001"), ("--prefetch", "0")):
+        with pytest.raises(SystemExit):
+            main([*command, option, value])
+        assert f"argument {option}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
