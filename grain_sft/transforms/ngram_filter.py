@@ -69,19 +69,17 @@ class NgramFilter(grain.transforms.Map):
     def map(self, element: Element) -> Element:
         """Return `element` with a `loss_mask` that is all False in rows that fail. If no row fails, return `element` itself."""
         require_keys(self, element, ("tokens", "loss_mask"))
-        tokens = element["tokens"]
-        failing = self._failing(tokens, element.get("segment_ids"))
+        failing = self.fails(element["tokens"], element.get("segment_ids"))
         if not failing.any():
             return element
         activity.count("filtered_rows", int(np.count_nonzero(failing)))
-        loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
-        return {**element, "loss_mask": loss_mask}
+        return {**element, "loss_mask": element["loss_mask"] & ~failing[..., np.newaxis]}
 
     def filter_rows(self, read: ReadRows) -> ReadRows:
         """Return `read` with `target_segment_ids` all 0 in rows that fail. `map` before `ShiftTargets` has the same result."""
         # layouts whose rows have padding state the segment of each piece
         padded = read.pieces is None or read.pieces.segment is not None
-        failing = self._failing(read.inputs, read.segment_ids if padded else None)
+        failing = self.fails(read.inputs, read.segment_ids if padded else None)
         if not failing.any():
             return read
         activity.count("filtered_rows", int(np.count_nonzero(failing)))
@@ -98,10 +96,6 @@ class NgramFilter(grain.transforms.Map):
           tokens: Rows of tokens.
           segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
         """
-        return self._failing(tokens, segment_ids).reshape(tokens.shape[:-1])
-
-    def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_]:
-        """Return which rows fail, bool [rows]."""
         # The pipeline records only the transforms that it calls, but `ShiftTargets.read` calls `filter_rows`.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
@@ -115,13 +109,12 @@ class NgramFilter(grain.transforms.Map):
             inside = segments[row, later[sample]] != 0  # for the later token only; `_has_run` checks both tokens
             row, sample = row[inside], sample[inside]
         failing = np.zeros(len(rows), np.bool_)
-        if not len(row):
-            return failing
-        for suspect, p in _suspects(rows, row, later[sample], period[sample], repeats):
+        suspects = _suspects(rows, row, later[sample], period[sample], repeats) if len(row) else []
+        for suspect, p in suspects:
             if not failing[suspect]:
                 of_row = None if segments is None else segments[suspect]
                 failing[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
-        return failing
+        return failing.reshape(tokens.shape[:-1])
 
     @property
     def no_loss_reason(self) -> str:
