@@ -48,9 +48,8 @@ class MaterializedLayout(Layout):
         start, length = starts[document], lengths[document]
         column = start - first_token[row]
         if (beyond := column + length > self.sequence_length).any():
-            problem = f"segment {document[beyond][0]} of the written rows ends after its row"
-            fix = "A file documents_NNNN.idx is damaged: write the rows again."
-            raise LayoutError(f"{self.corpus.shards[0].path}: {problem}. {fix}")
+            problem = f"segment {document[beyond][0]} ends after its row, so a file documents_NNNN.idx is damaged"
+            raise LayoutError(f"{self.corpus.shards[0].path}: {problem}. Write the rows again.")
         return pieces_of(self.corpus, row, column, start, length, segment + 1, document)
 
     def left_out(self) -> list[LeftOut]:

@@ -44,8 +44,7 @@ class MixtureLayout(Layout):
         if "" in parts:
             raise LayoutError("a source of a mixture has no name. Give each source a name that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
-            problem = f"source {names[0]} has rows of several lengths; a batch of a mixture has rows of one length"
-            raise LayoutError(f"{problem}. Take another layout for it.")
+            raise LayoutError(f"source {names[0]} has rows of several lengths, a mixture of one. Give another layout.")
         of_pairs = [part.of_pairs for part in parts.values()]
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):

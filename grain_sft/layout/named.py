@@ -140,8 +140,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
             if not isinstance(item, str) or _is_number(item):
                 number = int(item) if isinstance(item, str) else operator.index(item)
                 if not 0 <= number <= _HIGHEST:
-                    problem = f"document {item}: expected 0 to {_HIGHEST}"
-                    raise RowIndexError(f"{problem}. Take a number that a trace prints.")
+                    raise RowIndexError(f"document {item}: expected 0 to {_HIGHEST}. Take a number of a trace.")
                 numbers.append(number)
                 continue
             name = item.name if isinstance(item, ListFile) else item

@@ -52,8 +52,7 @@ def find_plan(
     """
     folder, length, size = work_dir / "dataset-common", options.sequence_length, options.source_group_size
     if len(paths) != len(corpus.shards):
-        problem = f"paths: {len(paths)} paths, but the corpus has {len(corpus.shards)} token files"
-        raise LayoutError(f"{problem}. Give one path for each file.")
+        raise LayoutError(f"paths: {len(paths)}; expected one for each of the {len(corpus.shards)} token files.")
     headed = next((shard.path for shard in corpus.shards if shard.data_offset), None)
     if headed is not None:
         raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Its plan can't be used.")
@@ -132,8 +131,7 @@ def _read(folder: Path, length: int, group_hash: str) -> _Group:
         if len(data) == 1:  # OLMo-core writes one byte for an empty array
             data = b""
         if len(data) % width:
-            problem = f"{path}: {len(data)} bytes is not a multiple of {width}"
-            raise LayoutError(f"{problem}. The file was cut short; delete the plan.")
+            raise LayoutError(f"{path}: {len(data)} bytes, not a multiple of {width}: cut short. Delete the plan.")
         arrays.append(np.frombuffer(data, "<u8"))
     return arrays
 
@@ -181,8 +179,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
     if (pieces != expected).any():
         at = int((pieces != expected).argmax())
-        problem = f"{where} holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}"
-        raise LayoutError(f"{problem}. {reason}")
+        raise LayoutError(f"{where} has document {at} in {pieces[at]} pieces; expected {expected[at]}. {reason}")
     return document
 
 

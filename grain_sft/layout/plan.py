@@ -136,8 +136,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
     if tokens.max() > sequence_length:
         raise ValueError(f"row {tokens.argmax()} holds {tokens.max()} tokens, more than {sequence_length}")
     if document.min() < 0 or document.max() >= counts[0]:
-        problem = f"its pieces are of documents {document.min()} to {document.max()}"
-        raise ValueError(f"{problem}, but the corpus has {counts[0]} documents")
+        raise ValueError(f"its documents are {document.min()} to {document.max()}, but the corpus has {counts[0]}")
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:

@@ -47,6 +47,5 @@ def checked_record(index: int, layout: Sized) -> int:
       RowIndexError: `index` is -1 and not a `FillKey`, so the caller may mean the last row.
     """
     if index == FILL_ROW and not isinstance(index, FillKey):
-        problem = f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}"
-        raise RowIndexError(f"{problem}. Rows don't count from the end.")
+        raise RowIndexError(f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Don't count from the end.")
     return index

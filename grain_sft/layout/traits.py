@@ -86,8 +86,7 @@ class Traits:
 
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
         """Return the pieces of `rows`, each in [0, len(layout))."""
-        problem = f"{type(self).__name__} has no method `pieces`"
-        raise LayoutError(f"{problem}. Define it: batches, spans and receipts are made of it.")
+        raise LayoutError(f"{type(self).__name__} has no method `pieces`. Define it: it returns the tokens of rows.")
 
     def width(self, rows: Int64[np.ndarray, " rows"]) -> int:
         """Return the number of columns of the arrays of `rows`, each in [0, len(layout))."""

@@ -61,8 +61,7 @@ class NgramFilter(grain.transforms.Map):
             as_integer(f"NgramFilter: {name}", value, 1, TransformError) for name, value in options.items()
         )
         if min_period > max_period:
-            found = f"NgramFilter(min_period={min_period}, max_period={max_period})"
-            raise TransformError(f"{found}: expected 1 <= min_period <= max_period.")
+            raise TransformError(f"NgramFilter: min_period={min_period}: expected at most max_period={max_period}.")
         check_type("NgramFilter: count_padding", count_padding, bool, "True or False")
         self.count_padding = count_padding
 

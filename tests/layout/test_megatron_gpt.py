@@ -161,15 +161,15 @@ WRONG = {
     "no samples": (BLEND, {"num_samples": None}, "num_samples is missing: a corpus with weights needs it"),
     "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap has no weighted blend. Give corpus.mixture"),
     "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000001"),
-    "mask of mmap": (BLEND, {"variant": "mmap", "eod_mask_loss": True}, "never takes loss on the prediction of an EOD"),
-    "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
-    "split of Megatron": (BLEND, {"document_split": "9,1"}, "splits the sequences of each prefix. Give corpus.split"),
-    "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
-    "empty split": (
+    "mask of mmap": (
         BLEND,
-        NPY | {"document_split": "1,999"},
-        "0 documents of a data set have no tokens. Give a corpus",
+        {"variant": "mmap", "eod_mask_loss": True},
+        "variant mmap takes no loss on EODs. Remove it",
     ),
+    "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
+    "split of Megatron": (BLEND, {"document_split": "9,1"}, "splits sequences instead. Give corpus.split"),
+    "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
+    "empty split": (BLEND, NPY | {"document_split": "1,999"}, "0 documents of a data set have no tokens. Give more"),
     "endless surplus": (BLEND, {"surplus": 1e300}, "surplus=1e.300: expected a number from 0 to 1000"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, which numpy's RandomState takes"),
 }

@@ -89,7 +89,7 @@ NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.
         ({"long_documents": "fragment"}, NO_SUCH_PLAN),
         ({"paths": None}, NO_SUCH_PLAN),
         ({"use_array_if_local": True}, NO_SUCH_PLAN),
-        ({"paths": ["one"]}, "paths: 1 paths, but the corpus has 5 token files"),
+        ({"paths": ["one"]}, "paths: 1; expected one for each of the 5 token files"),
         ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
     ],
     ids=str,
@@ -209,11 +209,11 @@ def test_fragments_are_checked_piece_by_piece(tmp_path):
 
     assert documents_of(read_back([[0, 4], [4, 7], [7, 9]])) == [[0], [0], [1]]
     for documents, message in (
-        ([[0, 4], [4, 7]], "holds document 1 of the corpus in 0 pieces; expected 1"),
-        ([[0, 4], [7, 9]], "holds document 0 of the corpus in 1 pieces; expected 2"),
+        ([[0, 4], [4, 7]], "has document 1 in 0 pieces; expected 1"),
+        ([[0, 4], [7, 9]], "has document 0 in 1 pieces; expected 2"),
         ([[0, 4], [5, 7], [7, 9]], "begins at token 5 .*before token 7; expected a document"),
         ([[0, 3], [3, 7], [7, 9]], "begins at token 0 .*before token 3; expected a document"),
-        ([[0, 4], [4, 7], [7, 9], [0, 4]], "holds document 0 of the corpus in 3 pieces"),
+        ([[0, 4], [4, 7], [7, 9], [0, 4]], "has document 0 in 3 pieces"),
     ):
         with pytest.raises(LayoutError, match=message):
             read_back(documents)

@@ -96,7 +96,7 @@ def test_a_fill_row_holds_nothing_and_takes_no_loss(make, wanted):
     assert_same(source.read(wanted), expected)
     np.testing.assert_array_equal(source.read([0, 1])["loss_mask"], np.ones((2, LENGTH), bool))
     assert not any(array.any() for array in source[FillKey(FILL_ROW)].values())  # as a sampler gives it to Grain
-    with pytest.raises(IndexError, match="don't count from the end"):
+    with pytest.raises(IndexError, match="Don't count from the end"):
         source[-1]
 
 

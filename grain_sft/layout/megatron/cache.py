@@ -46,8 +46,7 @@ def stamps_of(folder: str) -> list[list[Any]]:
         found = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
         stamps: list[list[Any]] = sorted([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in found)
     except OSError as error:
-        problem = f"{folder}: can't be read ({error.strerror or error})"
-        raise LayoutError(f"{problem}. Give the folder of the .npy files.") from error
+        raise LayoutError(f"{folder}: can't be read ({error.strerror or error}). Give the index folder.") from error
     if not any(name.endswith(_DOCUMENTS) for name, *_ in stamps):
         raise LayoutError(f"{folder}: holds no *-{_DOCUMENTS}. Give the folder of the .npy files.")
     return stamps
@@ -150,11 +149,9 @@ def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Foun
       LayoutError: Several indices are sound, or no index is sound and some are damaged.
     """
     if len(sound) > 1:
-        problem = f"{'* and '.join(sound)}*: each fits {fits}"
-        raise LayoutError(f"{problem}. Keep the one that the run used, and remove the others.")
+        raise LayoutError(f"{'* and '.join(sound)}*: each fits {fits}. Keep the one that the run used.")
     if wrong and not sound:
-        problem = f"{wrong[0]} It is damaged, or was made from other documents or options"
-        raise LayoutError(f"{problem}. Remove it, or leave out index_dir.")
+        raise LayoutError(f"{wrong[0]} It is damaged, or of other data or options. Remove it, or leave out index_dir.")
     return next(iter(sound.values()), None)
 
 

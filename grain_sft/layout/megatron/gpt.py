@@ -123,8 +123,7 @@ class MegatronGptLayout(Layout):
     ) -> list[Any]:
         traits = self._recipe.traits
         if mask and traits.masks_targets:
-            problem = f"variant {self._recipe.variant} never takes loss on the prediction of an EOD"
-            raise LayoutError(f"eod_mask_loss=True: {problem}. Remove eod_mask_loss.")
+            raise LayoutError(f"eod_mask_loss: variant {self._recipe.variant} takes no loss on EODs. Remove it.")
         attention = traits.resets if attention is None else attention
         positions = traits.resets and attention if positions is None else positions
         segments = traits.segments_per_row if segments is None else segments
@@ -136,8 +135,7 @@ class MegatronGptLayout(Layout):
         if not (mask or traits.masks_targets or attention or positions):
             return transforms
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
-            problem = "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus has no EOS id"
-            raise LayoutError(f"{problem}. Give eod_token_id.")
+            raise LayoutError("eod_token_id is missing: the corpus has no EOS id for masks and resets. Give it.")
         eod = as_integer("eod_token_id", eod, 0, LayoutError)
         if mask or traits.masks_targets:
             transforms.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})

@@ -87,8 +87,7 @@ class Recipe:
         if self.index_dir is not None and not self.traits.shuffles:
             raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
         if self.split is not None and not self.traits.splits:
-            problem = f"variant {self.variant} splits the sequences of each prefix"
-            raise LayoutError(f"document_split={self.split[0]!r}: {problem}. Give corpus.split.")
+            raise LayoutError(f"document_split: variant {self.variant} splits sequences instead. Give corpus.split.")
 
     @property
     def traits(self) -> Variant:
@@ -148,15 +147,11 @@ class Recipe:
         if not corpus.weights:
             return [1.0] * len(corpus.shards)
         if not self.traits.shuffles:
-            raise LayoutError(
-                f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
-            )
+            raise LayoutError(f"corpus weights: variant {self.variant} has no weighted blend. Give corpus.mixture.")
         if self.traits.blends and self.num_samples is None:
             raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
         if self.traits.blends and not all(corpus.weights):
-            raise LayoutError(
-                "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
-            )
+            raise LayoutError("corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix.")
         weights: list[float] = normalized(corpus.weights).tolist()
         return weights
 

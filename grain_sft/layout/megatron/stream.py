@@ -74,8 +74,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     sizes = np.ascontiguousarray(sizes)
     num_tokens = int(sizes.sum(dtype=np.int64))
     if num_tokens < 1:
-        problem = f"the {len(sizes)} documents of a data set have no tokens"
-        raise LayoutError(f"{problem}. Give a corpus, or shares in document_split, with tokens.")
+        raise LayoutError(f"{len(sizes)} documents of a data set have no tokens. Give more, or another document_split.")
     epochs = cut.epochs_for(num_samples, num_tokens)
     count = cut.samples_in(epochs * num_tokens)
     if not count:
