@@ -88,11 +88,7 @@ WRONG = {  # function that damages the index, options of the layout, message
     "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
     "damaged header": (damage_header, {}, "shuffle_index.npy: can't be read"),
     "two": (duplicate, {}, "each fits .*Keep the one"),
-    "other samples": (
-        None,
-        {"num_samples": 400},
-        "no index of .*with document_index.npy .360.*1 indices have this path and seed",
-    ),
+    "other samples": (None, {"num_samples": 400}, "document_index.npy .360.*1 indices have this path and seed"),
     "other length": (None, {"sequence_length": 8}, "no index of"),
     "other seed": (None, {"seed": 5}, "no index of .*0 indices have this path and seed"),
     "no extra token": (None, {"add_extra_token_to_sequence": False}, "(sample_index.npy: sample|no index of)"),
