@@ -28,10 +28,8 @@ _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked
 
 # Keys of masks that can't become weights: `true` may mean "no loss", or the mask is about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | {
-    role: role for role in ("system", "tool", "user", "assistant")
-}
-_SHAREGPT_TURN = frozenset(("from", "value", "weight"))
+_TURN_ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ("system", "tool", "user", "assistant")}
+_TURN_KEYS = frozenset(("from", "value", "weight"))
 _MAX_WEIGHT = 1e30  # well below the largest float32
 
 
@@ -56,10 +54,10 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
         where = f"{key}[{index}]"
         if "role" in entry and "from" not in entry:
             return read_messages(record, key, roles)
-        check_keys(entry, _SHAREGPT_TURN, where)
+        check_keys(entry, _TURN_KEYS, where)
         if unread := [key for key in ("function_call", *CALLS, *REASONING) if entry.get(key)]:
             raise RecordError(f"{where}.{unread[0]}: not read in ShareGPT's turns. Use turns of 'role' and 'content'.")
-        role = _SHAREGPT_ROLES[_role_of(entry, where, tuple(_SHAREGPT_ROLES), "from")]
+        role = _TURN_ROLES[_role_of(entry, where, tuple(_TURN_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))
     return messages
 

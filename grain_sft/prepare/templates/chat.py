@@ -17,7 +17,7 @@ from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, with_reasoning
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, Tools, with_reasoning
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
@@ -74,7 +74,7 @@ class Chat(Template):
         except UnexpectedControlError as error:
             raise _refusal(error, conversation, is_plain) from error
 
-    def _refuse_unread(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> None:
+    def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
         """Refuse a chat that has the same `text` without its calls, thoughts or tools, or the messages of a role."""
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
         # a template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does

@@ -13,7 +13,7 @@ from typing import Any
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.conversation import CALLS, REASONING
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messages, Spans
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messages, Spans, Tools
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
@@ -26,7 +26,7 @@ class RenderedChat:
 
     template: ChatTemplate
     messages: Messages
-    tools: Sequence[Any] | None
+    tools: Tools
     text: str
 
     @functools.cached_property
@@ -46,8 +46,8 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return `_around_contents` for messages that have these roles, and only the keys `role` and `content`."""
-    return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
+    """Return `_around_turns` for messages that have these roles, and only the keys `role` and `content`."""
+    return _around_turns(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
@@ -62,16 +62,14 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
         return [chat.contents[turn] for turn in turns]
     messages = [chat.messages[turn] for turn in turns]
     if not any(message.keys() - {"role", "content"} for message in messages):
-        around = _around_contents(chat.template, chat.messages, chat.tools, turns)
+        around = _around_turns(chat.template, chat.messages, chat.tools, turns)
         if (spans := _spans_between(around, messages, chat.text)) is not None:
             return spans
     marks = Marks(chat.messages, chat.tools, chat.template.source)
     return [span for turn in turns if (span := _by_surroundings(chat, turn, marks)) is not None]
 
 
-def _around_contents(
-    template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
-) -> list[str] | None:
+def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turns: Sequence[int]) -> list[str] | None:
     """Return the texts before, between and after the contents of `turns`. None unless each is there once, in order."""
     marks = Marks(messages, tools, template.source)
     marked = list(messages)

@@ -13,6 +13,7 @@ from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Any] | None
 Spans = list[tuple[int, int]]
 
 # Markup that templates write around turns. Without such a token in the tokenizer, it is encoded as ordinary text.
@@ -54,7 +55,7 @@ class ChatTemplate:
         keys, compared = self._jinja.literals_of(self.source)
         return keys, any_of(compared)
 
-    def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
+    def attempt(self, messages: Messages, tools: Tools = None, *, prompt: bool = False) -> str | None:
         """Return the text of a conversation; None if the template refuses it.
 
         With `prompt`, the text ends with the beginning of a turn of the assistant, such as "<|im_start|>assistant".
@@ -64,7 +65,7 @@ class ChatTemplate:
         except RecordError:
             return None
 
-    def render(self, messages: Messages, tools: Sequence[Any] | None = None, **variables: Any) -> str:
+    def render(self, messages: Messages, tools: Tools = None, **variables: Any) -> str:
         """Return the text of a conversation, rendered with further `variables`.
 
         Raises:
@@ -80,7 +81,7 @@ class ChatTemplate:
                 reason = "it asks for today's date, so tomorrow's corpus would differ; give one with a fixed date"
             raise RecordError(f"messages: the chat template can't render them: {reason}.") from error
 
-    def marked_spans(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans:
+    def marked_spans(self, messages: Messages, tools: Tools, text: str) -> Spans:
         """Return the spans that the template itself marks with {% generation %} in the `text` of a conversation.
 
         Raises:

@@ -118,9 +118,7 @@ class OneFileTokenizer(Tokenizer):
         try:
             self.chat_template = None if template is None else template.decode()
         except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"{self._where}: {CHAT_TEMPLATE} is not UTF-8 (byte {error.start}). Convert it."
-            ) from error
+            raise CorpusError(f"{self._where}: {CHAT_TEMPLATE} is not UTF-8: byte {error.start}. Fix it.") from error
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:
