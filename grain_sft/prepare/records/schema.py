@@ -227,11 +227,6 @@ def _untrained(messages: Iterable[Message]) -> list[Message]:
     return [replace(message, weight=0.0) if message.role.startswith("assistant") else message for message in messages]
 
 
-def _parse_text(record: Record) -> Conversation:
-    """Parse {"text"}, a plain document for template `text`."""
-    return Conversation((Message(DOCUMENT, text_of(record, "text")),))
-
-
 _MESSAGES_KEYS = ("messages", "system", "tools")
 _ALPACA, _PAIR, _PREFERENCE = ("instruction", "output"), ("prompt", "completion"), ("chosen", "rejected")
 _TURN = ("weight", *CALLS, *REASONING)
@@ -247,7 +242,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "alpaca": Schema(_parse_alpaca, (*_ALPACA, "input", "system", "history"), (), _ALPACA),
     "prompt_completion": Schema(_parse_prompt_completion, (*_PAIR, "system", "tools"), _ROLE_CONTENT, _PAIR),
     "preference": Schema(_parse_preference, (*_PREFERENCE, "prompt", "system", "tools"), _ROLE_CONTENT, _PREFERENCE),
-    "text": Schema(_parse_text, ("text",)),
+    "text": Schema(lambda record: Conversation((Message(DOCUMENT, text_of(record, "text")),)), ("text",)),
 }
 
 _SIGNS = {name: frozenset(schema.signs) for name, schema in SCHEMAS.items() if schema.signs}

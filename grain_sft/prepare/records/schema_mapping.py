@@ -16,13 +16,7 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
 def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
-    """Return a copy of `record` with the keys of its schema.
-
-    Args:
-      record: Record with the keys of its file.
-      keys: Keys in the file by schema key.
-      turn_keys: Schema keys of messages.
-    """
+    """Return `record` with its keys renamed by `keys`, {schema key: key in the file}. Messages have the `turn_keys`."""
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
     for key, value in result.items():

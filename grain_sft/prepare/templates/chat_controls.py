@@ -49,12 +49,7 @@ class Expected(NamedTuple):
 
 
 def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> Expected:
-    """Return the control tokens that the template writes.
-
-    Args:
-      chat: Rendered chat.
-      find: Function that returns the control tokens of a text.
-      special: Spellings of the tokenizer's special tokens.
+    """Return the control tokens that the template writes. `special` has the spellings of the tokenizer's special tokens.
 
     Raises:
       RecordError: The template refuses other texts, so its control tokens are unknown.

@@ -45,7 +45,7 @@ class Encoder(abc.ABC):
 
         Args:
           text: The rendered chat.
-          spans: Spans of the characters that take loss.
+          spans: Spans of its characters that take loss.
           expected: Control tokens that the template writes.
           plain: Whether a text that spells a control token is encoded as ordinary text, not refused.
 

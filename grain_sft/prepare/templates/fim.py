@@ -31,14 +31,7 @@ Draws = Sequence[int]
 
 
 class FillInTheMiddle:
-    """Fill-in-the-middle of documents.
-
-    Attributes:
-      ids: Ids of the prefix, middle and suffix tokens.
-
-    Args:
-      tokenizer: Tokenizer that has these tokens, and the split token if `fim_split_sample` names one.
-      options: Options of the template, of which the seed and those that begin with "fim" are used.
+    """Fill-in-the-middle of documents, by the options `seed` and `fim_…`. `ids` has the prefix, middle and suffix tokens.
 
     Raises:
       PrepareError: The tokenizer lacks a token, or only one of fim_split_sample and fim_fragment_rate is given.

@@ -7,7 +7,7 @@ the user, is the loss weight of its text and of the `<|end_of_turn|>` after it. 
 from collections.abc import Mapping, Sequence
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.conversation import Conversation, Message
+from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate, Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -36,7 +36,11 @@ class OpenChat(PiecesTemplate):
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""
         self.refuse_calls(conversation)
-        system, messages = self._system(conversation)
+        system, messages = conversation.system, conversation.messages
+        if system is None and messages[0].role == "system":
+            system, messages = messages[0].content, messages[1:]
+        elif system is None:
+            system = self.chosen.system_prompt
         condition = conversation.condition or self.chosen.condition or ""
         pieces: list[Piece] = [(self._bos, 0.0)]
         if system:
@@ -48,14 +52,6 @@ class OpenChat(PiecesTemplate):
             prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]
         return pieces
-
-    def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
-        """Return the system text (the record's, the first message's or the option's) and the messages after it."""
-        messages = conversation.messages
-        if conversation.system is None and messages[0].role == "system":
-            return messages[0].content, messages[1:]
-        system = self.chosen.system_prompt if conversation.system is None else conversation.system
-        return system, messages
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
         """See `PiecesTemplate.document`. `seq_level_weight` divides a message's weight by its tokens, without the prefix."""
