@@ -122,13 +122,9 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
     wrong = (start >= end) | (start < previous_ends) | (end > num_tokens)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
-        if end[i] > num_tokens:
-            why = f"the shard has {num_tokens} tokens"
-        elif start[i] >= end[i]:
-            why = "a document holds at least one token"
-        else:
-            why = f"the document before it ends at {int(previous_ends[i])}: they overlap"
-        raise CorpusError(f"{path}:{line + i}: {start[i]},{end[i]}, but {why}. It is damaged, or of another shard.")
+        problem = f"{path}:{line + i}: {start[i]},{end[i]} is empty, overlaps the document before, or leaves the shard"
+        expected = f"expected {previous_ends[i]} <= start < end <= {num_tokens}"
+        raise CorpusError(f"{problem}; {expected}. It is damaged, or of another shard.")
 
 
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:

@@ -164,7 +164,7 @@ class LossReader:
         return result
 
     def _gather_kind(self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> Array:
-        """Do as `gather`, for pieces of shards whose loss files are of this kind."""
+        """Return the result of `gather` for pieces of shards whose loss files are of this kind."""
         values = KINDS[kind]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize

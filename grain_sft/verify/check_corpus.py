@@ -254,7 +254,7 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Return the vocabulary's size of the tokenizer next to a corpus; None if it is missing or not the corpus's own by hash."""
+    """Return the number of ids of the tokenizer next to a corpus; None if it is missing, or its hash is not the corpus's."""
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)
     if path is None:

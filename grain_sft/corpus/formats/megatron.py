@@ -140,7 +140,7 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Check the files of a prefix. Return its shard, with a split only the sequences of its subset, and its index's header."""
+    """Return the shard of a prefix (of the subset, if the caller gave a split), and the header of the prefix's index."""
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
     index_stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=index_stamp.version)

@@ -154,7 +154,7 @@ class _Rows(NamedTuple):
 
 def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     """Return the metadata that `grain-sft prepare` wrote into the file; None for a file of another tool."""
-    with _open_parquet(path, version) as (_, file):
+    with _open_parquet(path, version) as file:
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"null")
     try:
         metadata = json.loads(raw)
@@ -228,28 +228,28 @@ def _damaged(path: str, row: int, problem: str) -> CorpusError:
 
 
 @contextlib.contextmanager
-def _open_parquet(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
-    """Yield pyarrow and the opened Parquet file."""
+def _open_parquet(path: str, version: str | None) -> Iterator[Any]:
+    """Yield the opened Parquet file."""
     pyarrow = import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 
     opened: Any = open_remote(path, version) if files.is_remote(path) else pyarrow.OSFile(path)
     with opened as source:
-        yield pyarrow, parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)
+        yield parquet.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True)
 
 
 def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
     """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at once."""
     first = 1  # number of the next row
     try:
-        with _open_parquet(path, version) as (pyarrow, file):
+        with _open_parquet(path, version) as file:
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:
                     raise CorpusError(f"{path}: {names.count(name)} columns {name}; expected {', '.join(_COLUMNS)}.")
             for group in range(file.num_row_groups):  # one iterator over all groups would keep all groups in memory
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
-                    yield _decode(pyarrow.types, path, first, batch)
+                    yield _decode(path, first, batch)
                     first += batch.num_rows
             if first - 1 != file.metadata.num_rows:  # pyarrow yields the rows of some damaged files up to the damage
                 raise CorpusError(f"{path}: {first - 1} rows; expected {file.metadata.num_rows}. Copy the file again.")
@@ -262,8 +262,10 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
         raise CorpusError(f"{path}: can't be read as Parquet after row {first - 1} ({text}).") from error
 
 
-def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
-    """Return the rows of a pyarrow RecordBatch that begins with row `first`; `types` is `pyarrow.types`."""
+def _decode(path: str, first: int, batch: Any) -> _Rows:
+    """Return the rows of a pyarrow RecordBatch that begins with row `first`."""
+    from pyarrow import types
+
     rows = _Rows(first, {}, {})
     for name in _COLUMNS:
         column = inner = batch.column(batch.schema.get_field_index(name))

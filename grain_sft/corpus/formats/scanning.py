@@ -54,7 +54,7 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Raise CorpusError if the caller gave a dtype other than `dtype`, which the file at `path` has, or calls `name`."""
+        """Raise CorpusError if the caller gave another dtype than that of the file at `path`, which messages call `name`."""
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
 
@@ -158,7 +158,7 @@ def corpus_of(
 
 
 def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
-    """Do as `map`, in threads, with a progress bar of the title `work`; "" shows none."""
+    """Return `list(map(function, *columns))`, made in threads. `work` is the title of a progress bar; "" shows none."""
     context = contextvars.copy_context()  # holds the `root` of `open_corpus`, for checks in threads
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
