@@ -25,25 +25,16 @@ IGNORED = -100
 
 @dataclasses.dataclass(frozen=True)
 class LossValues:
-    """Properties of the values in loss files of one kind.
-
-    Attributes:
-      dtype: Dtype of the values in the file.
-      expected: Description of valid values, for error messages.
-      find_invalid: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
-      no_loss: Value of a token that takes no loss.
-      weighted: Whether values are weights.
-      needs_tokens: Whether `find_invalid` needs the tokens. If not, callers pass any array in place of the tokens.
-      codes: Dtypes that a .npy header may state besides `dtype`, such as "b1" for bool.
-    """
+    """Properties of the values in loss files of one kind."""
 
     dtype: np.dtype[Any]
-    expected: str
-    find_invalid: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]
-    no_loss: int = 0
-    weighted: bool = False
-    needs_tokens: bool = False
-    codes: tuple[str, ...] = ()
+    expected: str  # description of valid values, for error messages
+    find_invalid: Callable[[Array, Array], npt.NDArray[np.bool_]]
+    """Function that returns a mask of the invalid values, given the values and the tokens that they belong to."""
+    no_loss: int = 0  # value of a token that takes no loss
+    weighted: bool = False  # whether values are weights
+    needs_tokens: bool = False  # whether `find_invalid` needs the tokens; if not, callers pass any array in their place
+    codes: tuple[str, ...] = ()  # dtypes that a .npy header may state besides `dtype`, such as "b1" for bool
 
 
 KINDS: dict[LossKind, LossValues] = {

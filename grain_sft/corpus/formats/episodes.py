@@ -26,15 +26,10 @@ _ANY_MASK = "mask.bin or mask_weighted.bin"
 
 
 class Episodes(Format):
-    """Format of the folder of one split, such as `train/`. The shards of the corpus are sorted by name.
+    """Format of the folder of one split, such as `train/`. The shards of the corpus are sorted by name."""
 
-    Attributes:
-      index: Name of the boundary file of each shard.
-      kind: Kind of the boundary file, as in `BoundaryFile`.
-    """
-
-    index = "episodes.idx"
-    kind: BoundaryKind = "pairs"
+    index = "episodes.idx"  # name of the boundary file of each shard
+    kind: BoundaryKind = "pairs"  # kind of the boundary file
 
     expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or a train/ or val/ in it"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"

@@ -76,9 +76,13 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. Its version is that at the old path."""
-        present = _locate(path, file.path, options)
-        version = file.version if present == file.path else None
+        """Return the file at its present path. A relative path starts at the folder of the index."""
+        present = options.remap(file.path)
+        if not files.is_remote(present) and not os.path.isabs(present):
+            absolute = files.join(files.parent(path), present)
+            absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
+            present = options.remap(absolute) if present == file.path else absolute
+        version = file.version if present == file.path else None  # the version at the old path
         return dataclasses.replace(file, path=present, version=version, root=None)
 
     metadata = CorpusMetadata.of(data, _DAMAGED)
@@ -123,20 +127,6 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
             raise CorpusFileError(f"{file_stamp.size_change(file, size)} Index: {path}.")
 
     in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
-
-
-def _locate(index: str, listed: str, options: ReadOptions) -> str:
-    """Return the present path of a file that an index lists as `listed`, which may be relative to the index's folder.
-
-    `path_remap` applies to the listed path. If it does not change a relative path, it also applies to the absolute path.
-    """
-    path = options.remap(listed)
-    if files.is_remote(path) or os.path.isabs(path):
-        return path
-    absolute = files.join(files.parent(index), path)
-    if not files.is_remote(index):
-        absolute = os.path.normpath(absolute)
-    return options.remap(absolute) if path == listed else absolute
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
