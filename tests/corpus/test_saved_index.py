@@ -98,7 +98,7 @@ EDITED_INDEXES = [
     *((0, {key: wrong}, GARBLED) for key, wrong in (("path", 5), ("size", 1 << 80), ("digest", []))),
     *((None, {key: wrong}, GARBLED) for key, wrong in (("dtype", "int32"), ("tokenizer", 5), ("shards", [1]))),
     (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
-    (None, {"shards": []}, DAMAGED),
+    (None, {"shards": []}, GARBLED),
     (None, {"format": "other"}, "no index of grain_sft or MaxText"),
     *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),
 ]

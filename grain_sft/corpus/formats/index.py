@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -60,7 +60,7 @@ class _OwnIndex(msgspec.Struct):
     fingerprint: str
     dtype: TokenDtype
     eos_token_id: Count | None
-    shards: tuple[Shard, ...]
+    shards: Annotated[tuple[Shard, ...], msgspec.Meta(min_length=1)]
     sources: FileStamp | None = None
     use_loss_mask: bool | None = None
     weights: tuple[float, ...] = ()
