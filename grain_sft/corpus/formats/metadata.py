@@ -135,6 +135,8 @@ class Json:
         text = files.read_text(path)
         try:
             data = json.loads(text)
+            if "\\u" in text:
+                json.dumps(data, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
         if not isinstance(data, dict):
