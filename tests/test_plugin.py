@@ -226,7 +226,7 @@ def test_a_format_from_outside_is_written_and_refuses_masks_that_it_does_not_hol
     assert written.read(0, 7)[0].tolist() == tokens.tolist() and written.documents.length.tolist() == [4, 3]
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(bytes([0, 1, 1, 1, 1, 1, 1]))
     assert main([*convert, "--overwrite"]) == 1
-    assert "1 of 7 tokens of train take none" in capsys.readouterr().err
+    assert "1 of 7 tokens of train take no loss" in capsys.readouterr().err
     assert main([*convert[:-1], "grain_sft_example.broken:plain"]) == 1
     expected = "format 'grain_sft_example.broken:plain' is a function; expected Format. Fix the name."
     assert expected in capsys.readouterr().err

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
+from grain_sft.errors import PrepareError
 from grain_sft.prepare.documents import Ids
 from grain_sft.prepare.request import Request, parse_amount
 
@@ -29,10 +30,13 @@ def select(ids: Ids, amount: str) -> Ids:
     if not len(ids) or target == len(ids):
         return ids
     repeats, num_random = divmod(target, len(ids))
-    parts = [ids] * repeats
-    if num_random:
-        parts.append(ids[np.random.RandomState(SELECT_SEED).choice(len(ids), size=num_random, replace=False)])
-    return np.concatenate(parts) if parts else ids[:0]
+    try:
+        parts = [ids] * repeats
+        if num_random:
+            parts.append(ids[np.random.RandomState(SELECT_SEED).choice(len(ids), size=num_random, replace=False)])
+        return np.concatenate(parts) if parts else ids[:0]
+    except (MemoryError, OverflowError) as error:
+        raise PrepareError(f"amount {amount}: too many documents for the memory. Give a smaller amount.") from error
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:

@@ -61,7 +61,13 @@ def test_records_that_are_both_in_train_and_in_val_are_reported(caplog: pytest.L
         assert ("an amount repeats records" in caplog.text) is repeated
 
 
-@pytest.mark.parametrize("amount", ["", "x", "-1", "1e", "nan.", "inf.", "1_000", 0.5])
+@pytest.mark.parametrize("amount", ["9" * 20, f"{'9' * 300}.5"])
+def test_an_amount_that_does_not_fit_in_memory_is_an_error(amount: str) -> None:
+    with pytest.raises(PrepareError, match="too many documents"):
+        splits.select(np.arange(7), amount)
+
+
+@pytest.mark.parametrize("amount", ["", ".", "x", "-1", "1e", "nan.", "inf.", "1_000", "1" * 5000, 0.5])
 def test_other_amounts_are_an_error(amount: Any) -> None:
     with pytest.raises(PrepareError, match="expected a factor"):
         request(amount=amount)

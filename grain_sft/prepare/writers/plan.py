@@ -164,7 +164,7 @@ class Format:
         for split, counts in plan.statistics.items():
             without_loss = counts.tokens - counts.trainable_tokens
             if without_loss and not self.holds_loss:
-                problem = f"all tokens take loss, but {without_loss:,} of {counts.tokens:,} tokens of {split} take none"
+                problem = f"has no masks, but {without_loss:,} of {counts.tokens:,} tokens of {split} take no loss"
                 fix = "Choose a format with masks: olmo, episodes or openchat"
                 raise PrepareError(f"format {plan.request.format}: {problem}. {fix}.")
         return [task for split in plan.splits for task in self.tasks(plan, split)]
