@@ -113,7 +113,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            # row i of one batch is compared with row i of the other; the last rows of the longer batch have none, and differ
+            # row i of one batch is compared with row i of the other; rows of the longer batch without such a row differ
             num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
             equal = rows == other_rows
@@ -143,9 +143,10 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         num_rows, other_num_rows = (len(next(iter(each.values()))) for each in (batch, other_batch))
         shapes, other_shapes = ({key: each[key].shape[1:] for key in each} for each in (batch, other_batch))
         equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
-        for key, array in batch.items() if shapes == other_shapes else ():  # else no row is equal
-            equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
-            equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
+        if shapes == other_shapes:  # else no row is equal
+            for key, array in batch.items():
+                equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
+                equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
         yield step, max(num_rows, other_num_rows) - int(equal.sum())
 
 
