@@ -5,6 +5,11 @@ import functools
 from collections import Counter
 from pathlib import Path
 
+from grain_sft.corpus import FORMATS
+from grain_sft.layout import ALGORITHMS, LAYOUTS
+from grain_sft.prepare import TEMPLATES
+from grain_sft.sampling import ORDERS
+
 PACKAGE = Path(__file__).parents[1] / "grain_sft"
 DOCUMENTED = (
     *("_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"),  # documented by Python
@@ -12,12 +17,8 @@ DOCUMENTED = (
     "_run_exitfuncs",  # of atexit: there is no other way to run them before `os._exit` (cli/interrupts.py)
 )
 MOST_LINES, MOST_FILES = 300, 20
-NAMES = (
-    *("best_fit_decreasing", "first_fit_decreasing", "multipack", "concat_then_split", "shuffled_best_fit"),
-    *("maxtext", "episode", "openchat", "random", "sequential", "olmo", "shuffle"),
-    *("primer", "episodes", "plain", "episode_tool", "windows", "padded", "packed", "materialized"),
-)
-"""Names of algorithms, orders, formats, templates and layouts. Their tables hold all that other files must know of them."""
+NAMES = {*ALGORITHMS, *FORMATS, *LAYOUTS, *ORDERS, *TEMPLATES} - {"files", "grain", "index", "megatron", "rows", "text"}
+"""Names of entries, without words that have other meanings, too. Tables hold all that other files must know of an entry."""
 
 
 @functools.cache

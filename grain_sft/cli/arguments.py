@@ -186,7 +186,7 @@ def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = (
     """Return the stage `--stage` of the pipeline of `open_config`."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
-        raise ConfigError(f"--stage {options.stage}: the config has {len(stages)} stages. Give 1 to {len(stages)}.")
+        raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
     return stages[int(options.stage) - 1]
 
 

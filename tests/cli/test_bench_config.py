@@ -183,6 +183,7 @@ def test_wrong_arguments_are_status_2(arguments, message, failure):
 
 def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
     path = write_config(tmp_path / "config.json", windows(tmp_path))
+    assert "--stage 2: expected at most 1, the last stage of the config." in failure("bench", path, "--stage", "2")[1]
     for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path, "--output", path], ["--dir", path], [path]):
         if words == [path]:
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)

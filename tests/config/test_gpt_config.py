@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from batches import error_of, golden_values, load, write_config
-from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
+from episode_corpora import CHANGES, EOT, GPT_CONFIG, LENGTHS, write_dataset
 
 from grain_sft import Host
 from grain_sft.config.gpt_config import GPT_CONFIG as KEYS
@@ -46,7 +46,7 @@ def test_batches_are_the_loaders(tmp_path, name, hosts):
         else:
             mask = batch["targets_weights"] if name == "weights" else taken.astype(np.float32)
             np.testing.assert_array_equal(mask, expected["mask"][step])
-    assert np.size(expected["x"]) // len(x[0]) > sum(length >= keys["episode_min_tokens"] for length in lengths(40))
+    assert np.size(expected["x"]) // len(x[0]) > sum(length >= keys["episode_min_tokens"] for length in LENGTHS)
 
 
 def test_without_a_mask_the_last_token_of_a_whole_row_takes_loss_too(data):

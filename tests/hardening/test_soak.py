@@ -38,7 +38,7 @@ def measure() -> tuple[int, int, int]:
     return anonymous, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
+def soak(pipeline: Pipeline, seconds: float) -> dict[str, object]:
     """Read batches for `seconds`, and on to the end of the epoch. Return the counts of rows and the measurements."""
     source = pipeline.source
     tokens = source.read(range(len(source)))["tokens"]
@@ -48,7 +48,7 @@ def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
     samples, step = [], 0
     begin = time.monotonic()
     sampled = begin - seconds
-    batches = pipeline.iter(threads=threads)
+    batches = pipeline.iter(threads=2)
     while step % epoch or time.monotonic() - begin < seconds:
         inputs, expected = next(batches)["inputs"], pipeline.sampler.rows(step)
         right = (inputs == tokens[expected]).all(axis=1)
@@ -81,7 +81,7 @@ def main(folder: Path, seconds: float) -> None:
         source = NpyDataSource(layout, max_open_files=40)  # so that files are opened again and again
         sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=7)
         pipeline = Pipeline(source, sampler, [grain_sft.NgramFilter(), grain_sft.ShiftTargets()])
-        print(json.dumps(soak(pipeline, seconds / 2, threads=2)), flush=True)
+        print(json.dumps(soak(pipeline, seconds / 2)), flush=True)
 
 
 def test_a_long_run_accounts_for_every_row_in_constant_memory(tmp_path):

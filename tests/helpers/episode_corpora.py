@@ -47,19 +47,17 @@ CHANGES: dict[str, dict[str, object]] = {
 }
 
 
-def lengths(count: int) -> list[int]:
-    """Return lengths of 1 to 31 tokens. One of them is 17: a whole row of 16, and the token after it."""
-    return [1 + number * 7 % 31 for number in range(count)]
+LENGTHS = [1 + number * 7 % 31 for number in range(40)]
+"""Number of tokens of each episode. One of them is 17: a whole row of 16, and the token after it."""
 
 
-def write_dataset(root: Path, count: int = 40, *, weighted: bool = False) -> Path:
-    """Write `count` episodes in shards of 15. Five tokens of no episode precede each. No two episodes have equal tokens."""
-    for first in range(0, count, EPISODES_PER_SHARD):
+def write_dataset(root: Path, *, weighted: bool = False) -> Path:
+    """Write episodes in shards of 15. Five tokens of no episode precede each. No two episodes have equal tokens."""
+    for first in range(0, len(LENGTHS), EPISODES_PER_SHARD):
         folder = root / "train" / f"shard_{first // EPISODES_PER_SHARD:05d}"
         folder.mkdir(parents=True)
         tokens, mask, pairs, at = [], [], [], 0
-        for number in range(first, min(first + EPISODES_PER_SHARD, count)):
-            length = lengths(count)[number]
+        for number, length in enumerate(LENGTHS[first : first + EPISODES_PER_SHARD], first):
             place = np.arange(length)
             tokens += [np.full(5, 9), np.append(100 * (number + 1) + place[:-1], EOT)]
             mask += [np.ones(5), (number + place) % 4 / 2 if weighted else (number + place) % 3 > 0]

@@ -7,10 +7,10 @@ import numpy as np
 PAD = 0
 
 
-def make_pairs(count, seed, longest=40):
+def make_pairs(count, seed):
     """Return `count` random pairs. A pair is [prompt, chosen, rejected], lists of token ids, some of them empty."""
     random = np.random.default_rng(seed)
-    sizes = random.integers(0, longest, (count, 3)) * (random.random((count, 3)) > 0.05)
+    sizes = random.integers(0, 40, (count, 3)) * (random.random((count, 3)) > 0.05)
     sizes[sizes.sum(axis=1) == 0, 1] = 1
     return [[random.integers(1, 250, size).tolist() for size in row] for row in sizes]
 

@@ -35,7 +35,7 @@ def write_sources(path, docs):
     np.array([[number % 3, number + 1] for number in range(len(docs))], "<i8").tofile(path)
 
 
-def write_olmo(folder: Path, docs, *, dtype="uint16", part_tokens=100, sources=False, boundaries=True):
+def write_olmo(folder: Path, docs, *, dtype="uint16", part_tokens=100, sources=False):
     """Write a corpus in format olmo, in files of `part_tokens` tokens, which cut through documents."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens, loss = joined(docs)
@@ -45,11 +45,10 @@ def write_olmo(folder: Path, docs, *, dtype="uint16", part_tokens=100, sources=F
         stop = min(begin + part_tokens, len(tokens))
         tokens[begin:stop].astype(dtype).tofile(folder / f"token_ids_part_{number:04d}.npy")
         loss[begin:stop].astype(bool).tofile(folder / f"labels_mask_part_{number:04d}.npy")
-        if boundaries:
-            with gzip.open(folder / f"token_ids_part_{number:04d}.csv.gz", "wt") as file:
-                for start, end in zip(starts, ends, strict=True):
-                    if end > begin and start < stop:
-                        file.write(f"{max(start, begin) - begin},{min(end, stop) - begin}\n")
+        with gzip.open(folder / f"token_ids_part_{number:04d}.csv.gz", "wt") as file:
+            for start, end in zip(starts, ends, strict=True):
+                if end > begin and start < stop:
+                    file.write(f"{max(start, begin) - begin},{min(end, stop) - begin}\n")
     if sources:
         write_sources(folder / "sources.bin", docs)
     return folder
