@@ -167,21 +167,17 @@ def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms,
     assert " ms" in advice.reason(choice, taken, [direct, *rows])
 
 
-ERRORS = {
-    **{"config.json --only packed": "--only: only without CONFIG", "--host 0/2": "--host: only with CONFIG"},
-    "--stage 2": "--stage: only with CONFIG",
-    **{"config.json --host 2/2": "--host", "config.json --tokens-per-second 0": "--tokens-per-second"},
-    **{"config.json --max-workers -1": "--max-workers"},
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), ERRORS.items())
-def test_wrong_arguments_are_status_2(arguments, message, failure):
-    status, error = failure("bench", *arguments.split())
-    assert status == 2 and f"argument {message}" in error
-
-
-def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
+def test_failures_are_a_sentence_with_status_2_for_wrong_arguments_and_1_for_others(tmp_path, failure):
+    for arguments, message in (
+        ("config.json --only packed", "--only: only without CONFIG"),
+        ("--host 0/2", "--host: only with CONFIG"),
+        ("--stage 2", "--stage: only with CONFIG"),
+        ("config.json --host 2/2", "--host"),
+        ("config.json --tokens-per-second 0", "--tokens-per-second"),
+        ("config.json --max-workers -1", "--max-workers"),
+    ):
+        status, error = failure("bench", *arguments.split())
+        assert status == 2 and f"argument {message}" in error
     path = write_config(tmp_path / "config.json", windows(tmp_path))
     assert "--stage 2: expected at most 1, the last stage of the config." in failure("bench", path, "--stage", "2")[1]
     for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path, "--output", path], ["--dir", path], [path]):

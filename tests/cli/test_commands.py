@@ -120,24 +120,17 @@ def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path,
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(config_schema()))
 
 
-WRONG_ARGUMENTS = [
-    [],
-    ["demoo"],
-    ["index"],
-    *(["index", "a", *wrong] for wrong in (["--dtype", "int8"], ["--path-remap", "x"], ["--maxtext"])),
-    *(["bench", *wrong] for wrong in (["--files", "0"], ["--seconds", "x"], ["--seconds", "inf"])),
-    *(["demo", *wrong] for wrong in (["--steps", "1"], ["--steps", str(1 << 63)], ["--seed", "-1"])),
-    *([command, "--no-such-option"] for command in COMMANDS),
-]
-
-
-@pytest.mark.parametrize("arguments", WRONG_ARGUMENTS)
-def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(arguments, failure):
-    status, error = failure(*arguments)
-    first, usage, help_line = error.splitlines()
-    program = " ".join(["grain-sft", *[word for word in arguments[:1] if word in COMMANDS]])
-    assert (status, help_line) == (2, f"{program} --help lists all options.")
-    assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} ")
+def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(failure):
+    wrong = ["", "demoo", "index", "index a --dtype int8", "index a --path-remap x", "index a --maxtext"]
+    wrong += ["bench --files 0", "bench --seconds x", "bench --seconds inf"]
+    wrong += ["demo --steps 1", f"demo --steps {1 << 63}", "demo --seed -1"]
+    for line in (*wrong, *(f"{command} --no-such-option" for command in COMMANDS)):
+        arguments = line.split()
+        status, error = failure(*arguments)
+        first, usage, help_line = error.splitlines()
+        program = " ".join(["grain-sft", *[word for word in arguments[:1] if word in COMMANDS]])
+        assert (status, help_line) == (2, f"{program} --help lists all options.")
+        assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} ")
 
 
 def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):
@@ -219,19 +212,7 @@ def test_a_command_that_needs_no_jax_keeps_a_jax_that_is_already_imported(monkey
     assert sys.modules["jax"] is imported
 
 
-REPLACING_COMMANDS = [
-    "trace {config} --steps 0 -o {output}",
-    "inspect {config} --step 0 --html {output}",
-    "report {config} --seconds 0 -o {output}",
-    "bench {config} --seconds 0.1 -o {output}",
-    "simulate {config} --hosts 1 --steps 0:1 --processes 0 -o {output}",
-    "train-tokenizer {texts} --vocab-size 300 -o {text}",
-    "index {mix} --dtype uint16 --tokenizer-name tok -o {mix}",
-]
-
-
-@pytest.mark.parametrize("command", REPLACING_COMMANDS)
-def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, failure, command):
+def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix, failure):
     pytest.importorskip("matplotlib")
     text = tmp_path / "texts" / "a.txt"
     text.parent.mkdir()
@@ -240,9 +221,14 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
     middle = tmp_path / "middle.yaml"
     for path, inherited in ((middle, config), (tmp_path / "run.json", middle)):
         path.write_text(json.dumps({"inherits": inherited.name}))
-    names = {"config": path, "texts": text.parent, "text": text, "mix": mix}
+    commands = [f"train-tokenizer {text.parent} --vocab-size 300 -o {text}"]
+    commands += [f"index {mix} --dtype uint16 --tokenizer-name tok -o {mix}"]
     for output in (tmp_path / "tok/a/0.npy", tmp_path / "link/tok/a/0.npy", path, middle, config, mix):
-        status, error = failure(*command.format(**names, output=output).split())
+        commands += [f"trace {path} --steps 0 -o {output}", f"inspect {path} --step 0 --html {output}"]
+        commands += [f"report {path} --seconds 0 -o {output}", f"bench {path} --seconds 0.1 -o {output}"]
+        commands += [f"simulate {path} --hosts 1 --steps 0:1 --processes 0 -o {output}"]
+    for command in commands:
+        status, error = failure(*command.split())
         assert status == 1 and "is an input, which the output" in error
 
 

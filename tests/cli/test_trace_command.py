@@ -117,34 +117,33 @@ def test_documents_in_windows_are_found_and_a_summary_does_not_count_them(tmp_pa
     assert run(capsys, path, "--steps", "0:2", "--summary").splitlines()[-1].split()[1] == "-"
 
 
-ERRORS = {
-    **{"--steps 5:3": "expected A:B", "--steps x": "expected A:B", "--steps 0:10000": "expected steps from 0 to"},
-    "--steps 10000:": "the run ends after step",
-    **{"--between step5 latest": "a name such as step7000", "--document 60": "expected 0 to 59"},
-    **{"--steps 1:2 --format parquet": "--output", "--steps 1:2 --host 0/3": "3 hosts"},
-}
+def test_what_cannot_be_answered_is_an_error(config, failure):
+    for arguments, words in (
+        ("--steps 5:3", "expected A:B"),
+        ("--steps x", "expected A:B"),
+        ("--steps 0:10000", "expected steps from 0 to"),
+        ("--steps 10000:", "the run ends after step"),
+        ("--between step5 latest", "a name such as step7000"),
+        ("--document 60", "expected 0 to 59"),
+        ("--steps 1:2 --format parquet", "--output"),
+        ("--steps 1:2 --host 0/3", "3 hosts"),
+    ):
+        status, error = failure("trace", config, *arguments.split())
+        assert status == 1 and words in error
 
 
-@pytest.mark.parametrize(("arguments", "words"), ERRORS.items())
-def test_what_cannot_be_answered_is_an_error(config, arguments, words, failure):
-    status, error = failure("trace", config, *arguments.split())
-    assert status == 1 and words in error
-
-
-UNUSED_OPTIONS = [
-    ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
-    ("--steps 1:2 --epochs 1", "--epochs"),
-    ("--document 3 --tokenizer x", "--tokenizer"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "unused"), UNUSED_OPTIONS)
-def test_options_that_do_not_apply_to_a_question_are_refused(config, arguments, unused, failure):
-    question = arguments.split()[0]
-    status, error = failure("trace", config, *arguments.split())
-    assert status == 2 and f"{question} does not use {unused}. Leave it out." in error
-    assert "usage: grain-sft trace (--steps A:B | --between NAME NAME | --document [SOURCE:]N | --record ID | " in error
-    assert "--find TEXT | --checkpoints [N]) config [options]\n" in error
+def test_options_that_do_not_apply_to_a_question_are_refused(config, failure):
+    for arguments, unused in (
+        ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
+        ("--steps 1:2 --epochs 1", "--epochs"),
+        ("--document 3 --tokenizer x", "--tokenizer"),
+    ):
+        status, error = failure("trace", config, *arguments.split())
+        assert status == 2 and f"{arguments.split()[0]} does not use {unused}. Leave it out." in error
+    usage = (
+        "(--steps A:B | --between NAME NAME | --document [SOURCE:]N | --record ID | --find TEXT | --checkpoints [N])"
+    )
+    assert f"usage: grain-sft trace {usage} config [options]\n" in error
 
 
 def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):

@@ -36,15 +36,12 @@ def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained
         assert train_tokenizer(WORDS, 300, special) == expected
 
 
-def test_a_special_token_that_is_not_utf_8_is_a_sentence():
+def test_no_text_and_a_special_token_that_is_not_utf_8_are_sentences():
+    for texts in ([], [""]):
+        with pytest.raises(PrepareError, match="hold no text to train on"):
+            train_tokenizer(texts, 400)
     with pytest.raises(PrepareError, match=r"special token '<.udcff>' contains NUL or a byte that is not UTF-8"):
         train_tokenizer(WORDS, 300, ["<\udcff>"])
-
-
-@pytest.mark.parametrize("texts", [[], [""]])
-def test_no_text_is_a_sentence(texts):
-    with pytest.raises(PrepareError, match="hold no text to train on"):
-        train_tokenizer(texts, 400)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RecordError, MemoryError])

@@ -50,17 +50,14 @@ def test_a_mistake_is_named_with_the_config(config, tmp_path, place, value, expe
     assert message.startswith(f"{path}: ") and expected in message
 
 
-MISTAKES_IN_A_LAYOUT = [
-    ("layout.algorithm", "best_fit", "expected one of best_fit_decreasing, "),
-    ("layout.algorithm", "multipack", "lacks the key 'seed': algorithm multipack shuffles by it."),
-    ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
-    ("layout.keep", "last", "keep is an option of kind padded; kind packed takes sequence_length, algorithm,"),
-]
-
-
-@pytest.mark.parametrize(("place", "value", "expected"), MISTAKES_IN_A_LAYOUT)
-def test_a_mistake_in_a_layout_of_documents_is_named(chats, place, value, expected):
-    assert expected in error_of(put(chats, place, value))
+def test_a_mistake_in_a_layout_of_documents_is_named(chats):
+    for place, value, expected in (
+        ("layout.algorithm", "best_fit", "expected one of best_fit_decreasing, "),
+        ("layout.algorithm", "multipack", "lacks the key 'seed': algorithm multipack shuffles by it."),
+        ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
+        ("layout.keep", "last", "keep is an option of kind padded; kind packed takes sequence_length, algorithm,"),
+    ):
+        assert expected in error_of(put(chats, place, value))
 
 
 def test_an_error_is_named_with_the_config_and_keeps_its_class(config):
@@ -101,31 +98,25 @@ def test_every_section_and_every_required_key_is_needed(config):
     for section, key in (("corpus", "path"), ("layout", "kind"), ("layout", "sequence_length"), ("sampler", "seed")):
         changed = {name: value for name, value in config[section].items() if name != key}
         assert error_of({**config, section: changed}) == f"config: {section} lacks the key {key!r}."
-
-
-def test_padding_with_the_eos_needs_an_eos(config):
     del config["corpus"]["eos_token_id"]
     expected = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none. Give corpus.eos_token_id"
     assert expected in error_of(put(config, "corpus.pad_token_id", None))
 
 
-KEYS_GIVEN_TWICE = [
-    ("a.json", '{"corpus": {"path": "a"},\n "layout": {},\n "corpus": {}}', 3, "corpus"),
-    ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
-    ("a.json", '{\n\t"layout":{"kind":"windows",\n\t\t"kind":"a\\/b"}}', 3, "kind"),
-    ("a.json", '{"transforms": [{"x": 1}, {"x": 1,\n "y": [[]],\n "\\u0078": 1}]}', 3, "x"),
-    ("a.json", '{"a": "\x7f", "seed": 1,\n "seed": 2}', 2, "seed"),
-    ("a.yaml", "corpus: {path: a}\nlayout: {}\ncorpus: {}\n", 3, "corpus"),
-    ("a.yaml", "sampler:\n  seed: 1\n  order: olmo\n  seed: 2\nsampler: {}\n", 4, "seed"),
-    ("a.yaml", "transforms:\n- ngram_filter:\n    max_count: 1\n    'max_count': 2\n", 4, "max_count"),
-]
-
-
-@pytest.mark.parametrize(("name", "text", "line", "key"), KEYS_GIVEN_TWICE)
-def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path, name, text, line, key):
-    path = tmp_path / name
-    path.write_text(text)
-    assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
+def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path):
+    for name, text, line, key in (
+        ("a.json", '{"corpus": {"path": "a"},\n "layout": {},\n "corpus": {}}', 3, "corpus"),
+        ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
+        ("a.json", '{\n\t"layout":{"kind":"windows",\n\t\t"kind":"a\\/b"}}', 3, "kind"),
+        ("a.json", '{"transforms": [{"x": 1}, {"x": 1,\n "y": [[]],\n "\\u0078": 1}]}', 3, "x"),
+        ("a.json", '{"a": "\x7f", "seed": 1,\n "seed": 2}', 2, "seed"),
+        ("a.yaml", "corpus: {path: a}\nlayout: {}\ncorpus: {}\n", 3, "corpus"),
+        ("a.yaml", "sampler:\n  seed: 1\n  order: olmo\n  seed: 2\nsampler: {}\n", 4, "seed"),
+        ("a.yaml", "transforms:\n- ngram_filter:\n    max_count: 1\n    'max_count': 2\n", 4, "max_count"),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
 
 
 @pytest.mark.parametrize("place", ["layout.kind", "layout.algorithm", "sampler.order", "corpus.format"])

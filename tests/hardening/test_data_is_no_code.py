@@ -33,11 +33,9 @@ def test_nothing_in_the_package_unpickles_evaluates_or_runs_what_it_reads():
         found += [(name, each) for each in runs if (name, each) not in PICKLED_WORK]
         assert "_Loader)" not in text or "class _Loader(yaml.SafeLoader)" in text, name
     assert not found
-
-
-@pytest.mark.parametrize("line", ["import pickle", "eval('1')", "yaml.load(text)", "np.load(path, allow_pickle=True)"])
-def test_lines_that_run_code_are_found(line):
-    assert RUNS_CODE.search(line) and not RUNS_CODE.search("re.compile('x'); yaml.load(text, _Loader)")
+    for line in ("import pickle", "eval('1')", "yaml.load(text)", "np.load(path, allow_pickle=True)"):
+        assert RUNS_CODE.search(line)
+    assert not RUNS_CODE.search("re.compile('x'); yaml.load(text, _Loader)")
 
 
 class Bomb:
@@ -109,10 +107,9 @@ def folders(tmp_path, write_tokens):
     return tmp_path / "data", tmp_path / "secret"
 
 
-OUTSIDE = ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"]
-
-
-@pytest.mark.parametrize("entry", OUTSIDE)
+@pytest.mark.parametrize(
+    "entry", ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"]
+)
 def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(folders, entry):
     """`entry` is a relative path, an absolute path or a link. Without a root, any path is allowed."""
     data, secret = folders
@@ -149,10 +146,10 @@ def test_a_file_outside_of_the_root_is_not_even_opened(folders, path):
             grain_sft.open_corpus(data / "mix.txt", root=root)
 
 
-PARTS = ("token_ids_part_0000.csv.gz", "labels_mask_part_0000.npy", "sources.bin")
+PARTS = ["token_ids_part_0000.npy", "token_ids_part_0000.csv.gz", "labels_mask_part_0000.npy", "sources.bin"]
 
 
-@pytest.mark.parametrize("name", ["dataset_statistics.json", "token_ids_part_0000.npy", *PARTS])
+@pytest.mark.parametrize("name", ["dataset_statistics.json", *PARTS])
 def test_a_file_of_an_sft_corpus_that_becomes_a_link_out_of_it_is_refused(tmp_path, name):
     """Opening the corpus refuses the link. So does reading from a corpus that was opened before the link was made."""
     folder, secret = tmp_path / "data", tmp_path / "secret"
