@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from grain_sft.types import Ints
 
-_HALF = Fraction(1, 2)
 _ALL_TRIED = 9  # with up to 9 sources, a node tries every cut of the sorted sources into two branches
 _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 
@@ -19,18 +18,17 @@ _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 class _Split:
     """Division of the rows that reach a node of the tree between its two branches.
 
-    Of the first t rows, the left branch gets floor(share * t + offset), but at least 0 and at most t. With share 1/3 and offset
-    1/2, its rows are rows 1, 4, 7, ... of the node.
+    Of the first t rows, the left branch gets floor((share * t + offset) / unit), but at least 0 and at most t. With share 2,
+    offset 3 and unit 6, its rows are rows 1, 4, 7, ... of the node.
     """
 
-    share: Fraction
-    offset: Fraction
+    share: int
+    offset: int
+    unit: int
 
     def lefts(self, rows: Ints) -> Ints:
         """Return int64 [n]: for each t in `rows` (int64 [n]), how many of the first t rows go left."""
-        unit = math.lcm(self.share.denominator, self.offset.denominator)
-        share, offset = int(self.share * unit), int(self.offset * unit)
-        unclipped = np.asarray((_wide(rows, unit) * share + offset) // unit)
+        unclipped = np.asarray((_wide(rows, self.unit) * self.share + self.offset) // self.unit)
         lefts: Ints = np.minimum(np.maximum(unclipped, 0), rows).astype(np.int64)
         return lefts
 
@@ -40,15 +38,13 @@ class _Split:
         Rows from 2^62 - 1 on are returned as 2^62 - 1.
         """
         # Let t be the smallest number for which the branch gets k + 1 of the first t rows of the node. The result is t - 1:
-        #   left:   share * t + offset >= k + 1, so t = ceil((k + 1 - offset) / share)
-        #   right:  t - floor(share * t + offset) >= k + 1, so t = floor((k + offset) / (1 - share)) + 1
-        # The quotient is computed in integers: (k + a / u) / (p / q) is (k * u + a) * q / (p * u).
-        share = self.share if left else 1 - self.share
-        addend = 1 - self.offset if left else self.offset
-        unit = addend.denominator
-        numerator = (_wide(numbers, unit * share.denominator) * unit + int(addend * unit)) * share.denominator
-        denominator = share.numerator * unit
-        num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
+        #   left:   share * t + offset >= (k + 1) * unit, so t = ceil(((k + 1) * unit - offset) / share)
+        #   right:  share * t + offset < (t - k) * unit, so t = floor((k * unit + offset) / (unit - share)) + 1
+        scaled = _wide(numbers, self.unit) * self.unit
+        if left:
+            num_rows = -((self.offset - self.unit - scaled) // self.share)
+        else:
+            num_rows = (scaled + self.offset) // (self.unit - self.share) + 1
         # `lefts` gives a branch at most t of t rows, which the inequalities above leave out: so t is at least k + 1.
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
@@ -112,7 +108,9 @@ class HalvingTree:
         deficits = [self._deficit[source] for source in sources]
         # If all `sources` together have a deficit, the node gets more rows to make up for it, and `share` gives a part of them
         # to the left branch. So the offset adds the deficit of the left branch minus this part. 1/2 rounds to the nearest.
-        split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
+        offset = sum(deficits[:cut], Fraction(1, 2)) - share * sum(deficits)
+        unit = math.lcm(share.denominator, offset.denominator)
+        split = _Split(int(share * unit), int(offset * unit), unit)
         left_share = float(share)
         left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)
         right = self._tree(sources[cut:], [*path, (split, False)], 0.5 + (1 - left_share) * distance)
