@@ -185,5 +185,6 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         return
     widths = {layout.sequence_length}
     if cuts:
-        widths = {array.shape[1] for array in stage.read(stage.first_step, np.zeros(0, np.int64)).values()}
+        batch = stage.read(stage.first_step, np.zeros(0, np.int64))
+        widths = {np.shape(array)[1] for array in batch.values() if np.ndim(array) > 1}
     yield from itertools.product(sizes, widths)

@@ -47,12 +47,14 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_choice("on_exhausted", self.on_exhausted, get_args(OnExhausted), SamplerError)
+        check_type("sources", self.sources, Mapping, "pairs (weight, SourceOrder or Mixture) by name")
         if not self.sources:
             raise SamplerError("a mixture of no sources: expected one or more.")
         object.__setattr__(self, "sources", dict(self.sources))
         for name, source in self.sources.items():
             if not isinstance(source, tuple | list) or len(source) != 2:
                 raise SamplerError(f"source {name!r}: {source!r}; expected (weight, SourceOrder or Mixture).")
+            check_type(f"source {name!r}", source[1], SourceOrder | Mixture, "a SourceOrder or Mixture")
         object.__setattr__(self, "schedule", tuple(checked_entries(self.schedule, "(step, {name: weight})")))
         for step, weights in self._planned.items():
             check_type(f"schedule: the value at step {step}", weights, Mapping, "weights by name")

@@ -6,6 +6,7 @@ They are the same, too, if only some of the processes load rows.
 import itertools
 import queue
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -234,10 +235,18 @@ def test_wrong_options_pipelines_and_batches_are_refused(folder, pipeline, monke
             next(GlobalBatches(pipeline, sharding(), prepare=lambda *_, wrong=wrong: wrong))
 
 
-def test_a_transform_may_cut_the_last_column_of_every_batch(folder, pipeline):
-    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]})
-    batch, whole = next(GlobalBatches(cut, sharding())), next(GlobalBatches(pipeline, sharding()))
+class RowSums(grain.transforms.Map):
+    def map(self, element):
+        return {**element, "sum": element["inputs"].sum(axis=-1)}  # one value for each row
+
+
+def test_a_transform_may_cut_the_last_column_of_every_batch_and_prepare_drop_arrays_without_columns(folder, pipeline):
+    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position", f"{__name__}:RowSums"]})
+    arrays = GlobalBatches(cut, sharding(), prepare=lambda step, block, batch: {key: batch[key] for key in pipeline[0]})
+    batch, whole = next(arrays), next(GlobalBatches(pipeline, sharding()))
     assert_same(batch, {key: array[:, :-1] for key, array in whole.items()})
+    with pytest.raises(GrainSftError, match=r"'sum' of step 0 has shape \[8\]; expected \[8, 31\]"):
+        next(GlobalBatches(cut, sharding()))
 
 
 @pytest.mark.processes

@@ -8,7 +8,7 @@ from batches import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grain_sft.errors import SamplerError
+from grain_sft.errors import GrainSftError, SamplerError
 from grain_sft.sampling import Mixture, SourceOrder, proportions
 from grain_sft.sampling.proportions import Proportions, as_shares
 
@@ -225,5 +225,10 @@ def test_weights_are_exact_numbers_from_0_on_and_at_least_one_is_above_0():
             as_shares([("a", 1), ("b", weight)])
     with pytest.raises(SamplerError, match="expected one above 0"):
         shares(0, 0.0)
-    with pytest.raises(SamplerError, match=r"source 'a': SourceOrder\(.*expected \(weight, SourceOrder"):
-        Mixture({"a": SourceOrder(10, 1)})
+    for sources, message in (
+        ({"a": SourceOrder(10, 1)}, r"source 'a': SourceOrder\(.*expected \(weight, SourceOrder"),
+        ({"a": (1, 10)}, r"source 'a' is 10 \(int\); expected a SourceOrder or Mixture"),
+        ([(1, SourceOrder(10, 1))], r"sources is \[.*expected pairs \(weight, SourceOrder"),
+    ):
+        with pytest.raises(GrainSftError, match=message):
+            Mixture(sources)
