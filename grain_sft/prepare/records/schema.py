@@ -150,10 +150,8 @@ def _parse_sharegpt(record: Record) -> Conversation:
 
 
 def _parse_alpaca(record: Record) -> Conversation:
-    """Parse {"instruction", "input", "output", "system", "history"} as LLaMA-Factory does.
-
-    The input follows the instruction on a new line. `history` is a list of earlier [question, answer] pairs.
-    """
+    """Parse {"instruction", "input", "output", "system", "history"}, where `history` has earlier [question, answer] pairs."""
+    # the input follows the instruction on a new line, as in LLaMA-Factory
     messages: list[Message] = []
     history = record.get("history")
     if history is not None and not isinstance(history, list):
@@ -163,10 +161,8 @@ def _parse_alpaca(record: Record) -> Conversation:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise RecordError(f"{where}: {kind(pair)}; expected [question, answer].")
         turn = {"question": pair[0], "answer": pair[1]}
-        messages += [
-            Message("user", text_of(turn, "question", where)),
-            Message("assistant", text_of(turn, "answer", where)),
-        ]
+        messages.append(Message("user", text_of(turn, "question", where)))
+        messages.append(Message("assistant", text_of(turn, "answer", where)))
     parts = [text_of(record, "instruction"), optional_text(record, "input") or ""]
     messages += [Message("user", "\n".join(filter(None, parts))), Message("assistant", text_of(record, "output"))]
     return Conversation(tuple(messages), system=optional_text(record, "system") or None)

@@ -23,7 +23,7 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split of each word. A folder above a file, or the beginning of the file's name, is such a word."""
+"""Split of each word, which may be the name of a folder above a file, or the beginning of the file's own name."""
 
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
