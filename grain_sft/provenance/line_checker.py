@@ -178,7 +178,7 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # if the step was known, this line or an earlier one is wrong, and the step becomes unknown; else this line states it
+            # a known step becomes unknown, since this line or an earlier one is wrong; an unknown step is the one of this line
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return
