@@ -25,29 +25,20 @@ Columns = dict[str, npt.NDArray[Any]]
 
 # Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
+# Dropped documents are in no row, and cut documents are partly in rows. Counts of tokens are of their tokens in no row.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns. A piece is the part of a document that is in one row; usually, the whole document.
+    """Packed rows, as columns. A piece is the part of a document that is in one row; usually, the whole document."""
 
-    Attributes:
-      start: int64 [pieces], number of each piece's first token in the corpus. Pieces of one row are adjacent.
-      length: uint32 [pieces], tokens of each piece.
-      document: int64 [pieces], number of each piece's document.
-      ends: int64 [rows], number of pieces in this row and all rows before it.
-      counts: Values by the names in `COUNTS`. Dropped documents are in no row, and cut documents are partly in rows; the counts
-        of tokens are those of their tokens that are in no row.
-      highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
-    """
-
-    start: Ints
-    length: npt.NDArray[np.uint32]
-    document: Ints
-    ends: Ints
-    counts: dict[str, int]
-    highest_token: int | None = None
+    start: Ints  # int64 [pieces], number of each piece's first token in the corpus; pieces of one row are adjacent
+    length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
+    document: Ints  # int64 [pieces], number of each piece's document
+    ends: Ints  # int64 [rows], number of pieces in this row and all rows before it
+    counts: dict[str, int]  # by the names in `COUNTS`
+    highest_token: int | None  # highest token id of the corpus, if the search for documents read all tokens
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
         """Return (row, column, start, length, segment, document) of every segment of `rows`: arguments of `pieces_of`."""

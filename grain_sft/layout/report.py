@@ -57,7 +57,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
     """Return the highest cost of a device divided by the mean cost, for each step: 1.0 means that no device waits for another.
-    A device computes `rows_a_device` consecutive rows, and its cost is the sum of their costs."""
+    The cost of a device is that of its `rows_a_device` consecutive rows."""
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
     return spread

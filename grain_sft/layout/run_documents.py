@@ -13,15 +13,12 @@ from grain_sft.types import Ints
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NumberedPart:
-    """Part of a layout (one source of a mixture) whose documents no earlier layout has.
-
-    `first` is the number of its first document in the run. The first layout does not use it (see `RunDocuments._first`).
-    """
+    """Part of a layout (one source of a mixture) whose documents no earlier layout has."""
 
     layout: Layout
     name: str
     part: Layout
-    first: int
+    first: int  # number of its first document in the run; unused in the first layout (see `RunDocuments._first`)
 
 
 class RunDocuments:

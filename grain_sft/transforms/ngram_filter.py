@@ -143,13 +143,8 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
     """Return the (row, period) of the equal pairs that may belong to a run that is long enough.
 
-    An equal pair is two equal tokens, `period` columns apart. It may belong to such a run if the pairs next to it, all on
-    its left or all on its right, are equal, too.
-
-    Args:
-      rows: Tokens [rows, L].
-      row, at, period: Row, later column and period of each equal pair.
-      repeats: Number of repeats from which on a row fails.
+    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. It may belong to such a run if the pairs
+    next to it, all on its left or all on its right, are equal, too.
     """
     # a run that fails a row has p * (repeats - 1) columns or more; half of them, without the pair's, are on one side
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)

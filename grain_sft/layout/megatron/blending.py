@@ -39,15 +39,10 @@ _CHAINS = 1 << 13  # most chains that run at once: their arrays stay in the proc
 
 
 class Blend(NamedTuple):
-    """The data set of each sample, with the counts that find a sample's number in its data set.
+    """The data set of each sample, with the counts that find a sample's number in its data set."""
 
-    Attributes:
-      chosen: uint8 or uint16 [samples], number of the data set of each sample.
-      taken: int64 [blocks, datasets], number of samples taken from each data set before each block of `BLOCK` samples.
-    """
-
-    chosen: UInt[np.ndarray, " samples"]
-    taken: Int64[np.ndarray, "blocks datasets"]
+    chosen: UInt[np.ndarray, " samples"]  # number of the data set of each sample
+    taken: Int64[np.ndarray, "blocks datasets"]  # samples taken from each data set before each block of `BLOCK` samples
 
     def numbers_of(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Ints, Ints]:
         """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each."""

@@ -138,12 +138,8 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only index in `sound`; None if there are no indices.
-
-    Args:
-      sound: Sound indices by their starts. No two have equal arrays.
-      wrong: Sentences about damaged indices.
-      fits: Data set or weights that the caller asked for, in words.
+    """Return the only index in `sound`, sound indices by their starts. Return None if there are none, and none in `wrong`,
+    sentences about damaged ones. `fits` says what the caller asked for.
 
     Raises:
       LayoutError: Several indices are sound, or no index is sound and some are damaged.

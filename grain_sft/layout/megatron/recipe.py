@@ -19,29 +19,18 @@ _VERSION = 1  # increment to rebuild cached indices
 
 
 class Variant(NamedTuple):
-    """Properties of a system whose rows `MegatronGptLayout` reproduces.
+    """Properties of a system whose rows `MegatronGptLayout` reproduces."""
 
-    Attributes:
-      extra: Whether a row also holds the first token of the next row by default.
-      shuffles: Whether documents and samples are shuffled.
-      blends: Whether blends follow megatron-core's rules. If so, each shard of a corpus without weights is a data set, else all
-        shards are one; and the shares of a corpus with weights are rounded up: with weights 0.5 and 0.5, 5 samples are 3 + 3.
-      by_documents: Whether the units of a stream, which a shuffle moves, are whole documents. If False, the units are
-        sequences, and the sequences of one document may be far apart.
-      resets: Whether attention and positions begin anew after each EOD by default.
-      segments_per_row: Default of `max_segments_per_row`.
-      masks_targets: Whether predictions of EOD take no loss.
-      splits: Whether the layout can divide the documents of each data set into subsets (`document_split`).
-    """
-
-    extra: bool = True
-    shuffles: bool = True
+    extra: bool = True  # whether a row also holds the first token of the next row by default
+    shuffles: bool = True  # whether documents and samples are shuffled
+    # Whether blends follow megatron-core's rules. If so, each shard of a corpus without weights is a data set, else all shards
+    # are one; and the shares of a corpus with weights are rounded up: with weights 0.5 and 0.5, 5 samples are 3 + 3.
     blends: bool = False
-    by_documents: bool = True
-    resets: bool = True
-    segments_per_row: int = 25
-    masks_targets: bool = False
-    splits: bool = False
+    by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
+    resets: bool = True  # whether attention and positions begin anew after each EOD by default
+    segments_per_row: int = 25  # default of `max_segments_per_row`
+    masks_targets: bool = False  # whether predictions of EOD take no loss
+    splits: bool = False  # whether `document_split` may divide the documents of each data set
 
 
 VARIANTS = {

@@ -47,16 +47,11 @@ class Stream:
     """The documents of one data set in the order of its stream, and the order of its samples.
 
     An entry of the stream is one document. A stream of two epochs has two entries for each document.
-
-    Attributes:
-      order: int32 [entries], number of the document at each entry.
-      ends: int64 [entries], number of tokens up to the end of each entry.
-      shuffle: uint32 or int64 [samples], numbers of the samples in their shuffled order; None if samples are not shuffled.
     """
 
-    order: npt.NDArray[np.integer]
-    ends: Ints
-    shuffle: npt.NDArray[np.integer] | None
+    order: npt.NDArray[np.integer]  # int32 [entries], number of the document at each entry
+    ends: Ints  # int64 [entries], number of tokens up to the end of each entry
+    shuffle: npt.NDArray[np.integer] | None  # uint32 or int64 [samples], numbers of the samples in shuffled order
 
 
 def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cut, seed: int | None) -> Stream:
@@ -65,7 +60,6 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     Args:
       sizes: Integers [documents], number of tokens of each document.
       num_samples: Number of samples that the run needs. The stream has just enough epochs to hold them. None means one epoch.
-      cut: How the stream is cut into samples.
       seed: Seed of numpy's `RandomState`; None keeps documents and samples in order.
 
     Raises:

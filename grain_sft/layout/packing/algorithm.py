@@ -149,7 +149,7 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
-        """Return `entry`; a bare function becomes an algorithm with the default traits."""
+        """Return `entry` as an algorithm."""
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
