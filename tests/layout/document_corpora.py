@@ -17,18 +17,12 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A corpus and its documents.
-
-    Attributes:
-      tokens: Tokens of each document.
-      loss: Loss of each document's tokens; None if all tokens take loss.
-      starts: Number of tokens before each document, counted through all shards.
-    """
+    """A corpus and its documents."""
 
     corpus: Corpus
-    tokens: list[np.ndarray]
-    loss: list[np.ndarray] | None
-    starts: list[int]
+    tokens: list[np.ndarray]  # of each document
+    loss: list[np.ndarray] | None  # of each document's tokens; None if all tokens take loss
+    starts: list[int]  # number of tokens before each document, counted through all shards
 
 
 def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part: int = 40, outside: int = 0) -> Made:
@@ -60,12 +54,10 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
 
 
 def row_of_spans(made: Made, layout: Layout, row: int) -> tuple[list[tuple[int, int, int]], dict[str, np.ndarray]]:
-    """Return the segments and the arrays of a row, computed from the spans that the layout states.
-
-    A segment is (document, number of the document's tokens before it, number of its tokens).
-    """
+    """Return the segments of a row, (document, tokens of the document before the segment, tokens), and the arrays of the row,
+    computed from the spans that the layout states."""
     firsts = np.cumsum([0, *(shard.num_tokens for shard in made.corpus.shards)]).tolist()
-    pieces: list[tuple[int, int, int]] = []
+    pieces = []
     for span in layout.spans(row):
         before, size = firsts[span.shard] + span.start - made.starts[span.document], span.stop - span.start
         if pieces and (span.document, before) == (pieces[-1][0], sum(pieces[-1][1:])):  # continues in another shard

@@ -1,5 +1,4 @@
-"""Tests that layout `megatron_gpt` gives the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's
-`mmap_npy` and `mmap`."""
+"""Layout `megatron_gpt` gives the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's two kinds."""
 
 import hashlib
 import re
@@ -45,8 +44,7 @@ def config_of(folder, run, **sections):
 
 
 def arrays_of(batch):
-    """Return the arrays of megatron-core's samples, computed from a batch: tokens, labels, loss mask, positions and the
-    attention mask, which is True where attention is not allowed."""
+    """Return megatron-core's arrays of a batch: tokens, labels, loss mask, positions and the mask of forbidden attention."""
     segments, loss = batch["inputs_segmentation"], batch["targets_segmentation"] != 0
     shown = np.tril(segments[:, :, None] == segments[:, None, :])
     labels = np.where(segments == 0, 0, batch["targets"])

@@ -1,7 +1,4 @@
-"""Tests that layout olmo_vsl and its sampler give the batches of OLMo-core's NumpyVSLDataset.
-
-tests/golden/make/make_vsl_golden.py recorded these batches.
-"""
+"""Layout olmo_vsl and its sampler give the batches of OLMo-core's NumpyVSLDataset, which make_vsl_golden.py recorded."""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Tests that best-fit decreasing packs the rows of OLMo-core's NumpyPackedFSLDataset.
-
-tests/golden/make/make_packed_golden.py recorded these rows.
-"""
+"""Best-fit decreasing packs the rows of OLMo-core's NumpyPackedFSLDataset, which make_packed_golden.py recorded."""
 
 import os
 import subprocess

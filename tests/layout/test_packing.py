@@ -30,10 +30,9 @@ def documents_of(rows: PackedRows) -> list[list[int]]:
 
 
 def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Sequence[int] = ()) -> list[list[int]]:
-    """Return the rows of a naive first fit or best fit, which places one document after the other, longest first.
+    """Return the rows of a naive first fit or best fit. Rows with `spaces` exist from the start.
 
-    First fit takes the first row with enough space. Best fit takes the row with the least sufficient space; among equal spaces,
-    the row that has had its space for longest. Rows with `spaces` exist from the start.
+    Best fit takes the row with the least sufficient space; among equal spaces, the row that has had its space for longest.
     """
     rows: list[list[int]] = [[] for _ in spaces]
     space, since = list(spaces), [-1] * len(spaces)
@@ -92,10 +91,7 @@ def test_balanced_rows_hold_each_document_once_and_are_few(lengths):
 
 @pytest.mark.parametrize(("median", "capacity", "light"), [(180, 4096, 0.95), (5400, 32_768, 0.7)])
 def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, light):
-    """A row costs the sum of its documents' squared lengths. The median document is a chat of 180 tokens, or has 5,400 tokens.
-
-    The 1 % quantile of the costs is near their median. No row costs much more than its longest document or than the median.
-    """
+    """The 1 % quantile of the costs is near their median. No row costs much more than its longest document or the median."""
     lengths = np.random.default_rng(0).lognormal(np.log(median), 1, 20_000).astype(np.int64).clip(1, capacity)
     lightest = {}
     for name in ("best_fit_decreasing", "balanced"):

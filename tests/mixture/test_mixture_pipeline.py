@@ -1,7 +1,4 @@
-"""Tests of pipelines that mix several sources by weight.
-
-Each source keeps its own order, on any hosts, from any step, and whatever a schedule changes.
-"""
+"""Each source of a mixture keeps its own order, on any hosts, from any step, and whatever a schedule changes."""
 
 import dataclasses
 import functools
