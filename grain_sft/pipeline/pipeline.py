@@ -13,7 +13,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_objects, keyword_only
+from grain_sft.arguments import as_objects, as_pair, keyword_only
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
@@ -140,8 +140,9 @@ class Pipeline:
           PipelineError: columns that the batch does not have.
         """
         if columns is not None:
-            first, part = self._of_columns(*columns)
-            return cut_columns(part.read(step, slots), first, *columns)
+            start, stop = as_pair("columns", columns, PipelineError)
+            first, part = self._of_columns(start, stop)
+            return cut_columns(part.read(step, slots), first, start, stop)
         if not len(slots) and self.source.layout.row_lengths:  # arrays [0, L]: read a row to find the L of this step
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))

@@ -9,6 +9,7 @@ import grain
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.pipeline.amendments import Amendment, reweights_of
+from grain_sft.pipeline.check_rows import check_rows
 from grain_sft.sampling import EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 
@@ -29,7 +30,7 @@ class Stage:
         documents the stage lacks. None instead of a sequence means that documents have the same numbers in all stages.
 
     Raises:
-      PipelineError: Both `steps` and `tokens` are given, or one is below 1.
+      PipelineError: Both `steps` and `tokens` are given, one is below 1, or the sampler is for another number of rows.
     """
 
     source: NpyDataSource | MixtureSource
@@ -40,6 +41,7 @@ class Stage:
     amendments: Sequence[Amendment | None] | None = None
 
     def __post_init__(self) -> None:
+        check_rows(self.source, self.sampler)
         if self.steps is not None and self.tokens is not None:
             raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
         for name in ("steps", "tokens"):

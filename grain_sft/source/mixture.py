@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import as_objects, check_type
 from grain_sft.layout import MixtureLayout, checked_rows
 from grain_sft.source.arrays import Element
 from grain_sft.source.npy import NpyDataSource, RowSource
@@ -28,6 +29,8 @@ class MixtureSource(RowSource):
     """
 
     def __init__(self, sources: Mapping[str, NpyDataSource]) -> None:
+        check_type("sources", sources, Mapping, "NpyDataSources by name")
+        as_objects("sources", sources.values(), NpyDataSource)
         self.sources = dict(sources)
         self._readers: Mapping[str, RowSource] = dict(sources)
         self.layout = MixtureLayout({name: source.layout for name, source in self.sources.items()})

@@ -10,7 +10,8 @@ import grain_sft
 from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.observers import Observer
-from grain_sft.pipeline import StagedPipeline
+from grain_sft.pipeline import Stage, StagedPipeline
+from grain_sft.source import MixtureSource
 
 LENGTH = 32
 BATCH = 6
@@ -112,6 +113,9 @@ def test_parts_of_other_types_get_a_sentence(source):
         ("an item is .*expected an object of Observer", lambda: Pipeline(source, sampler, observers=[Observer])),
         (r"amendments: an item is .*expected an object of Amend", lambda: Pipeline(source, sampler, amendments=[{}])),
         (r"stages: an item is .*expected an object of Stage", lambda: StagedPipeline([source])),
+        (r"source is \w+Layout.*expected NpyDataSource\(layout\)", lambda: Stage(layout, sampler)),
+        (r"sources: an item is \w+Layout.*expected an object of NpyDataSource", lambda: MixtureSource({"a": layout})),
+        (r"columns=\(1,\): expected two integers", lambda: Pipeline(source, sampler).read(0, [0], columns=(1,))),
         ("threads=1000000000: expected at most 10000", lambda: pipeline(source).iter(threads=10**9)),
         (r"path is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
         (r"state is .*expected bytes", lambda: iter(pipeline(source).data_loader()).set_state({"next_step": 3})),
