@@ -37,10 +37,7 @@ _COUNTERS = {
     "shard_cache_fetched_bytes": "Bytes fetched into the shard cache.",
 }
 _STORES = {"local_bytes": "local", "remote_bytes": "remote"}
-_HISTOGRAMS = {
-    "wait": "Time that next() took for each batch handed out.",
-    "make": "Time that a thread took to make each batch.",
-}
+_HISTOGRAMS = {"wait": "Time that next() took for each batch.", "make": "Time that a thread took to make each batch."}
 
 
 class BulkHistogram:

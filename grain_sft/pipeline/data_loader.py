@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import grain
@@ -89,13 +88,12 @@ class _StepSampler:
 class _BatchLoader(grain.DataLoader):
     """DataLoader whose workers start with its iterator, instead of at the first batch."""
 
-    def __iter__(self) -> Iterator[Element]:
+    def __iter__(self) -> Any:
         iterator: Any = super().__iter__()
         if self.multiprocessing_options.num_workers:
             workers.stop_with(iterator, workers.start(iterator))
         iterator.__class__ = _BatchIterator  # Grain made the iterator, and has no option for its class
-        typed: Iterator[Element] = iterator
-        return typed
+        return iterator
 
 
 class _BatchIterator(grain.DataLoaderIterator):
@@ -107,14 +105,13 @@ class _BatchIterator(grain.DataLoaderIterator):
         check_type("state", state, bytes, "bytes, from get_state() of an iterator of this data_loader()")
         super().set_state(state)
 
-    def __next__(self) -> Element:
+    def __next__(self) -> Any:
         if self._failure:
             problem = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
             fix = "Make another DataLoader with start_step=..., or use pipeline.iter(), which tries the step again"
             raise PipelineError(f"{problem}. {fix}.")
         try:
-            batch: Element = super().__next__()
-            return batch
+            return super().__next__()
         except StopIteration:
             raise
         except BaseException as error:
