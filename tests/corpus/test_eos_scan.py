@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import open_corpus
-from grain_sft.corpus import content, document_finder, eos_scan
+from grain_sft.corpus import content, document_finder
 
 EOS, BOS = 1, 2
 
@@ -34,7 +34,7 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
 )
 def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, bos, block, dtype):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eos_scan, "_CHUNK_BYTES", np.dtype(dtype).itemsize * block)
+        patch.setattr(document_finder, "_CHUNK_BYTES", np.dtype(dtype).itemsize * block)
         paths = [tmp_path_factory.getbasetemp() / f"blocks-{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, dtype).tofile(path)
@@ -49,8 +49,8 @@ def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
-    scans, scan = [], document_finder.scan
-    monkeypatch.setattr(document_finder, "scan", lambda *given: scans.append(given) or scan(*given))
+    scans, scan = [], document_finder._scan
+    monkeypatch.setattr(document_finder, "_scan", lambda *given: scans.append(given) or scan(*given))
     tokens = np.random.default_rng(0).integers(0, 5, 10_000)
     path = write_tokens("0.npy", tokens, "uint16")
 
