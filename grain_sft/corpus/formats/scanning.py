@@ -166,7 +166,7 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 
 
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
-    """Return the dtype that the first token file with a loss file implies. Without loss files, `allowed` or the files decide.
+    """Return the dtype that the first token file with a loss file, or else `allowed`, implies; None if the files decide.
 
     A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
     """
