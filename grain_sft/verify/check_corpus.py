@@ -134,7 +134,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
         report.note("boundaries", path, f"{corpus.num_tokens - inside:,} tokens are in no document.")
     if sources is not None and corpus.sources_file is not None:
         num_inputs = len(corpus.source_names)
-        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | (num_inputs > 0) & (sources[:, 0] >= num_inputs)
+        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | ((num_inputs > 0) & (sources[:, 0] >= num_inputs))
         inputs = f"an input from 0 to {num_inputs - 1}" if num_inputs else "an input from 0 on"
         for number in np.flatnonzero(wrong).tolist():
             origin = f"comes from input {sources[number, 0]}, line {sources[number, 1]}"
