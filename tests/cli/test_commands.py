@@ -144,25 +144,26 @@ def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monke
         assert "Make a corpus of chats or texts with `grain-sft prepare`" in failure("index", name)[1]
 
 
-WRITING = {
-    **{"report": "no-config.yaml -o", "trace": "no-config.yaml --steps 0 -o", "bench": "no-config.yaml -o"},
-    **{"inspect": "no-config.yaml --step 0 --html", "index": "no-mix.txt -o", "train-tokenizer": "no-chats.jsonl -o"},
-    **{"pack": "no-corpus --sequence-length 64 -o", "convert": "no-corpus --format olmo -o"},
-    "withdraw": "no-corpus 1 --format olmo -o",
-    "prepare": "no-chats.jsonl --template primer --tokenizer no.model -o",
-}
-"""Arguments of each command that writes. The input does not exist, and the path of the output is to be appended."""
-
-
-@pytest.mark.parametrize("command", WRITING)
-def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(command, tmp_path, monkeypatch, failure):
+def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_path, monkeypatch, failure):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    status, error = failure(command, *WRITING[command].split(), "file/below/out")
-    assert status == 1 and "file/below/out: can't be written" in error and "file: it is not a folder" in error
-    status, error = failure(command, *WRITING[command].split(), "out/new")  # a good output, but no input
-    assert status == 1 and "can't be written" not in error
-    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
+    for command in (  # with an input that does not exist; the output is appended
+        "report no-config.yaml -o",
+        "trace no-config.yaml --steps 0 -o",
+        "bench no-config.yaml -o",
+        "inspect no-config.yaml --step 0 --html",
+        "index no-mix.txt -o",
+        "train-tokenizer no-chats.jsonl -o",
+        "pack no-corpus --sequence-length 64 -o",
+        "convert no-corpus --format olmo -o",
+        "withdraw no-corpus 1 --format olmo -o",
+        "prepare no-chats.jsonl --template primer --tokenizer no.model -o",
+    ):
+        status, error = failure(*command.split(), "file/below/out")
+        assert status == 1 and "file/below/out: can't be written" in error and "file: it is not a folder" in error
+        status, error = failure(*command.split(), "out/new")  # a good output, but no input
+        assert status == 1 and "can't be written" not in error
+        assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -81,13 +81,16 @@ def test_every_claim_names_its_commands():
             assert program == "pytest" or (program == "grain-sft" and words[0] in COMMANDS), command
 
 
-def test_the_tests_that_claims_name_are_in_the_default_run():
+def test_the_tests_that_claims_name_are_in_the_default_run_or_heavy():
     """The files are parsed for test functions without a marker, because collecting the tests takes 20 s of CPU time."""
     selections = [selection(command) for command in PYTEST if command not in [WITH_MAXTEXT, *HEAVY]]
     assert len(selections) >= 15
     for paths, words in selections:
         by_path = [" ".join(default_tests(ROOT / path)) for path in paths]
         assert all(by_path) and all(word.lower() in "\n".join(by_path) for word in words), (paths, words)
+    for command in HEAVY:
+        paths, _ = selection(re.sub("-m heavy (-s )?", "", command))
+        assert all("mark.heavy" in (ROOT / path).read_text() for path in paths), command
 
 
 def default_tests(path: Path) -> list[str]:
@@ -103,12 +106,6 @@ def default_tests(path: Path) -> list[str]:
                 marked = any(re.fullmatch(marker, ast.unparse(each)) for each in node.decorator_list)
                 found += [] if marked else [node.name.lower()]
     return found
-
-
-@pytest.mark.parametrize("command", HEAVY)
-def test_heavy_commands_name_files_of_heavy_tests(command):
-    paths, _ = selection(re.sub("-m heavy (-s )?", "", command))
-    assert all("mark.heavy" in (ROOT / path).read_text() for path in paths)
 
 
 def selection(command: str) -> tuple[list[str], list[str]]:
@@ -139,9 +136,8 @@ def test_the_short_commands_run(folder, capsys):
         grain_sft.open_corpus("index.json")
 
 
-@pytest.mark.parametrize("command", LONG)
-def test_long_commands_are_spelled_right(command):
-    name, *words = arguments(command)
-    parser = Parser()
-    declare(name, parser)
-    assert parser.parse_args(words)
+def test_long_commands_are_spelled_right():
+    for name, *words in map(arguments, LONG):
+        parser = Parser()
+        declare(name, parser)
+        assert parser.parse_args(words)
