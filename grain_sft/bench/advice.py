@@ -54,9 +54,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass meanwhile, for which batches must be ready.
-                # Each thread holds one more, unfinished batch. Of 2 worker processes, each keeps `prefetch` batches ready, so 2
-                # are enough.
+                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass meanwhile, and their batches must be ready.
+                # Each thread also holds an unfinished batch. Each of 2 workers keeps `prefetch` ready, so 2 are enough.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -94,9 +93,9 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators the hosts feed, of which each makes `tokens_per_second`: a row for each speed of one.
+    """Return how many accelerators the hosts feed, with a row for each speed of an accelerator.
 
-    `speed` is the tokens/s of one accelerator; None stands for the speeds `RATES`.
+    `tokens_per_second` is the speed of one host's batches, and `speed` that of an accelerator; None stands for `RATES`.
     """
     fed = {rate: int(tokens_per_second // rate) for rate in (RATES if speed is None else (speed,))}
     return [{"tokens_per_second": rate, "this_host": each, "all_hosts": each * hosts} for rate, each in fed.items()]

@@ -124,9 +124,9 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
 
 
 def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
-    """Return a pipeline that repeats the steps before the end or the first change of the batch size, and their number.
+    """Return a pipeline that repeats the steps before the first change of the batch size, and the number of these steps.
 
-    It has no observers and no audit log.
+    It has no end, no observers and no audit log.
     """
     first = pipeline.first_step
     endless = copy.copy(pipeline)
@@ -213,10 +213,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler, and `withdrawals`, of a pipeline that repeats the first `count` steps of another.
-
-    For `count` 3, step 3 reads the rows of step 0 again, and step 4 those of step 1.
-    """
+    """Sampler of a pipeline that repeats the first `count` steps of another, and its `withdrawals`."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

@@ -35,8 +35,8 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows, one by one, from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Consecutive calls copy from different memory, unless two batches exceed `_MAX_ROWS` or `_MAX_BYTES`, to the same arrays,
-    whose allocation would take most of the time. An array under two keys is copied once, and a scalar is not copied.
+    Consecutive calls copy from different memory, unless two batches exceed `_MAX_ROWS` or `_MAX_BYTES`. They copy to the same
+    arrays, since allocation would take most of the time. An array under two keys is copied once; scalars are not copied.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])
