@@ -69,7 +69,7 @@ PLAN_FAULTS = {
     "a document twice": (_twice, r"token \d+: of document \d+ is in row \d+ a second time"),
     "a row that is too long": (_put("length", 0, LENGTH + 1), r"holds \d+ tokens, more than 64"),
     "a piece outside its document": (_put("start", 5, 1), "but document"),
-    "a document that is not there": (_put("document", 5, 300), "the corpus has 300 documents"),
+    "a document that is not there": (_put("document", 5, 300), "its documents are 0 to 300, but the corpus has 300"),
     "a document that only the plan's counts have": (
         lambda arrays: (_put("document", 5, 300)(arrays), _put("counts", 0, 400)(arrays)),
         "is of document 300, but there are 300 documents",
