@@ -74,7 +74,7 @@ class Arrays:
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
         """Return what `views` made of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer.
 
-        One buffer is faster than `count` buffers. The arrays begin in the middle of a page and at its first byte by turns.
+        One buffer is faster than `count` buffers. The arrays begin in the middle and at the first byte of a page, alternately.
         `views` is called once for each buffer, so calls with equal `count` and `shape` must pass the same function. Its result
         must not refer to the `Stack`: such a cycle would keep the memory until a garbage collection.
         """

@@ -88,7 +88,7 @@ class SegmentRow:
 
 
 class SegmentReader:
-    """Reader of the rows of a layout with `row_segments` and tokens of 4 bytes or less. `fit`: int32 holds every token."""
+    """Reader of the rows of a layout with `row_segments` and tokens of at most 4 bytes. With `fit`, int32 holds every token."""
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
         assert layout.row_segments is not None

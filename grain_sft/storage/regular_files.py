@@ -114,7 +114,7 @@ def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _check_is_allowed(path: str, fd: int) -> None:
-    """Raise a CorpusError if the open file `fd` is not in an allowed folder. A link in `path` may have changed meanwhile."""
+    """Raise a CorpusError unless the open file `fd`, not what `path` may lead to by now, is in an allowed folder."""
     allowed = _allowed.get()
     if allowed is None or path == allowed.exception:
         return

@@ -1,4 +1,4 @@
-"""Checks whether the body of a server's response is the requested range of bytes."""
+"""Checks that the body of a server's response is the requested range of bytes."""
 
 import contextvars
 import re
