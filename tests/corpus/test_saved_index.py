@@ -3,6 +3,7 @@
 The last tests read and write the format of MaxText's index. MaxText 0.2.5 wrote `tests/golden/maxtext/index.json`.
 """
 
+import functools
 import json
 import logging
 import os
@@ -161,18 +162,14 @@ def listed(tmp_path, write_tokens):
     return tmp_path / "data"
 
 
-def open_golden(listed, **options):
-    """Open MaxText's index, with its paths remapped to the folder `listed`."""
-    return open_corpus(GOLDEN, path_remap={"gs://bucket/": f"{listed}/"}, **options)
+@pytest.fixture
+def remapped(listed):
+    return {"path_remap": {"gs://bucket/": f"{listed}/"}}
 
 
-def error_of_maxtext(path, listed):
-    return error_of(path, path_remap={"gs://bucket/": f"{listed}/"})
-
-
-def test_maxtexts_index_is_the_corpus_of_its_files(listed):
+def test_maxtexts_index_is_the_corpus_of_its_files(listed, remapped):
     """Opening the index also compares its fingerprint, which MaxText computed."""
-    corpus = open_golden(listed, eos_token_id=1999)
+    corpus = open_corpus(GOLDEN, eos_token_id=1999, **remapped)
     expected = [(str(listed / name), name[0], count) for name, count in COUNTS.items()]
     assert [(shard.path, shard.label, shard.num_tokens) for shard in corpus.shards] == expected
     assert (corpus.dtype, corpus.tokenizer, corpus.eos_token_id) == (np.uint32, TOKENIZER, 1999)
@@ -183,48 +180,45 @@ def test_maxtexts_index_is_the_corpus_of_its_files(listed):
     np.testing.assert_array_equal(NpyDataSource(layout)[8]["tokens"], np.arange(128) + 515)
 
 
-def test_a_written_index_is_maxtexts_but_for_paths_and_fingerprint(listed, tmp_path):
+def test_a_written_index_is_maxtexts_but_for_paths_and_fingerprint(listed, remapped, tmp_path):
     mix, path = listed / "mix.txt", tmp_path / "index.json"
     mix.write_text("".join(f"{name[0]},{name}\n" for name in COUNTS))
+    golden = open_corpus(GOLDEN, **remapped)
     for corpus, tokenizer in (
         (open_corpus(mix, tokenizer=TOKENIZER), None),
         (open_corpus(mix), TOKENIZER),
-        (open_golden(listed), None),
+        (golden, None),
     ):
         corpus.save(path, format="maxtext", sequence_length=128, tokenizer=tokenizer)
-        assert open_corpus(path) == open_golden(listed)
+        assert open_corpus(path) == golden
         written = json.loads(path.read_text().replace(f"{listed}/", "gs://bucket/"))
         assert list(written) == list(INDEX) and list(written["files"][0]) == list(INDEX["files"][0])
         assert written.pop("fingerprint") not in (None, INDEX["fingerprint"])
         assert {**written, "fingerprint": INDEX["fingerprint"]} == INDEX
 
 
-def test_an_index_for_maxtext_needs_a_sequence_length(listed, tmp_path):
+def test_an_index_for_maxtext_needs_a_sequence_length_and_warns_of_headers(tmp_path, caplog):
+    """MaxText reads the header of a .npy file as tokens."""
+    np.save(tmp_path / "a.npy", np.arange(256, dtype=np.uint32))
+    save = functools.partial(open_corpus(tmp_path).save, tmp_path / "index.json", format="maxtext")
     for length in (None, 0, -1):
         with pytest.raises(GrainSftError, match="sequence_length"):
-            open_golden(listed).save(tmp_path / "index.json", format="maxtext", sequence_length=length)
+            save(sequence_length=length)
     with pytest.raises(GrainSftError, match=r"tokenizer is 3 \(int\); expected a name"):
-        open_golden(listed).save(tmp_path / "index.json", format="maxtext", sequence_length=9, tokenizer=3)
+        save(sequence_length=9, tokenizer=3)
     assert not (tmp_path / "index.json").exists()
-
-
-def test_a_npy_header_draws_a_warning_because_maxtext_reads_it_as_tokens(tmp_path, caplog):
-    np.save(tmp_path / "a.npy", np.arange(256, dtype=np.uint32))
     with caplog.at_level(logging.WARNING, "absl"):
-        open_corpus(tmp_path).save(tmp_path / "index.json", format="maxtext", sequence_length=128)
+        save(sequence_length=128)
     assert str(tmp_path / "a.npy") in caplog.text and "header" in caplog.text
 
 
-CHANGES = [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
-
-
-@pytest.mark.parametrize(("count", "expected"), CHANGES)
-def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(listed, write_tokens, count, expected):
+@pytest.mark.parametrize(("count", "verb"), [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")])
+def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(remapped, write_tokens, count, verb):
     path = write_tokens("data/a/part-1.npy", range(count or 0))
     if count is None:
         path.unlink()
-    message = error_of_maxtext(GOLDEN, listed)
-    assert f"{path}: {expected}" in message
+    message = error_of(GOLDEN, **remapped)
+    assert f"{path}: {verb}" in message
     assert count is None or f"{count} tokens, but MaxText's index {GOLDEN} lists 128" in message
 
 
@@ -241,8 +235,8 @@ EDITED_MAXTEXT_INDEXES = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), EDITED_MAXTEXT_INDEXES)
-def test_an_edited_index_of_maxtext_is_refused(listed, tmp_path, changes, expected):
+def test_an_edited_index_of_maxtext_is_refused(remapped, tmp_path, changes, expected):
     path = tmp_path / "index.json"
     path.write_text(json.dumps({**INDEX, **changes}))
-    message = error_of_maxtext(path, listed)
+    message = error_of(path, **remapped)
     assert str(path) in message and expected in message
