@@ -58,14 +58,14 @@ def test_overlapping_documents_in_any_order_count_each_time(tmp_path):
     assert found == sum(int(loss[at + 1 : at + n].sum()) for at, n in pairs.tolist()) / pairs[:, 1].sum()
 
 
-def test_without_loss_files_every_token_but_the_first_is_supervised(write_tokens):
-    corpus = grain_sft.open_corpus(write_tokens("a.npy", [9, 9, EOS, 9, EOS, 9]), eos_token_id=EOS)
-    assert supervised_ratio(corpus) == 3 / 5
+def test_without_loss_files_every_token_but_the_first_is_supervised_and_unknown_documents_are_refused(write_tokens):
+    path = write_tokens("a.npy", [9, 9, EOS, 9, EOS, 9])
+    assert supervised_ratio(grain_sft.open_corpus(path, eos_token_id=EOS)) == 3 / 5
+    with pytest.raises(CorpusError, match="Give eos_token_id"):
+        supervised_ratio(grain_sft.open_corpus(path))
 
 
-def test_wrong_arguments_and_unknown_documents_are_refused(three, write_tokens):
+def test_wrong_arguments_are_refused(three):
     for wrong in ({"batch_tokens": 0}, {"batch_tokens": 64, "ranks": 0}, {"batch_tokens": 1.5}):
         with pytest.raises(CorpusError, match="expected an integer, 1 or more"):
             automatic_learning_rate(three, **wrong)
-    with pytest.raises(CorpusError, match="Give eos_token_id"):
-        supervised_ratio(grain_sft.open_corpus(write_tokens("a.npy", [9, 9])))

@@ -154,9 +154,9 @@ def test_ids_are_those_of_the_tokenizers_files_and_one_that_cant_be_read_in_time
     """A host that went on without the ids would pad rows and end documents in another way than the other hosts."""
     (parts / "tokenizer").mkdir()
     added = {"added_tokens": [{"id": sft.EOS, "content": "</s>"}]}
-    (parts / "tokenizer" / "tokenizer.json").write_text(json.dumps(added))
     config = {"eos_token": {"content": "</s>"}, "pad_token": "<p>", "added_tokens_decoder": {"0": {"content": "<p>"}}}
-    (parts / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, data in (("tokenizer.json", added), ("tokenizer_config.json", config)):
+        (parts / "tokenizer" / name).write_text(json.dumps(data))
     corpus = open_corpus(parts)
     assert (corpus.eos_token_id, corpus.pad_token_id) == (sft.EOS, 0)
 

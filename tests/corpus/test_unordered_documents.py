@@ -57,12 +57,9 @@ def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, capsys):
 
 
 def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
-    """A document is in two files (parts), and the first ends with an EOS. Metadata state that the second file continues it.
-
-    The document of the other folder has its only EOS at its end, and no metadata.
-    """
-    texts, folders = ([5, EOS, 6, EOS], [5, 6, 7, EOS]), []
-    for name, text in zip("ab", texts, strict=True):
+    """Only the metadata of the first folder state that its document continues after the EOS at the end of the first part."""
+    folders = []
+    for name, text in (("a", [5, EOS, 6, EOS]), ("b", [5, 6, 7, EOS])):
         folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))
     (folders[0] / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1]}))
     assert open_corpus(folders, eos_token_id=EOS).documents.length.tolist() == [4, 4]
