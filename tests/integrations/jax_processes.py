@@ -21,9 +21,7 @@ LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
 """Meshes, which divide rows and columns over devices. With "over hosts", the second axis (such as the sequence) goes over the
 processes, and the rows over the devices of each process."""
-
-BY_4 = ("data x sequence by 4", "data x sequence by 4 over hosts")
-"""Meshes of 8 devices that divide the sequence by 4."""
+BY_4 = ("data x sequence by 4", "data x sequence by 4 over hosts")  # for 8 devices
 
 
 def digest(array: Any) -> str:

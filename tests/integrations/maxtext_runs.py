@@ -45,7 +45,7 @@ BaseDataHooks.load_next_train_batch = printing_batches
 name = sys.argv[1]
 app.run(importlib.import_module(f"maxtext.trainers.post_train.{name}.train_{name}").main, sys.argv[1:])
 """
-"""MaxText's own command, with the hash of each batch printed."""
+"""MaxText's own command, which prints the hash of each batch."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"

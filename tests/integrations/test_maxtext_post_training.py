@@ -106,8 +106,7 @@ def given(request):
 
 
 def remove_unfinished(checkpoints):
-    """Remove checkpoints that a kill left unfinished: they lack the time of their commit. Later versions of Tunix can't list
-    them (docs/maxtext.md)."""
+    """Remove checkpoints that a kill left without the time of their commit, which later versions of Tunix can't list."""
     for path in checkpoints.glob("*/_CHECKPOINT_METADATA"):
         if json.loads(path.read_text() or "{}").get("commit_timestamp_nsecs") is None:
             shutil.rmtree(path.parent)
@@ -182,7 +181,7 @@ def test_an_error_of_the_data_ends_the_process_with_its_message(configs, tmp_pat
 
 
 def rows_of(output):
-    """Return hashes of the rows that a process trained on, by step and row."""
+    """Return hashes of the rows that a process trained on, by (step, row)."""
     return {(int(step), int(row)): int(crc) for step, row, crc in re.findall(r"^ROW (\d+) (\d+) (\d+)$", output, re.M)}
 
 
@@ -191,7 +190,7 @@ def expected_rows(configs, steps):
     pipeline = load(str(configs / "train.json"))
     batches = {step: pipeline[step] for step in steps}
     inputs = {(step, row): tokens for step, batch in batches.items() for row, tokens in enumerate(batch["inputs"])}
-    rows = {key: zlib.crc32(np.ascontiguousarray(tokens).tobytes()) for key, tokens in inputs.items()}
+    rows = {key: zlib.crc32(tokens.tobytes()) for key, tokens in inputs.items()}
     return rows, {step: np.count_nonzero(batch["targets_segmentation"]) for step, batch in batches.items()}
 
 

@@ -24,8 +24,7 @@ _LOSS = re.compile(r"^LOSS (\w+) (\d+) (\S+)$", re.MULTILINE)
 _POST = ("sft.train_sft", "dpo.train_dpo", "distillation.train_distill")
 _IMPORTS = ("orbax.checkpoint", "tunix.sft.peft_trainer", "maxtext.trainers.pre_train.train")
 _IMPORTS += tuple(f"maxtext.trainers.post_train.{name}" for name in _POST)
-"""Modules that runs import, if they are installed. That takes longer than a short run, so one process imports them once, and
-each run is a fork of that process."""
+"""Modules that runs import, if they are installed: one process imports them once, and each run is a fork of it."""
 
 
 def _run(program, arguments, output, cache, environment):
@@ -43,17 +42,14 @@ def _run(program, arguments, output, cache, environment):
 
 
 def run(program, arguments, *, kill_at=None, pause=0.0, fails=False, fork=True, cache=None, environment=None):
-    """Run a program in a process of its own and return what it printed.
+    """Run a Python program in a process of its own and return what it printed.
 
     Args:
-      program: Python text.
-      arguments: Words of the program's command line.
       kill_at: Step after whose loss the process is killed; None to let it end.
       pause: Seconds between that loss and the kill.
       fails: Whether a process that is not killed is expected to fail.
       fork: Whether the process is a fork of one that has imported `_IMPORTS`.
       cache: Folder for JAX's compiled functions.
-      environment: Environment variables to set.
     """
     processes = multiprocessing.get_context("forkserver" if fork else "spawn")
     processes.set_forkserver_preload(list(_IMPORTS))

@@ -1,7 +1,7 @@
 """Comparison with OLMo-core and MaxText themselves, where they are installed: `pytest -m parity`.
 
-Other tests compare with golden values, which need neither package. The extra `parity` installs OLMo-core; the CPU build of
-torch is enough for it. MaxText needs Python 3.12; install it with `pip install --no-deps maxtext`.
+The extra `parity` installs OLMo-core, for which the CPU build of torch is enough. MaxText needs Python 3.12; install it with
+`pip install --no-deps maxtext`.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Runs MaxText's training command on batches of grain_sft."""
+"""Launcher of MaxText's trainers on batches of grain_sft."""
 
 import importlib
 import sys
