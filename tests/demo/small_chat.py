@@ -1,7 +1,7 @@
 """Fixture `chat`: a small corpus of the demo's conversations, as batches and as texts."""
 
-import dataclasses
 import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ SMALL_TEXT = 150_000  # characters
 Batch = dict[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class Chat:
+class Chat(NamedTuple):
     """The demo's pipeline over packed conversations, its tokenizer, and all answers to each question."""
 
     pipeline: grain_sft.Pipeline

@@ -59,11 +59,9 @@ def write(plan: Plan, task: Task) -> None:
 
 def _first_weights(block: Block) -> npt.NDArray[np.float32]:
     """Return the weight of each document's first token: float32 [documents], 0 for an empty document."""
-    has_tokens = block.lengths > 0
-    starts = (np.cumsum(block.lengths) - block.lengths)[has_tokens]
-    weights = np.zeros(len(block.lengths), "<f4")
-    weights[has_tokens] = block.loss[starts]
-    return weights
+    starts = np.cumsum(block.lengths) - block.lengths
+    weights = np.append(block.loss.astype("<f4"), np.float32(0))  # empty documents at the end start at the 0
+    return np.where(block.lengths > 0, weights[starts], np.float32(0))
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
