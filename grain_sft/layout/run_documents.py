@@ -37,14 +37,13 @@ class RunDocuments:
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layouts = tuple({id(layout): layout for layout in layouts}.values())
         self._numbered: list[list[_NumberedPart]] = []  # for each layout, the `_NumberedPart` of each of its parts
-        self._end = 0
-        if len(self.layouts) > 1:  # a single layout keeps its own numbers, and its documents need no search
-            for layout in self.layouts:
-                self._numbered.append(self._number_parts(layout))
+        for layout in self.layouts:
+            self._numbered.append(self._number_parts(layout))
 
     def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
         """Return the `_NumberedPart` of each part of `layout`. If an earlier layout has the same documents, use its entry."""
         earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
+        end = sum(_num_numbers(entry.part) for entry in earlier)
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
             if same := [entry for entry in earlier if _same_documents(entry.part, part)]:
@@ -52,17 +51,15 @@ class RunDocuments:
                 # name of the part; else, if it can, one that neither has the name of another part nor was taken before.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
-                entry = _NumberedPart(layout, name, part, self._end)
-                self._end += _num_numbers(part)
+                entry = _NumberedPart(layout, name, part, end)
+                end += _num_numbers(part) if earlier else 0  # a single layout needs no search for its documents
             numbered.append(entry)
         return numbered
 
     @property
     def parts(self) -> Iterator[tuple[str, Layout, Layout]]:
         """(name, part, layout) of each part whose documents no earlier layout has. `name` is as in `Layout.parts`."""
-        if len(self.layouts) == 1:
-            yield from ((name, part, self.layouts[0]) for name, part in self.layouts[0].parts.items())
-        for layout, numbered in zip(self.layouts, self._numbered, strict=False):  # no entries for a single layout
+        for layout, numbered in zip(self.layouts, self._numbered, strict=True):
             yield from ((entry.name, entry.part, layout) for entry in numbered if entry.layout is layout)
 
     def of(self, layout: Layout, documents: Ints) -> Ints:
