@@ -1,5 +1,6 @@
 """Every code block of the documentation and of the README runs, in order, and prints what the page shows."""
 
+import os
 import re
 
 import doc_pages as pages
@@ -23,11 +24,16 @@ RUN = [page for page in (README, *pages.PAGES) if any(each.runs for each in page
 @pytest.mark.pages
 @pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(folders, page):
+    """`GRAIN_SFT_WRITE_OUTPUTS=1 pytest -m pages tests/docs` writes the printed outputs to the pages."""
+    text, faults = pages.read(page), []
     for block, printed in folders.run(page):
-        lost = first_lost(block, printed)
-        assert lost is None, (
-            f"{page}:{block.line} shows {lost!r} (python tests/docs/update_outputs.py), but printed\n{printed}"
-        )
+        if "GRAIN_SFT_WRITE_OUTPUTS" in os.environ and first_lost(block, printed) is not None:
+            shows = updated(block, printed)
+            text, block = text.replace(block.shows, shows, 1), block._replace(shows=shows)
+            (pages.DOCS / page).write_text(text)
+        if (lost := first_lost(block, printed)) is not None:
+            faults.append(f"{page}:{block.line} shows {lost!r}, but printed\n{printed}")
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.pages
