@@ -81,7 +81,7 @@ class CurriculumSampler(EpochSampler):
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
         if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
-        super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
+        super().__init__(BatchSizes(global_batch_size), host)
         source = SourceOrder(int(rows.sum()), seed, "olmo", shuffle, epochs)
         self.row_lengths = tuple(length for length, _ in self.buckets)
         self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
@@ -95,7 +95,7 @@ class CurriculumSampler(EpochSampler):
             self._bucket_orders.append(order(num_rows, seed=self.seed, cache_dir=cache_dir))
         epochs_of_stream = RunningEpochs(self._sizes.num_rows, self._sizes)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
-        self._set_stream(source, epochs_of_stream, self._sizes.num_rows, self._rows_of, batching)
+        self._set_stream(source, epochs_of_stream, self._rows_of, batching)
 
     def _order(self, epoch: int) -> Ints:
         if not self.shuffle:

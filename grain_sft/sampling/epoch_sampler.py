@@ -22,12 +22,10 @@ class EpochSampler(StreamSampler):
     250 to 499, and index 3 of its block is index 253 of the order.
     """
 
-    def _set_stream(
-        self, source: SourceOrder, epochs: RunningEpochs, block_rows: int, rows_at: RowsAt, batching: str = ""
-    ) -> None:
-        """Set the stream that the sampler reads. `epochs` cuts blocks of `block_rows` rows into steps; see `EpochStream`."""
+    def _set_stream(self, source: SourceOrder, epochs: RunningEpochs, rows_at: RowsAt, batching: str = "") -> None:
+        """Set the stream that the sampler reads. `epochs` are the epochs of a block. For other arguments see `EpochStream`."""
         self.epochs, self.start = source.epochs, source.start
-        self._epochs, self._block_rows, self._rows_at = epochs, block_rows, rows_at
+        self._epochs, self._block_rows, self._rows_at = epochs, epochs.num_rows, rows_at
         self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
 
     @property

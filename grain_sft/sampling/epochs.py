@@ -25,21 +25,20 @@ class RunningEpochs:
     """
 
     def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0)) -> None:
-        self._num_rows = num_rows
-        self._sizes = sizes
+        self.num_rows, self._sizes = num_rows, sizes
         self._rows_before_run = start[0] * num_rows + start[1]
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch of the first row of `step`, and the index of that row in the epoch."""
-        return divmod(self._sizes.before(step) + self._rows_before_run, self._num_rows)
+        return divmod(self._sizes.before(step) + self._rows_before_run, self.num_rows)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
         """Return the epochs and the indices that `begin` returns for each of `steps`: int64 [n] each."""
-        return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self._num_rows)
+        return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self.num_rows)
 
     def _first_row(self, epoch: int) -> int:
         """Return the number of rows from step 0 to the beginning of `epoch`; negative if `epoch` begins before step 0."""
-        return epoch * self._num_rows - self._rows_before_run
+        return epoch * self.num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps that end before `epoch` begins. A step that also reads rows of `epoch` does not count."""
@@ -49,7 +48,7 @@ class RunningEpochs:
         """Return the steps that read an epoch in a run of `num_steps` (None: without end); None if no step reads it."""
         epoch_begin = self._first_row(epoch)
         begin = max(0, epoch_begin)
-        end = epoch_begin + self._num_rows
+        end = epoch_begin + self.num_rows
         if num_steps is not None:
             end = min(end, self._sizes.before(num_steps))
         if end <= begin:
@@ -140,7 +139,7 @@ class EndingEpochs(RunningEpochs):
         if last < first or (num_steps is not None and first >= num_steps):
             return None
         begin = self.begin(first)[1]
-        end = min(self._num_rows, self.begin(last)[1] + self._sizes.at(last))
+        end = min(self.num_rows, self.begin(last)[1] + self._sizes.at(last))
         return EpochSpan(first, last, end - begin, begin)
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:

@@ -81,10 +81,10 @@ class IndexSampler(EpochSampler):
         self.costs = costs
         check_choice("last_batch", last_batch, get_args(LastBatch), SamplerError)
         traits = ORDERS[order]
-        super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=traits.host_blocks)
+        super().__init__(BatchSizes(global_batch_size, schedule), host)
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
-        self.runs_on = traits.runs_on or last_batch == "run_on"
+        self.runs_on, self.host_blocks = traits.runs_on or last_batch == "run_on", traits.host_blocks
         self._source, start = source, source.start
         if traits.by_cost and (start[1] or self.chunk_size > 1):
             problem = f"order {order!r} arranges the rows of whole epochs one by one"
@@ -104,7 +104,7 @@ class IndexSampler(EpochSampler):
         else:
             epochs_of_block = EndingEpochs(block_rows, sizes_of_block, begin, fill=last_batch == "fill")
         costs_of_steps = None if costs is None else Costs(costs, epochs_of_block.cuts)
-        self._set_stream(source, epochs_of_block, block_rows, source.rows_at(cache_dir, costs_of_steps))
+        self._set_stream(source, epochs_of_block, source.rows_at(cache_dir, costs_of_steps))
         if self.num_steps == 0:
             problem = f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}"
             raise SamplerError(f"{problem}. Take more epochs or a smaller batch.")

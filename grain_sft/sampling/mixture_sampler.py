@@ -60,7 +60,7 @@ class MixtureSampler(StreamSampler):
         schedule: Iterable[tuple[int, int]] = (),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=False)
+        super().__init__(BatchSizes(global_batch_size, schedule), host)
         check_choice("last_batch of a mixture", last_batch, get_args(MixtureLastBatch), SamplerError)
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances

@@ -49,16 +49,15 @@ class Sampler(abc.ABC):
     num_instances: int
     first_step: int = 0
     runs_on: bool = True
+    host_blocks: bool = False
     consecutive_slots: bool = False
     epochs: int | None = None
     streams: tuple[EpochStream, ...]
 
-    def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
+    def __init__(self, batch_sizes: BatchSizes, host: Host) -> None:
         check_type("host", host, Host, "Host(index, count)")
-        self.host, self.host_blocks = host, host_blocks
-        self.batch_sizes = batch_sizes
-        self.global_batch_size = batch_sizes.sizes[0]
-        self.schedule = batch_sizes.schedule
+        self.host, self.batch_sizes = host, batch_sizes
+        self.global_batch_size, self.schedule = batch_sizes.sizes[0], batch_sizes.schedule
         # with sizes 8 and 12, 8 hosts are accepted here; `check_from` and `rows` refuse the steps of 12 rows
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)

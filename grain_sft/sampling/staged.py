@@ -35,8 +35,9 @@ class StagedSampler(Sampler):
         self._first_steps = [stage.first_step for stage in self.stages]
         # no shift of steps (0), because the sampler of a stage counts the steps of the whole run
         sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
-        super().__init__(sizes, hosts[0], host_blocks=any(stage.host_blocks for stage in self.stages))
+        super().__init__(sizes, hosts[0])
         self.first_step = self._first_steps[0]
+        self.host_blocks = any(stage.host_blocks for stage in self.stages)
         self.consecutive_slots = all(stage.consecutive_slots for stage in self.stages)
         self.num_instances = sum(stage.num_instances for stage in self.stages)
 

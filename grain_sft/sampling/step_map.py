@@ -103,9 +103,9 @@ class MappedSampler(Sampler):
         self._map = StepMap(self.skips, origin)
         self.first_step = self._map.step_of(sampler.first_step)
         sizes = JoinedSizes((step, sampler.batch_sizes, self._map.data_step(step) - step) for step in self._map.steps)
-        super().__init__(sizes, sampler.host, host_blocks=sampler.host_blocks)
-        self.num_instances, self.epochs = sampler.num_instances, sampler.epochs
-        self.runs_on, self.consecutive_slots = sampler.runs_on, sampler.consecutive_slots
+        super().__init__(sizes, sampler.host)
+        for name in ("num_instances", "epochs", "runs_on", "host_blocks", "consecutive_slots"):
+            setattr(self, name, getattr(sampler, name))
         self.streams = tuple(map(self._stream, sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:

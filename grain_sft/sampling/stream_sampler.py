@@ -32,8 +32,8 @@ class StreamSampler(Sampler):
     own sequence. A subclass maps indices of the sequence to rows, and rows to slots.
     """
 
-    def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
-        super().__init__(batch_sizes, host, host_blocks=host_blocks)
+    def __init__(self, batch_sizes: BatchSizes, host: Host) -> None:
+        super().__init__(batch_sizes, host)
         # The first of several computed steps, and their rows [steps, rows]: one attribute, as several threads replace the pair.
         self._computed: tuple[int, Ints] = 0, np.zeros((0, 0), np.int64)
         self._last_step = -1
