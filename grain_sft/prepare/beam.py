@@ -78,13 +78,11 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class Pipelines(Runner):
-    """Runner that scans, renders and writes in one Beam pipeline each.
+    """Runner that scans, renders and writes in one Beam pipeline each. Beam chooses the number of workers.
 
     Attributes:
-      workers: Not used: Beam chooses the number of workers.
       shared: Folder to which this process writes the job and the plan, and Beam's workers their results.
-      beam: The module apache_beam.
-      options: Beam's `PipelineOptions`.
+      beam, options: The module apache_beam, and its `PipelineOptions`.
     """
 
     shared: str
@@ -110,10 +108,7 @@ class Pipelines(Runner):
         return tasks
 
     def run(self, name: str, step: Callable[[Any, str], Iterable[Result]], items: Sequence[Any]) -> list[Result]:
-        """Call `step(item, shared)` for each item, in a Beam pipeline. Return the results, sorted by their numbers.
-
-        If steps failed, raise the failure with the lowest number.
-        """
+        """Call `step(item, shared)` for each item, by Beam. Return the sorted results, or raise the first failure."""
         if not items:
             return []
         beam = self.beam

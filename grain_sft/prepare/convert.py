@@ -214,9 +214,9 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and the files of the tokenizer at `path`, by default of the one in the corpus's folder.
+    """Return the description and files of the tokenizer, by default of the one in the corpus's folder.
 
-    If there is none, return no files, and a description by the corpus's metadata and its highest token.
+    Without any, return no files, and a description by the corpus's metadata and its highest token.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:

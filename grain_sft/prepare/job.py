@@ -32,12 +32,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Job(Renderer):
-    """Preparation of scanned inputs. Worker processes receive it as JSON.
-
-    Attributes:
-      output: Folder of the corpus.
-      groups: Units (ranges of records) of all inputs, in groups. Each group becomes one chunk file.
-    """
+    """Preparation of scanned inputs. Worker processes receive it as JSON. Each group of units becomes one chunk file."""
 
     output: str
     groups: tuple[tuple[Unit, ...], ...]

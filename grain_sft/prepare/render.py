@@ -32,11 +32,7 @@ _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renderer of records, with the template, tokenizer and options of a request.
-
-    Attributes:
-      request: Request whose template, format, tokenizer and options apply.
-      inputs: Scanned files of all datasets. `Unit.input` is a number in this tuple.
+    """Renderer of records by a request. `Unit.input` is a number in `inputs`, the scanned files of all datasets.
 
     Raises:
       PrepareError: The template or format does not exist, or does not take an option of the request.

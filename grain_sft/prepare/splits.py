@@ -90,13 +90,8 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
     """Return the first documents of `order`, a share of `val_frac`, as "val", and the others as "train".
 
-    Then leave out the documents that are not `kept`. If the share is less than one document, there is no "val".
-
-    Args:
-      ids, kept: Numbers of the documents, and whether each is kept.
-      order: Permutation of the indices of `ids`.
-      request: Request, which has `val_frac`.
-      shuffled: Whether each split is in the order of `order`, not of `ids`.
+    Then leave out the documents that are not `kept`. If the share is less than one document, there is no "val". Each split is
+    in the order of `order`, a permutation of the indices of `ids`, if it is `shuffled`, else in the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
