@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from grain_sft.corpus import Corpus
-from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.errors import CorpusError, RowIndexError, shortened
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.pieces import expand_counts
 from grain_sft.layout.run_documents import RunDocuments
@@ -155,7 +155,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 add(filter(None, lines), (*files_read, item))
             else:
                 raise RowIndexError(
-                    f"{item[:200]!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an "
+                    f"{shortened(item, 200)!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an "
                     "input, INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
                 )
 
