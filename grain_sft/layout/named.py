@@ -154,10 +154,11 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 lines = map(str.strip, files.read_text(item).splitlines())
                 add(filter(None, lines), (*files_read, item))
             else:
-                raise RowIndexError(
-                    f"{shortened(item, 200)!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an "
-                    "input, INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
+                expected = (
+                    "a document number, a source, SOURCE:NUMBER with a number that the source has, an input, INPUT:LINE"
                 )
+                problem = f"{shortened(item, 200)!r} is not {expected}, or a file of these"
+                raise RowIndexError(f"{problem}. Fix it, or give the path of an existing file.")
 
     add([named] if isinstance(named, int | str) else named)
     return np.array(numbers, np.int64), np.concatenate(of_names)
