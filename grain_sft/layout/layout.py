@@ -44,7 +44,7 @@ class FromPieces(Traits):
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
-    """Function of a row number, which sources use instead of `pieces` if rows have few long segments. None without one."""
+    """Function that sources use instead of `pieces` if rows have few long segments; None if the layout has only `pieces`."""
 
     @property
     def kind(self) -> str:

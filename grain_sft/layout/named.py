@@ -154,9 +154,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 lines = map(str.strip, files.read_text(item).splitlines())
                 add(filter(None, lines), (*files_read, item))
             else:
-                expected = (
-                    "a document number, a source, SOURCE:NUMBER with a number that the source has, an input, INPUT:LINE"
-                )
+                expected = "a document number, a source, SOURCE:NUMBER with a number that it has, an input, INPUT:LINE"
                 problem = f"{shortened(item, 200)!r} is not {expected}, or a file of these"
                 raise RowIndexError(f"{problem}. Fix it, or give the path of an existing file.")
 
