@@ -44,9 +44,9 @@ class BoundaryFile(FileStamp):
     sequences: tuple[Count, Count] | None = None
 
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
-        """Return first token and length of each document, int64 [documents] each, counted from the shard's first token.
+        """Return first token, counted from the start of the shard, and length of each document, int64 [documents] each.
 
-        If the file groups sequences into documents, `by_sequence` returns first token and length of each sequence instead.
+        With `by_sequence`, return those of each sequence if the file groups sequences into documents.
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -116,7 +116,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
 
 
 def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tokens: int) -> None:
-    """Check that the documents from line `line` on are not empty, don't overlap, begin at `previous_end` or later, and fit."""
+    """Check that documents from line `line` on are not empty, don't overlap, and lie in `previous_end` to `num_tokens`."""
     start, end = numbers.T
     previous_ends = np.concatenate([[previous_end], end[:-1]])
     wrong = (start >= end) | (start < previous_ends) | (end > num_tokens)

@@ -89,8 +89,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     2. All documents that may continue do so.
     3. No document continues.
 
-    The result is the first answer. But if `corpus.sources_file` exists, it is the first answer that makes as many documents as
-    this file lists: if 3 of 10 pieces may continue a document, answer 2 makes 7 documents, and answer 3 makes 10.
+    Without `corpus.sources_file`, the result is answer 1. With this file, the answers are tried in turn until one gives the
+    number of documents in the file. If 3 of 10 pieces may continue a document, answer 2 gives 7 documents; answer 3 gives 10.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)

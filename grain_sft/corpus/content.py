@@ -29,7 +29,7 @@ class _ChangedError(Exception):
 
 
 def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
-    """Return the hash of each file's data, from the cache if it has them.
+    """Return the hashes of the files' data, from the cache if possible.
 
     Args:
       read: Function that reads all files and returns their hashes; None for `hashing.of_file`.
@@ -131,10 +131,10 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the argument `of` of `hashes_of` for the hashes of all tokens: "bytes" if each shard is a whole file.
+    """Return the value of `of` with which `hashes_of` hashes all tokens: "bytes" if each shard is a whole file.
 
-    A shard may also be a part of its file: a range of Megatron's sequences, or the tokens of written rows without the other
-    arrays. The hash of such a part must not be cached as the hash of the file.
+    A shard may also be a part of its file: a range of Megatron's sequences, or the tokens of materialized rows without the
+    other arrays. The hash of such a part must not be cached as the hash of the file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

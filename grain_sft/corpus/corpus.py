@@ -86,7 +86,7 @@ class Corpus(CorpusData):
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` with these arguments. Raise a CorpusError if `dtype` can't hold `bos_token_id`.
 
-        If the arguments find the same documents as `documents`, return the corpus's own finder. So the files are read once.
+        If the arguments find the same documents as `documents`, return the finder of `documents`, so that files are read once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -116,7 +116,7 @@ class Corpus(CorpusData):
 
         Returns:
           Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, or float32 if the
-          corpus has weights. It is None if all tokens of the corpus take loss.
+          corpus has weights. It is None if the corpus has no loss files, so that every token takes loss.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
@@ -183,8 +183,8 @@ class Corpus(CorpusData):
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".
 
-        Unless this machine has cached the files' hashes, it reads all files, at about 1 GB/s per core. A missing or unreadable
-        file raises a CorpusFileError.
+        Unless the files' hashes are cached, all files are read, at about 1 GB/s per core. A missing or unreadable file raises a
+        CorpusFileError.
         """
         return content_of_corpus(self)
 
@@ -207,7 +207,7 @@ class Corpus(CorpusData):
 
         Raises:
           StorageError: `path` can't be written, or is a file of the corpus.
-          CorpusError: The format is unknown, or is "maxtext" and `sequence_length` is None.
+          CorpusError: The format is unknown, can't express this corpus, or is "maxtext" and `sequence_length` is None.
         """
         index_writer.save(self, files.normalize(path), format, sequence_length, tokenizer)
 

@@ -121,10 +121,10 @@ class CorpusData:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
+        """Hash of the dtype, the EOS id, the sizes of the shards, and the first and last 4 KiB of all files but `sources_file`.
 
         It includes `signed`, `weights` and `rows` if they are set, but no paths: a copy in a bucket has the same fingerprint.
-        No file is read. A change in the middle of a file changes only `Corpus.content_hash`.
+        A change in the middle of a file changes only `Corpus.content_hash`.
         """
         head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
         digest = hashlib.sha256(head.encode())

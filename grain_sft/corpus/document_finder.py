@@ -81,7 +81,7 @@ class DocumentFinder:
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None
-            # If the hashes were cached, a file may have changed since then: then `content` and the documents do not agree.
+            # If the hashes came from the cache, a file may have changed since. Then `content` is not that of the documents.
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(f"{path} or a file of its corpus is being written to. Wait until it is complete.")

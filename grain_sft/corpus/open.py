@@ -38,7 +38,7 @@ def open_corpus(
     split: str | None = None,
     subset: Subset | None = None,
 ) -> Corpus:
-    """Open the token files that `where` names, in order. Each file is checked, unless a saved index lists it.
+    """Open the token files that `where` names, in order. Files are scanned, unless an index of `Corpus.save` lists them.
 
     Sidecar files hold label masks, loss weights or document boundaries. They are found by name, such as `NAME.csv.gz` for
     `NAME.npy`. A glob, folder or list may include sidecar files; their values are never read as tokens.
@@ -134,7 +134,7 @@ def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`. Refuse files outside of `folder`, unless it is None, now and whenever they are opened."""
+    """Return the corpus at `where`. Refuse files outside of `folder`, if given; a local folder binds all later reads, too."""
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)
@@ -192,7 +192,7 @@ def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
 
 
 def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
-    """Refuse the first path that lies outside of `folder`, unless it is None, after links are followed."""
+    """If `folder` is given, refuse the first path that lies outside of it after links are followed."""
     if folder is None:
         return
     for path in paths:
@@ -205,7 +205,7 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:
-    """Refuse a tokenizer `given` by its name or path if it did not make the corpus.
+    """Refuse the tokenizer `given`, a name or a path, if the corpus was made with another tokenizer.
 
     If `given` is a path and the corpus records the hash of its tokenizer, hashes are compared. Otherwise, names are compared.
     A corpus that records neither accepts any tokenizer.
@@ -237,7 +237,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return those of a tokenizer's name and hash that are known, for a message."""
+    """Return a tokenizer's name and hash as text, without what is None."""
     facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
     return ", ".join(filter(None, facts))
 

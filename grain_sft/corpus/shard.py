@@ -55,7 +55,7 @@ def token_dtype(name: object, where: str) -> Dtype:
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header must agree with `dtype`. If `dtype` is None, a raw file is read as uint32, or refused if it does not look so.
+    A .npy header must agree with `dtype`. If `dtype` is None, a raw file must look like uint32, and is read as uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):

@@ -32,8 +32,8 @@ class ScannedDocuments(NamedTuple):
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
     """Read all tokens and their loss once, and return facts about each document.
 
-    Documents may overlap, come in any order and be longer than a block. `check` is called with the number of the first token
-    of each block, and its tokens.
+    Documents may overlap, come in any order and be longer than a block. For each block, `check` gets the number of its first
+    token, and its tokens.
     """
     start, length = corpus.documents
     order = corpus.documents.by_start()  # without empty documents
@@ -93,7 +93,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
-    """Report the first value of each loss file that is not of its kind, such as 0 and 1."""
+    """Report the first invalid value of each loss file, such as a 2 in a mask."""
     # The last of `shard_borders` is the end of the corpus, where no shard begins.
     for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):
         if shard.loss is None:

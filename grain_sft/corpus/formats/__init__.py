@@ -36,8 +36,7 @@ class Format:
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
         paths. It applies to the path of the file itself only if the file does not exist.
       takes_globs: Whether `read` takes glob patterns.
-      takes_lists: Whether `read_list` opens token files that are named one by one, all of this format. If not, `scan_corpus`
-        opens them.
+      takes_lists: Whether `read_list`, not `scan_corpus`, opens a list of token files that all have this format.
       metadata_files: Regular expression of the names of files that hold metadata, never tokens.
     """
 
@@ -74,7 +73,7 @@ class Format:
         return self.split(found, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Return the corpus of a list of paths. A format that takes lists defines it."""
+        """Return the corpus of a list of paths. A subclass that takes lists defines this method."""
         raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}.")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
@@ -86,7 +85,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to: `path`, or the token file of a sidecar. None for other formats."""
+        """Return `path` if it is a token file, the token file of the sidecar file `path`, or None for another format."""
         return None
 
     def home(self, path: str) -> str:

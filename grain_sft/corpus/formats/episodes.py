@@ -1,4 +1,4 @@
-"""Format episodes: the dataset that `prepare_chat_sft.py` and `prepare_tool_sft.py` write. An episode is a document.
+"""Format episodes: the dataset that MyPT's `prepare_chat_sft.py` and `prepare_tool_sft.py` write. An episode is a document.
 
 The folders `train/` and `val/` hold one shard, or several folders `shard_*/` with one shard in each. The files of a shard are:
   - `tokens.bin`: uint16 or uint32;
@@ -76,8 +76,8 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        Ids are those in corpus.json. Without this file, the EOS id is the first in dataset_metadata.json, tokenizer_state.json
-        and prepare.json, and the padding id the first in prepare.json, dataset_metadata.json and tokenizer_state.json.
+        Ids are those in corpus.json. Without this file, the EOS id is searched in dataset_metadata.json, tokenizer_state.json
+        and prepare.json, in this order. The search for the padding id begins with prepare.json.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         described = listing.read_json(root, _METADATA)

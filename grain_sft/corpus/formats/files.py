@@ -103,7 +103,7 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of the files `sources`, (path or URL, label) each, in order. Sidecar files may be at any place."""
+    """Return the corpus of `sources`, (path or URL, label) of each file, in order. Sidecar files may come in any order."""
     by_name = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
@@ -204,8 +204,9 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". It must also be the file before `part` in the split. If the
-    split does not list `part`, since its name has no number or its folder can't be listed, both must be in one folder.
+    `before` is the token file before `part` in the corpus, or "". The result is False if the split has another file before
+    `part`. If the split does not list `part` (a name without a number, a folder that can't be listed), both files must be in
+    one folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -217,7 +218,7 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
-    """Return one split for the token files `paths`, with what their `splits`, one for each file, have in common."""
+    """Return one split for the token files `paths`, with the metadata that the split of each file, in `splits`, states."""
     first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
     for path, split in zip(paths, splits, strict=True):
         first_files.setdefault(id(split), (path, split))

@@ -54,7 +54,7 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """Fields of this project's index, besides those of `CorpusMetadata`."""
+    """Fields of this project's index that `CorpusMetadata` lacks or, like `eos_token_id`, does not require."""
 
     version: int
     fingerprint: str
@@ -82,7 +82,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
             absolute = files.join(files.parent(path), present)
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
             present = options.remap(absolute) if present == file.path else absolute
-        version = file.version if present == file.path else None  # the version at the old path
+        version = file.version if present == file.path else None  # a copy has a version of its own
         return dataclasses.replace(file, path=present, version=version, root=None)
 
     metadata = CorpusMetadata.of(data, _DAMAGED)
@@ -150,7 +150,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     if not with_loss:
         return corpus
     # The index lists no masks, but masks exist. If `indexed` is False, the index was saved from a corpus that ignored its
-    # masks, and the caller now gives use_loss_mask=True. If it is not False, the index is out of date.
+    # masks, and the caller now gives use_loss_mask=True: each file must have a mask. Otherwise, the index is out of date.
     if indexed is not False or len(with_loss) < len(parts):
         problem = f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}"
         raise CorpusError(f"{problem}. Build the index again, or ignore the masks with use_loss_mask=False.")

@@ -196,7 +196,8 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    A number in a wrong place, such as in ["A", "0.3"], also makes a blend, which `_blend` refuses, unless it names a file.
+    Words with a number in a wrong place, such as ["A", "0.3"], also count, so that `_blend` refuses them. They don't count if
+    every number is the name of a file.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):

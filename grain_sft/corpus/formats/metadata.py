@@ -231,7 +231,7 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if both the EOS id and the tokenizer of a split are unknown, because it `lacks` its metadata files."""
+    """Warn if both the EOS id and the tokenizer of a split are unknown. `lacks` names the metadata files that are missing."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are unknown; "

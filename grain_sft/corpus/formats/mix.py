@@ -67,7 +67,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
-    """Return `path` with its longest prefix in `remap` replaced, and all placeholders in `remap`, such as "{TOKENIZER}".
+    """Return `path` after replacing its longest prefix in `remap`, and all placeholders in `remap`, such as "{TOKENIZER}".
 
     If no prefix matches, the prefixes are tried again after the placeholders are replaced.
     """

@@ -1,7 +1,7 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
 
 Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in a folder of `$GRAIN_SFT_CACHE_DIR`.
-The folder's name is a hash of the file's bytes. A row of the file is a batch of sequences, and each sequence is a document.
+The folder's name is a hash of what was unpacked. A row of the file is a batch of sequences, and each sequence is a document.
 
 OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself.
 """
@@ -91,7 +91,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the metadata of the folder, or the file's own if the former are missing or name another tokenizer."""
+    """Return the folder's metadata, or the file's own metadata if the folder has none or those of another tokenizer."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder

@@ -32,9 +32,9 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of a file's split, or of the first split of a folder that has tokens and labels.
+        """Return the `home` of the split that `path` names: of a file, or of a folder, the first split with tokens and labels.
 
-        If a folder has other files of this format, return a `home` that makes `read` raise an error about the missing file.
+        If a folder has only other files of this format, return a `home` with which `read` raises an error about a missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):

@@ -54,7 +54,7 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Raise CorpusError if the caller gave another dtype than that of the file at `path`, which messages call `name`."""
+        """Raise CorpusError if the caller gave another dtype than `dtype`, which the file `path` states and messages call `name`."""
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
 
@@ -166,9 +166,9 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 
 
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
-    """Return the dtype that the first token file with a loss file, or else `allowed`, implies; None if the files decide.
+    """Return the dtype of the first token file with a loss file. A raw file of 2000 bytes with 1000 loss values is uint16.
 
-    A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
+    Without loss files, return the last of `allowed`, or None if `allowed` are all dtypes.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
