@@ -1,4 +1,4 @@
-"""AuditLog: writes a log of the epochs that a run reads, and of its restarts, during the run.
+"""AuditLog: a log of the epochs and restarts of a run, written during the run.
 
 A line is JSON, or text as in the logs of the episode-indexed loader, another input pipeline:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
@@ -75,13 +75,13 @@ def as_text(value: object) -> str:
 
 
 class AuditLog(Observer):
-    """Observer that logs at which steps a run is started, is resumed, begins an epoch, and completes it.
+    """Observer that logs at which steps a run starts, resumes, starts an epoch, and completes an epoch.
 
     A log has four kinds of entries:
       dataset_load: A process reads its first batch. This entry is also written if a file no longer ends with the last entry of
         this log: the file was moved away during the run, or another process or pipeline has added entries.
       resume: The run goes on in another process, or jumps to a step that does not come next.
-      epoch_start, epoch_complete: A batch has the first row of an epoch, or its last row.
+      epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the
     global batch writes. A batch that was read ahead, but that the trainer never gets, leaves no entry.
 

@@ -37,7 +37,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # the first entry of each process has the action LOAD, and all its lines come from one version of the run
+    # the first entry of each process has the action LOAD, and all lines of a process come from one version of the run
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -74,7 +74,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
-    """Return the pipeline for `hosts` hosts if its order depends on them, and they divide all batch sizes; else unchanged.
+    """Return the pipeline for `hosts` hosts if its order depends on this number, and it divides all batch sizes; else as it is.
 
     A log of hosts that don't divide all batches may still be right: a run with batches of 8 and then 12 rows may have had 8
     hosts first and 12 later. `LineChecker` reports a number that divides no batch size.

@@ -54,8 +54,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Args:
       pipeline: Pipeline of the run, of any host.
       every: Number of steps between the lines of the table.
-      epochs: Number of epochs after which the table ends. None ends it with the run; for an endless run after one epoch, in a
-        mixture when every source has been read once, and with stages at the end of the epoch in which the last stage begins.
+      epochs: Number of epochs after which the table ends. None ends it with the run. If the run never ends, None means one
+        epoch: of every source in a mixture, or in a run with stages, the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

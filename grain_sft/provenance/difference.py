@@ -158,8 +158,8 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
     # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. In two
-    # mixtures that name a corpus differently, it has one number, but two records, because the source has the corpus's name. So
-    # documents of equal numbers are left out first, then those of equal records.
+    # mixtures that name a corpus differently, a document has one number, but two sources, because a source has the corpus's
+    # name. So documents of equal numbers are left out first, then those of equal (source, record).
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

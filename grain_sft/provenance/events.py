@@ -72,7 +72,7 @@ class Events:
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
-        """Return the entry of a process that begins a run on `hosts` hosts."""
+        """Return the entry of a process that begins or continues the run on `hosts` hosts."""
         sampler = self._pipeline.stages[0].sampler
         layout = self._pipeline.stages[0].source.layout
         return {

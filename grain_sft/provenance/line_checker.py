@@ -53,7 +53,7 @@ class Checked:
 
 
 class LineChecker:
-    """Checks the lines of an audit log, from the first to the last. `checked` is the result so far.
+    """Checker of the lines of an audit log, from the first to the last. `checked` is the result so far.
 
     The checker computes the next event of the run (the start or the end of an epoch), and compares it with the next line. If a
     line is missing or was changed, the checker continues with the step that the next intact line states. So one mistake in the
@@ -125,7 +125,7 @@ class LineChecker:
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
         hosts = natural_number(fields.get("hosts"))
-        # one size is enough: a run may change its number of hosts with its batch size
+        # `hosts` need not divide all sizes: a run may change its number of hosts with its batch size
         if hosts <= 0 or all(rows % hosts for rows in sizes):
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
@@ -178,7 +178,7 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # a known step becomes unknown, since this line or an earlier one is wrong; an unknown step is the one of this line
+            # a known step becomes unknown, because this line or an earlier line is wrong; an unknown step becomes this line's
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return

@@ -22,10 +22,9 @@ _BLOCK = 1 << 22  # tokens searched at once
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The first and the last token of a text depend on the words around it; the inner tokens, those between them, usually do not.
-    So the search decodes only the documents that contain the inner tokens; for a text of one or two tokens, every document.
-    Where the words around the text change the inner tokens too, the search misses the document. A search for a shorter text
-    may find it.
+    The first and the last token of a text depend on the words around the text. The inner tokens, those in between, usually do
+    not. So the search decodes only documents that contain the inner tokens. For a text of one or two tokens, it decodes every
+    document. If the words around the text change the inner tokens, the search misses it. A shorter text may find it.
 
     Raises:
       CorpusError: The text is empty, the boundaries of documents are unknown or invalid, or a token is not in the
@@ -88,7 +87,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
-        # a needle that begins in this block may end in the next one, so the first tokens of the next one are read too
+        # a needle that begins in this block may end in the next block, so the first tokens of the next block are read too
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
             num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))
@@ -100,7 +99,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     contained = np.zeros(len(start), np.bool_)
     for needle, blocks in matches.items():
         begins = np.concatenate([np.zeros(0, np.int64), *blocks])  # ascending
-        # a document contains a needle if one begins in the document, early enough to end in it
+        # a needle lies in a document if it begins there, early enough to end there
         num_before_document = begins.searchsorted(start)
         num_up_to_last_begin = begins.searchsorted(start + length - len(needle), side="right")
         contained |= num_before_document < num_up_to_last_begin

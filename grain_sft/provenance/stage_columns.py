@@ -15,7 +15,7 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 
 
 class Names:
-    """Names of one kind, such as the paths of shards, numbered through all stages of a run: `texts`, in order of the numbers.
+    """Names of one kind, such as the paths of shards, numbered through all stages of a run. `texts[i]` is the name of number i.
 
     A name has the same number in all stages. Equal names in one stage have two numbers: two inputs without a name are both
     called "", but are different inputs. Example: the stages have the names ("a", "") and ("", ""). Then `texts` is ("a", "",
@@ -54,7 +54,7 @@ class RunNames:
 
 
 class StageColumns:
-    """Columns of the trace of one stage, computed from the slots of the stage's batches. They hold the numbers of `run`."""
+    """Columns of the trace of one stage, computed from the slots of its batches, with the numbers that `run` gives to names."""
 
     def __init__(self, stage: Pipeline, sources: Sources, run: RunNames, *, trainable: bool) -> None:
         self._layout: Layout = stage.source.layout

@@ -54,7 +54,7 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Raise CorpusError if the caller gave another dtype than `dtype`, which the file `path` states and messages call `name`."""
+        """Raise CorpusError if the caller gave another dtype than `dtype`, which the file `path` states (as `name`)."""
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
 

@@ -29,7 +29,7 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts of a file, and "" as its `Input.note`. See `inputs.ROW_FILES`.
 
-    `rows` reads a part with the dictionaries that precede the first batch. If later ones differ, the whole file is one part.
+    `rows` reads a part with the dictionaries before the first batch. If dictionaries follow later, the whole file is one part.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
@@ -69,7 +69,7 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as dicts without None, which a table has for the keys that a record lacks."""
+    """Yield the rows of a record batch as dicts. Leave out None, which a table has for the keys that a record lacks."""
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     for start in range(0, batch.num_rows, _ROWS):

@@ -41,8 +41,8 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record is an Example without features. Others without features are not accepted, because many short texts can be
-    parsed as such. A feature of one value becomes a scalar, one of several values a list. One without values is omitted.
+    An empty record is an Example without features. Other records must have features, because many short texts can be parsed as
+    an Example without features. One value becomes a scalar, and several a list. A feature without values is left out.
     """
     if not record:
         return {}

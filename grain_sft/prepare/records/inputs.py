@@ -1,8 +1,8 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
-Lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut in row groups, Arrow at
+Lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut between rows, Arrow at
 record batches, ArrayRecord at chunks, a compressed file or a JSON array between records. A text is one unit. Small units are
-rendered together, as a group. Units and groups depend only on the files. The content of the corpus does not depend on them.
+rendered together, as a group. Units and groups depend only on the files. The corpus is the same for any units and groups.
 """
 
 import concurrent.futures
@@ -22,7 +22,7 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-MAX_BLOCKS = 8  # most blocks in a unit; a block is `BLOCK` bytes
+MAX_BLOCKS = 8  # most blocks of `BLOCK` bytes in a unit of plain lines, and fewest in a part of a compressed file
 MANY_BLOCKS = 1024  # an input of at most this many blocks has units of one block, a larger input has larger units
 _TAIL = 1 << 14  # bytes read after a unit to find the end of its last line; a longer line is read further
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
@@ -100,7 +100,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     data, own_data = _read_unit(entry, unit)
     records = unit.records
     if entry.kind == "jsonl":
-        # a line begins after each newline, except one at the end of `data`, and at byte 0 of the file
+        # a line begins at byte 0 of the file, and after each newline that is not the last byte of `data`
         records = data.count(b"\n", 0, len(data) - 1) + (unit.start == 0)
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
@@ -139,7 +139,7 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
     """Yield the number and the content of each record of a unit: a line, an array's element, a row or a text.
 
-    Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, for `schema.read_record`.
+    Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, which `read_record` raises.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.

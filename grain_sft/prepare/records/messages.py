@@ -89,7 +89,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
     """Return the text of a message; "" for a tool call without text, and for a tool result that is JSON.
 
     `extra["content"]` becomes the JSON of a tool result, or None if the assistant calls tools without text. A list of one text,
-    OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. Several are refused: templates join them differently.
+    OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. Several texts are refused: templates join them differently.
     """
     content = entry.get("content")
     if role == "assistant_toolcall":
@@ -159,7 +159,7 @@ def optional_text(record: Record, key: str) -> str | None:
 def _weight_of(entry: Record, where: str) -> float | None:
     """Return the weight of a message, from 0 to 1e30, where true is 1 and false is 0; None if it has none.
 
-    A mask under another key, such as `train: false`, is refused: it would be ignored.
+    A mask under another key, such as `train: false`, is refused, because it has no effect.
     """
     for key in sorted(entry.keys() & _ALL_MASKS):
         value = entry[key]

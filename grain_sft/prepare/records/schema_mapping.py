@@ -1,4 +1,4 @@
-"""Renames a record's keys by the option `--schema NAME:KEY=KEY_IN_THE_FILE,...`, and suggests this option for a record."""
+"""Renaming of a record's keys by `--schema NAME:KEY=KEY_IN_THE_FILE,...`, and suggestions of this option for a record."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +16,7 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
 def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
-    """Return `record` with its keys renamed by `keys`, {schema key: key in the file}. Messages have the `turn_keys`."""
+    """Return `record` with keys renamed by `keys`, {schema key: key in the file}: `turn_keys` in messages, others in it."""
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
     for key, value in result.items():
@@ -77,7 +77,7 @@ def _option_for_texts(record: Record) -> str:
 
 
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
-    """Return "text:text=body" for schema "text" and names [("text", "body")]. Leave out names that are empty or the same."""
+    """Return "text:text=body" for schema "text" and names [("text", "body")]. Leave out pairs like ("a", "a") and ("a", "")."""
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 

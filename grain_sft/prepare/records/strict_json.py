@@ -1,4 +1,4 @@
-"""Strict JSON: a parser that refuses repeated keys, NaN, NUL and halves of surrogate pairs, and texts for its messages."""
+"""Strict JSON: a parser that refuses repeated keys, NaN, NUL and halves of surrogate pairs, and functions for its messages."""
 
 import collections
 import difflib
@@ -16,7 +16,7 @@ _MAX_DEPTH = 64  # levels of objects and lists; chats need about 10, and Python'
 _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # Python also puts one in place of a byte of a path that is not UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")  # Python also uses surrogates for the bytes of a path that is not UTF-8
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
 
 

@@ -124,7 +124,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
             total += records
         if len(data) > MAX_RECORD + least:
             raise too_long(f"{path}:{total + 1}", "record")
-        # a scan begins at the unfinished record; a long one is not scanned for each piece, but when `data` has doubled
+        # a scan begins at the unfinished record; a long record is scanned again when `data` has doubled, not for each piece
         next_scan = len(data) + max(least, len(data))
     raise CorpusFileError(f"{path}: an array without its closing bracket after {total} records. Copy the file again.")
 

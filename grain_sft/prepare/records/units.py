@@ -1,4 +1,4 @@
-"""Pieces of the input files of `prepare`: parts, which are whole records read at once, and units, the work of the workers."""
+"""Pieces of the input files of `prepare`: parts, which hold whole records, and units, which one worker reads and renders."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""The files that an input of `grain-sft prepare` names, which is a file, a glob or a folder."""
+"""The files of an input of `grain-sft prepare`. An input is a path, a glob or a folder."""
 
 import glob
 import json
@@ -41,9 +41,9 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder names the files of records below it, or else the texts below it. Left out are files in folders whose names begin
-    with a point or an underscore, prepared corpora and their rejected records, metadata and caches of datasets, and metadata of
-    macOS (`._NAME`).
+    A folder names the files of records below it, or else the texts below it. It does not name files in folders whose names
+    begin with a point or an underscore, prepared corpora and their rejected records, metadata and caches of datasets, and
+    metadata of macOS (`._NAME`).
 
     Raises:
       CorpusFileError: No file has this name, links lead to one folder twice, or a folder has several splits or a damaged copy
@@ -108,7 +108,7 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a local folder, which is at `folders` in the input folder.
 
-    `above` has the real paths of the folders that it is in. A link to one of these would be followed forever, so it is refused.
+    `above` has the real paths of the folders above `folder`. A link to one of them is refused, because it leads in a circle.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -137,7 +137,7 @@ def _files_with_data(paths: Sequence[str]) -> list[str]:
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return the names of a folder without metadata and caches. In a folder of `save_to_disk`, state.json lists them."""
+    """Return `names` without metadata and caches. In a folder of `save_to_disk`, state.json lists the files with data."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         first = files.join(folder, *splits[:1])

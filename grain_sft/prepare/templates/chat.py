@@ -75,7 +75,7 @@ class Chat(Template):
             raise _refusal(error, conversation, is_plain) from error
 
     def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
-        """Refuse a chat that has the same `text` without its calls, thoughts or tools, or the messages of a role."""
+        """Refuse a chat that has the same `text` without its calls, thoughts, tools, or messages of some role."""
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
         # a template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does
         if self._chat.literals[0].isdisjoint(REASONING):
@@ -92,7 +92,7 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        This token, and an EOS after it, must be the template's. If the template writes nothing between two messages, and the
+        The template must write this token, and an EOS after it. If the template writes nothing between two messages, and the
         second begins with "<|im_end|>", the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
@@ -162,7 +162,7 @@ def _without(messages: Messages, keys: Sequence[str]) -> Messages:
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return those of the `spans` of all turns of the assistant that belong to the messages `turns`."""
+    """Return the spans of the messages `turns`. `spans` has the spans of all turns of the assistant."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans

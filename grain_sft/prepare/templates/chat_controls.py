@@ -38,7 +38,7 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes, in order. If it changes texts, `placed` is false: they may be elsewhere."""
+    """Control tokens that the template writes, in order. `placed` is False if they may be elsewhere in the chat's text."""
 
     controls: list[Control]
     placed: bool
@@ -52,7 +52,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     """Return the control tokens that the template writes. `special` has the spellings of the tokenizer's special tokens.
 
     Raises:
-      RecordError: The template refuses other texts, so its control tokens are unknown.
+      RecordError: The template refuses the disguised chat, so its control tokens are unknown.
     """
     if chat.contents is not None:
         literals = around_contents(chat.template, chat.roles) or []
@@ -86,7 +86,7 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`. Chats with the same roles have the same text of the template."""
+    """Return `find(text)`, cached because the template writes the same text in chats with the same roles."""
     return find(text)
 
 

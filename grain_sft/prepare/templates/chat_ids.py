@@ -18,7 +18,7 @@ from grain_sft.prepare.tokenizers.huggingface_gaps import refusal
 
 
 class UnexpectedControlError(RecordError):
-    """Error of a chat with a control token that the template did not write. `text` is what becomes it; "" if unknown."""
+    """Error of a chat with a control token that the template did not write. `text` becomes this token; "" if unknown."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class Encoder(abc.ABC):
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
 
-        It names the first unexpected one. With fewer than expected, a message's text has changed a token of the template.
+        The error names the first unexpected control token. If controls are missing, a message's text has changed one of them.
         """
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
@@ -147,8 +147,8 @@ class WholeChats(Encoder):
 class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
-    These libraries never make control tokens of text. A document ends in EOS. If the template writes it, whitespace after it is
-    left out. Otherwise it is added, and takes loss if the last turn takes loss and ends in text, not in a control token.
+    These libraries never make control tokens of text. A document ends in EOS. Whitespace after the template's EOS is left out.
+    If the template writes no EOS, one is added. It takes loss if the last turn takes loss and ends in no control token.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -156,7 +156,7 @@ class ChatPieces(Encoder):
         return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the texts between control tokens in one call, and put the control tokens' ids between theirs."""
+        """Encode the texts between control tokens in one call, and put the ids of the control tokens between them."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id

@@ -70,7 +70,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 
 
 def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turns: Sequence[int]) -> list[str] | None:
-    """Return the texts before, between and after the contents of `turns`. None unless each is there once, in order."""
+    """Return the texts before, between and after the contents of `turns`. None unless each content occurs once, in order."""
     marks = Marks(messages, tools, template.source)
     marked = list(messages)
     for turn in turns:
@@ -150,7 +150,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the texts before the marked thoughts and after the marked content. (None, None) unless each mark is there once."""
+    """Return the texts before the marked thoughts and after the marked content; (None, None) unless each mark occurs once."""
     matches = list(marks.pattern.finditer(rendered or ""))
     by_mark = {match[1]: match for match in matches}
     if rendered is None or "0" not in by_mark or len(by_mark) != len(matches):

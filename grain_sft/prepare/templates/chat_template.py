@@ -25,7 +25,7 @@ class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
     It runs in a sandbox, with the functions that transformers gives to templates. But `strftime_now`, which returns today's
-    date, is undefined: a template may test that, and one that calls it is refused.
+    date, is undefined. A template may test whether it is defined, but must not call it.
 
     Attributes:
       source: Text of the template.
@@ -113,7 +113,7 @@ class ChatTemplate:
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the text ends with the content of the assistant's last turn, as in GLM's; False for `marks_turns`."""
+        """Return whether the text ends with the assistant's last content, as by GLM's template; False if `marks_turns`."""
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
@@ -163,7 +163,7 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers of characters that occur in no string of `values`: `mark(3)` returns one, and `pattern` has 3 as its group 1."""
+    """Markers of characters that occur in no string of `values`. `mark(3)` returns marker 3; group 1 of `pattern` is "3"."""
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

@@ -54,7 +54,7 @@ class FillInTheMiddle:
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
-        """Return the pieces of a text as `draws` decide, which has draws of the text, then of each fragment that remains.
+        """Return the pieces of a text. `draws` yields draws for the text, then for each fragment that is not left out.
 
         Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". If the text is changed,
         each empty fragment is left out with the split token after it, as in Megatron-LM, except the last. The example becomes

@@ -14,7 +14,7 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Variable with a pair of texts, which the tag {% generation %} writes before and after the text that it marks, if given."""
+"""Variable for a pair of texts. If it is given, the tag {% generation %} writes them around the text that the tag marks."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -34,7 +34,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace without names that begin with an underscore, by which a template can leave the sandbox."""
+    """Jinja's namespace. It refuses names that begin with an underscore, because a template can leave the sandbox by them."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`

@@ -24,7 +24,7 @@ class Rendered(msgspec.Struct, frozen=True):
     Attributes:
       tokens: uint32 [n].
       loss: bool or float32 [n]. `loss[i]` belongs to `tokens[i]`: nothing is shifted yet.
-      text_bytes: Number of bytes in UTF-8 of the text of a document without messages; None for a conversation.
+      text_bytes: Number of UTF-8 bytes of the text of a plain document; None for a conversation.
     """
 
     tokens: npt.NDArray[np.uint32]
@@ -89,8 +89,8 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render.
 
-        This is one with a role that `roles` lacks, with a second system text, or, if the option `special_text` is "error", with
-        a text that spells a special token.
+        It has a role that `roles` lacks, a second system text, or, if the option `special_text` is "error", a text that spells
+        a special token.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
@@ -113,8 +113,8 @@ class Template(abc.ABC):
         """Return whether each message takes loss: its role is in `learned`, and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`, or a message has a weight other than 0 and 1, or weight 1 and another
-            role.
+          RecordError: No message has a role in `learned`, a message of another role has weight 1, or a weight is neither 0
+            nor 1.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
@@ -177,7 +177,7 @@ class PiecesTemplate(Template):
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`. If a text can't be encoded, only its conversation fails: they are rendered one by one."""
+        """See `Template.render`. If a text can't be encoded, conversations are rendered one by one, so that only one fails."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]

@@ -22,7 +22,7 @@ _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # co
 _OTHERS = [code for code in range(256) if code not in _PRINTABLE]
 _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
 """Byte of each character in the tokens of byte-level BPE: printable characters of Latin-1 represent their own bytes, and
-U+0100, U+0101, … the others, in order. Source: openai/gpt-2, encoder.py.
+U+0100, U+0101, … represent the other bytes, in order. Source: openai/gpt-2, encoder.py.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
 _GUARD = "\0"  # see `renamed`. No text has this character, because records with NUL are refused.
@@ -178,9 +178,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return the id of EOS, padding or BOS: `number`, if transformers gives one.
+        """Return `number`, the id of EOS, padding or BOS, unless it is None because the files don't state it.
 
-        A lone tokenizer.json does not state it. There, the only special token that is in `names` counts.
+        For a lone tokenizer.json, which never states it, return the id of the only special token that is in `names`.
         """
         if isinstance(number, int):
             return number

@@ -2,10 +2,10 @@
 
 The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a long
 text is cut between a letter and the space after it, and between a Han character and the Chinese comma or full stop after it.
-A piece has the ids of the whole text because the library encodes each word alone, if:
+Because the library encodes each word alone, the pieces have the ids of the whole text if:
 
 - The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
-- The pre-tokenizer splits the uncut text there, too. Its pattern consists of `_ALTERNATIVES`. None matches the letter before a
+- The pre-tokenizer splits the uncut text at each cut. Its pattern consists of `_ALTERNATIVES`. None matches the letter before a
   cut together with the space after it, none has a lookbehind, and only those for spaces have a lookahead.
 - The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text without one, so with this option, texts
   are cut only before spaces.

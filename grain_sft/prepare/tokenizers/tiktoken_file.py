@@ -20,8 +20,8 @@ _CHARACTERS = (
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
 
-# All ordered pairs of these characters. A split pattern loses the characters that it does not match. A pattern may keep these
-# and lose others: `a|[^b]` loses "b".
+# All ordered pairs of `_CHARACTERS`. A split pattern loses characters that it does not match. The pairs don't find all such
+# patterns: `a|[^b]` loses "b", which is not in them.
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
@@ -57,7 +57,7 @@ class TiktokenTokenizer(OneFileTokenizer):
     """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar file.
 
     The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens with their
-    ids, under the keys of `Settings`. Llama 3's file needs none.
+    ids, under the keys of `Settings`. Llama 3's file needs no sidecar.
 
     Raises:
       CorpusError: The bytes are not a tiktoken file, the sidecar is missing or wrong, or the pattern loses text.
@@ -130,7 +130,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{problem}. Copy it again, or add the alternatives that it lacks.")
 
     def _settings(self, sidecar: bytes | None) -> Settings:
-        """Return the settings in the sidecar. Llama 3's file needs none."""
+        """Return the settings in the sidecar, or Llama 3's settings for its file without a sidecar."""
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
