@@ -161,7 +161,7 @@ def test_commands_take_stages(config, tmp_path, capsys):
     assert main(["bench", str(path), "--stage", "3", "--seconds", "0.2", "--repeats", "1", "--max-workers", "0"]) == 0
     capsys.readouterr()
     assert main(["bench", str(path), "--stage", "6"]) == 1
-    assert "--stage 6: the config has 5" in capsys.readouterr().err
+    assert "--stage 6: expected at most 5" in capsys.readouterr().err
     shorter = {**config, "stages": [*config["stages"][:2], {**config["stages"][2], "tokens": 512}]}
     assert difference(load(config), load(shorter)).first_step == 13
 
