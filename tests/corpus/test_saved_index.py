@@ -57,6 +57,13 @@ def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
     assert open_corpus(folder / "index.json") == plain
 
 
+def test_an_index_lists_a_file_whose_name_is_not_utf8(folder):
+    path = os.fsdecode(os.fsencode(folder) + b"/\xff.npy")
+    shutil.copy(folder / "b.npy", path)
+    open_corpus(path).save(folder / "index.json")
+    assert open_corpus(folder / "index.json") == open_corpus(path)
+
+
 def test_an_index_opens_from_any_working_directory_and_its_relative_paths_are_remapped(folder, tmp_path, monkeypatch):
     """test_formats_gcs.py tests absolute paths."""
     monkeypatch.chdir(folder)

@@ -136,7 +136,8 @@ class Json:
         try:
             data = json.loads(text)
             if "\\u" in text:
-                json.dumps(data, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
+                # raises ValueError for half of a surrogate pair, except those that Python puts in paths that are not UTF-8
+                json.dumps(data, ensure_ascii=False).encode(errors="surrogateescape")
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
         if not isinstance(data, dict):
