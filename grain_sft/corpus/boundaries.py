@@ -88,7 +88,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
         line += len(numbers)
         parsed += numbers.tobytes()
     if not parsed and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but the shard has {num_tokens} tokens.")
+        raise CorpusError(f"{path}: lists no document, but the shard has {num_tokens} tokens. Copy the file again.")
     start, end = np.frombuffer(parsed, np.int64).reshape(-1, 2).T
     end -= start  # in place: there may be many millions
     return start, end

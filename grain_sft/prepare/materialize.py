@@ -54,7 +54,7 @@ def materialize(
       CorpusError, CorpusFileError: The corpus can't be read.
     """
     if not layout.plans:
-        raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written.")
+        raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
     manifest, dtype = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target = _Target(output)
     identity = {"key": manifest["key"], "made_of": manifest["made_of"]}
