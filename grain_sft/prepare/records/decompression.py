@@ -55,7 +55,7 @@ def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -
                     piece = decoder.decompress(data)
                 except Exception as error:  # zlib.error, zstandard.ZstdError
                     problem = f"{path}: can't be decompressed near byte {offset + start} ({compression}: {error})"
-                    fix = "Copy it again if it is damaged, or compress it with a smaller window"
+                    fix = "Copy it again if it is damaged, or compress it with a smaller window if it takes too much memory"
                     raise CorpusFileError(f"{problem}. {fix}.") from error
                 if piece:
                     yield piece
