@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
           group: Group of arguments that gets the options; by default this parser.
-          spelled: Spellings of the options that are not spelled `--NAME`, by name of the argument.
+          spelled: Flags of an option, by name of the argument. An argument without an entry gets the flag `--NAME`.
           changes: Fields of `Option` that replace those of the declaration, in all these options.
         """
         options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}
@@ -131,7 +131,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of the argument `config` for `--host`. `outputs` must replace no file that it reads."""
+    """Return the pipeline of the argument `config` for `--host`. Refuse `outputs` that would replace a file it reads."""
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -166,11 +166,11 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
             begin, end = int(first or 0), int(last) if last else pipeline.sampler.num_steps
         else:
             begin, end = int(text), int(text) + 1
-    except ValueError:  # `text` has no numbers; begin = -1 leads to the last message below
+    except ValueError:  # not numbers: -1 leads to the last message below
         begin = end = -1
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
-    if not last and 0 <= end < begin:  # A: or :, so `end` is the end of the run
+    if not last and 0 <= end < begin:  # `text` is A:, so `end` is the end of the run
         raise RowIndexError(f"--steps {text}: the run ends after step {end - 1}. Give A of at most {end}.")
     if begin < 0 or end < begin:
         raise RowIndexError(f"--steps {text}: expected A:B (steps A to B - 1), such as 5:8, or one step, such as 5.")
@@ -215,7 +215,7 @@ def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
 
 
 def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool = False) -> None:
-    """Check, before the work, that an output, if any, can be written and replaces none of `inputs`."""
+    """Raise a StorageError if an output can't be written or would replace one of `inputs`. Called before the work."""
     from grain_sft.storage import files  # imported here, because the import takes longer than printing `--help`
 
     if path == "":

@@ -23,7 +23,7 @@ _ONLY_WITH_CONFIG = ("host", "stage", "tokens_per_second", "step_ms", "max_worke
 def demo(parser: Parser) -> None:
     """Declare `grain-sft demo`."""
     add, count = parser.add_argument, at_least(MIN_DEMO_STEPS)
-    add("--dir", default="grain_sft_demo", help="folder for everything it makes: new, empty, or an earlier demo's")
+    add("--dir", default="grain_sft_demo", help="folder of the demo's files: new, empty, or of an earlier demo")
     add("--steps", type=count, default=48, help=f"steps of training, {MIN_DEMO_STEPS} or more")
     add("--seed", type=at_least(0), default=0, help="seed of the order of rows and of the model (default: 0)")
     parser.set_defaults(run=_run_demo)

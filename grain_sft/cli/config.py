@@ -31,7 +31,7 @@ def _print_config(options: argparse.Namespace) -> int:
 
 def receipt(parser: Parser) -> None:
     """Declare `grain-sft receipt`."""
-    parser.add_config(host="host h of H; H changes the receipt only in order maxtext (default: 0/1)")
+    parser.add_config(host="host h of H; the receipt depends on H only with order maxtext (default: 0/1)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=_print_receipt)
 

@@ -1,9 +1,9 @@
 """Ctrl-C ends a process that runs a command: within two seconds, with one line on stderr and exit status 130.
 
-The signal handler kills the child processes, runs the `atexit` functions, and ends the process. It raises no exception, which
-could crash an extension module that is being imported. Python calls the handler only while the main thread runs Python code. If
-it stays in native code for longer than `NATIVE` seconds, a second thread does the same. Native code that holds the GIL, such as
-`sum` of a long iterator, delays both.
+The signal handler kills the child processes, runs the `atexit` functions, and ends the process. It raises no exception,
+because an exception could crash an extension module that is being imported. Python calls the handler only while the main thread
+runs Python code. If this thread stays in native code for longer than `NATIVE` seconds, a second thread does the handler's work.
+Native code that holds the GIL, such as `sum` of a long iterator, delays both threads.
 """
 
 import _thread
@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-NATIVE = 0.4  # seconds after the signal that the main thread has to leave native code
-LEAVE = 1.0  # seconds after that to kill the child processes and to run the `atexit` functions
+NATIVE = 0.4  # seconds from the signal until the second thread acts
+LEAVE = 1.0  # more seconds until the process ends, even if the `atexit` functions still run
 STATUS = 130  # exit status
 
 
@@ -77,9 +77,8 @@ class Guard:
 
     def _watch(self, read: int) -> None:
         """End the process, from a second thread, if the signal handler does not end it in time after SIGINT."""
-        while signal.SIGINT not in os.read(
-            read, 1
-        ):  # Python writes signals to the pipe at once, also during native code
+        # Python writes signals to the pipe at once, also during native code
+        while signal.SIGINT not in os.read(read, 1):
             pass
         self._announce()
         time.sleep(NATIVE)

@@ -23,7 +23,7 @@ OF_CHATS = {
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
 """Options of `build-sft-primer`, in the form of `OF_CHATS`."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
-"""Defaults that differ in the commands of this file from those of `Request`."""
+"""Defaults of these commands that differ from the defaults of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
@@ -51,7 +51,7 @@ prepare_tool_sft = functools.partial(_declare_chats, template="episode_tool")
 
 def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, ...]]) -> None:
     """Add the options that the three commands share, and the options in `spelled`."""
-    parser.add_argument("--tokenizer", help="tokenizer of the model (default: the first that is found, or a new one)")
+    parser.add_argument("--tokenizer", help="the model's tokenizer (default: one in a usual place, or a new one)")
     for name in ("seed", *spelled):
         changed: dict[str, Any] = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
         parser.add_declared(Request, (name,), spelled=spelled, **changed)

@@ -34,15 +34,15 @@ COMMANDS = {
     "verify": ("config", "check that a corpus, a plan or a config is sound"),
     "index": ("pack", "scan token files and write an index"),
     "bench": ("bench", "measure the speed of a config, or of made-up corpora, and compare it with the machine's limit"),
-    "simulate": ("simulate", "print what a run on many hosts asks of a bucket, a cache and the hosts"),
+    "simulate": ("simulate", "predict the requests, cache contents and waits of a run on many hosts"),
     "build-sft-primer": ("legacy", "make a primer SFT cache of a JSONL file (an older name of prepare)"),
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats (an older name of prepare)"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools (an older name of prepare)"),
 }
-"""For each command, its module in `grain_sft.cli`, which declares its options in a function of its name, and its summary."""
+"""Module in `grain_sft.cli`, and summary, of each command. The module declares the command in a function of its name."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
-"""Commands that do not need JAX, because they do not ask it for the host."""
+"""Commands that do not need JAX, because they do not ask JAX for the host."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

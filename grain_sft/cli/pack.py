@@ -120,7 +120,7 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
-    """Print and return the figures of a layout. `seconds` is the time that it took to make its plans, or to read them."""
+    """Print and return the figures of a layout. `seconds` is the time of making or reading its plans."""
     from grain_sft.pipeline import layout_receipt  # imported here, so that --help does not wait for Grain
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}

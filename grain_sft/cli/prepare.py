@@ -20,7 +20,7 @@ DERIVED = (
 )
 """Fields of `Request` that become options of the same name, type and default."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""More fields of `Request` that become options, with the names of these options."""
+"""More fields of `Request` that become options, with the flags of the options."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
@@ -163,7 +163,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        is_unusual = 2 * count < documents  # else the template is the reason, and a note would not help
+        is_unusual = 2 * count < documents  # if most documents are alike, the template is the reason
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"
             note = f"{count:,} of {documents:,} documents {what} the EOS token. {reason}"

@@ -49,7 +49,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
-    pipeline = pipeline.at(steps.start)  # in a run with stages: the stage of the first step, which alone is simulated
+    pipeline = pipeline.at(steps.start)  # of several stages, only that of the first step is simulated
     conditions = Conditions(**values_of(options, options_of(Conditions)))
     if options.processes:
         with elapsed("Measuring processes"):
