@@ -75,6 +75,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
 
     Raises:
       ConfigError: As in `load`.
+      CorpusFileError: A file of the config can't be read.
     """
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), [])
@@ -95,7 +96,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def config_files(path: str) -> list[str]:
-    """Return the paths of a config and of the configs that it inherits."""
+    """Return the paths of a config and of all configs that it inherits, directly or not."""
     paths: list[str] = []
     read(files.absolute(files.normalize(path)), paths)
     return paths

@@ -73,9 +73,9 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Section) -> dict[str, Any]:
-    """Return the keys of a `replace` amendment that need a new stage, because they belong to the stage's corpus and sampler.
+    """Return the part of a `replace` amendment that needs a new stage.
 
-    Only the weight of a source of the outermost mixture changes within a stage (`weights_of`).
+    Without a new stage, only the weight of a source of the outermost mixture can change (`weights_of`).
     """
     names = ("path", "max_epochs", "on_exhausted", *(["weight"] if "/" in section["source"] else []))
     return {name: section[name] for name in names if section.get(name) is not None}
@@ -101,7 +101,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, and those of each of its stages, whose layouts are given: one item for each entry.
+    """Return the amendments of a run, and those of each of its stages, one for each entry. `layouts` are those of the stages.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has only the first of these amendments.

@@ -43,7 +43,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       epoch_seed: `sampler.seed`.
       epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random".
       epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if
-        batch_sampling_mode is "random". In a mixture it has none either: each source always runs on into its next epoch.
+        batch_sampling_mode is "random", or in a mixture, whose sources always run on into their next epochs.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -67,7 +67,7 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""For each required key of a GPTConfig: a section, and its keys, one of which may take the place of the required key."""
+"""Required keys of a GPTConfig. Each may be replaced by one of several keys of a section: (name of the section, keys)."""
 
 _NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
 

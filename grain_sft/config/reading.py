@@ -104,7 +104,7 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return `stated`, the sections of a config in `folder`, laid over those that it inherits. `inheriting` ends with it.
+    """Return `stated`, the sections of a config in `folder`, laid over those that it inherits. For `inheriting`, see `read`.
 
     A relative path starts at `folder`. If the path does not exist there, it starts at the working directory.
     """
@@ -148,7 +148,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _located(stated: Any, paths: Any, folder: str) -> Any:
-    """Return a value of a config, which has the part `paths` of the tree `_PATHS`, with its paths located."""
+    """Return a value of a config with its paths located. `paths` is the part of the tree `_PATHS` for this value."""
     if isinstance(stated, list):
         return [_located(item, paths, folder) for item in stated]
     if callable(paths):
@@ -159,7 +159,7 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a path of the config, joined to `folder` if it is relative and exists there, or if `folder` is in a bucket.
+    """Return a path of the config, joined to `folder` if it is relative and either exists there or `folder` is in a bucket.
 
     A blend of weights and prefixes, such as "0.3 a 0.7 b", becomes a list of its words.
     """
@@ -230,4 +230,4 @@ _PATHS = {
     "stages": {"corpus": _CORPUS},
     "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
 }
-"""Tree of the keys of a config that hold paths. A leaf is the function that locates the path; `_ANY_KEY` is every key."""
+"""Tree of the keys of a config that hold paths. A leaf is the function that locates the path; `_ANY_KEY` stands for any key."""

@@ -1,4 +1,4 @@
-"""Keys of each section of a config that are not arguments of the constructor that it calls, and the JSON Schema of configs."""
+"""Keys of the sections of a config, besides the arguments of constructors, and the JSON Schema of configs."""
 
 import inspect
 from collections.abc import Mapping

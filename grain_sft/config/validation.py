@@ -66,7 +66,7 @@ def _check_mixed(sampler: Section, mixed: bool, where: str) -> None:
 
 
 def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) -> None:
-    """Check a section `corpus`, or a source of a mixture. `lacking` names the key that it may lack."""
+    """Check a section `corpus`, or a source of a mixture. The error for a section without a path names the key `lacking`."""
     if "remote" in corpus:
         try:
             RemoteOptions.of(corpus["remote"])
@@ -108,7 +108,7 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
 
 
 def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:
-    """Check a schedule of the weights of the sources `names`, if any, and of batches of rows of `length` tokens, if any."""
+    """Check a schedule. It has no weights if `names` (of sources) is None, and no batch sizes if `length` (of rows) is None."""
     refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]
     if not entries:
