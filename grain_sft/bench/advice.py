@@ -38,11 +38,11 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting with the fewest threads that keeps up with the shortest step of the trainer.
+    """Return the setting with the fewest threads among those that keep up with the shortest step of the trainer.
 
-    It keeps up with a step if the trainer does not wait for the step's batch. Worker processes are chosen only if no number of
-    threads keeps up with any step. A setting with neither is never chosen: the trainer would wait for each slow read. If no
-    setting keeps up with any step, the first that is about as fast as the fastest (`AS_FAST`) is chosen.
+    A setting keeps up with a step if the trainer does not wait for the step's batch. Worker processes are chosen only if no
+    number of threads keeps up with any step. A setting with neither threads nor worker processes is never chosen: the trainer
+    would wait for each slow read. If no setting keeps up, the first that is about as fast as the fastest (`AS_FAST`) is chosen.
 
     Args:
       delivered: Figures of each measured setting. Settings with fewer threads or processes come first.

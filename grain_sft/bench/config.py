@@ -144,7 +144,7 @@ def cores() -> int:
 
 
 class _Run:
-    """Measurements of a pipeline, made endless. A measurement continues at the step where the one before ended."""
+    """Measurements of a pipeline, made endless. Each measurement reads steps that no earlier measurement has read."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan = plan
@@ -213,7 +213,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler of a pipeline that repeats the first `count` steps of another, and its `withdrawals`."""
+    """Sampler, and `withdrawals`, of a pipeline that repeats the first `count` steps of another pipeline."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

@@ -1,7 +1,7 @@
 """Benchmarks of packing, compared with OLMo-core's packer, and of the command `trace`.
 
 The corpus resembles OLMo-3 Think SFT's: its documents have log-normal lengths, and it has boundary files in open-instruct's
-format. Token files and masks are sparse files, so the speed of the disk does not matter. Programs run by `run_program`.
+format. Token files and masks are sparse files, so the speed of the disk does not matter. `run_program` runs the programs.
 """
 
 import gzip
@@ -99,7 +99,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands, most of them `trace`. The first begins with an empty cache."""
+    """Yield a table of the seconds and the memory of commands, most of them `trace`. Only the first has an empty cache."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))

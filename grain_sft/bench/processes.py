@@ -58,7 +58,7 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 
 
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds that a process takes to make one batch, or to import grain, and end, with a warm cache."""
+    """Yield a table of the seconds that processes take, from start to end, to make one batch or to import grain."""
     processes: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
     for count in scale.startup_files:
         tokens, index = folder / str(count), folder / f"{count}.json"
