@@ -1,9 +1,9 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
 Three pipelines run in turn: one scans the inputs, one renders their records to chunks, and one writes the corpus. The bytes are
-those of `run.prepare`, and each of the two functions can continue the other's work. Every worker needs an installed grain_sft
-(`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets or on a
-shared file system. The DataflowRunner needs `apache-beam[gcp]`.
+those of `run.prepare`. Each of the two functions can continue what the other has begun. Every worker needs an installed
+grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets
+or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -153,7 +153,7 @@ def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Render a group of units to its chunk, unless an earlier group has failed, which ends the work."""
+    """Render a group of units to its chunk, unless an earlier group has failed: its failure ends the work."""
     failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
         # a group before the failed one is rendered: if it fails, too, the user sees its failure

@@ -42,7 +42,7 @@ class Header:
 
     Attributes:
       key: Hash of all that the content depends on.
-      records: Number of accepted records, including those of dropped documents.
+      records: Number of valid records, including those of dropped documents.
       token_dtype, loss_dtype: dtype of the tokens ("uint16" or "uint32"), and of their loss ("bool" or "float32").
       binary: Whether the loss of every token is 0 or 1.
       dropped: Number of dropped documents by reason.

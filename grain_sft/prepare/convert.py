@@ -110,7 +110,7 @@ class _Splits(Documents):
     Attributes:
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that the caller leaves out.
-      dropped: Number of empty documents, which the format can't hold.
+      dropped: Number of documents that are left out because they are empty and the format can't hold them.
 
     Raises:
       PrepareError: No document of split train is left.
@@ -216,7 +216,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the description and files of the tokenizer, by default of the one in the corpus's folder.
 
-    Without any, return no files, and a description by the corpus's metadata and its highest token.
+    Without a tokenizer, return no files, and a description from the corpus's metadata and its highest token.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:

@@ -101,7 +101,7 @@ class Job(Renderer):
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """Write rejected records, and then as the function `finish`."""
+        """Write the rejected records, then all that the function `finish` writes. Return the manifest."""
         if self.request.on_error == "skip":
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))

@@ -66,7 +66,7 @@ def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> 
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function of the numbers of all documents, whether each is kept (it is not too long, for example), and the request."""
+"""Function of the numbers of the selected documents, whether each is kept (not dropped), and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:

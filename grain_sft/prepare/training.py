@@ -1,4 +1,4 @@
-"""Training a SentencePiece model on the texts of conversations."""
+"""Training of a SentencePiece model on the texts of conversations."""
 
 import io
 import itertools
