@@ -1,4 +1,4 @@
-"""Python processes: the environment that they get, and a call that returns the JSON that they print."""
+"""Child processes that run Python: their environment, and a call that returns the JSON that a process prints."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def child_environment() -> dict[str, str]:
 
 
 def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run Python, and return the JSON object in the last line that it prints. A failure of `what` is a `PipelineError`."""
+    """Return the JSON object in the last line that Python prints. If it fails, raise a `PipelineError` that names `what`."""
     command = [sys.executable, *arguments]
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS)

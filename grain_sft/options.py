@@ -90,7 +90,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter. That of a Struct's field may be a factory."""
+    """Return the default of a parameter. A field of a Struct may have a factory of its default."""
     factory = getattr(parameter.default, "factory", None)
     return parameter.default if factory is None else factory()
 

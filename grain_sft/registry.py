@@ -124,12 +124,12 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
 
 
 def is_ours(entry: Any) -> bool:
-    """Return whether a class or function is part of this package. What others return is checked."""
+    """Return whether a class or function is part of this package. Callers check the results of other packages."""
     return bool(entry.__module__.startswith("grain_sft."))
 
 
 def code_sha256(entry: Any) -> str | None:
-    """Return the hash of the file that defines an entry of another package; None for an entry of this package."""
+    """Return the hash of the file that defines an entry; None if the entry is of this package or has no file."""
     file = getattr(sys.modules.get(entry.__module__), "__file__", None)
     return None if is_ours(entry) or file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 

@@ -75,10 +75,10 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
 
     Args:
-      max_characters: Limit of the characters of all texts together. The texts end before the first that would exceed it.
+      max_characters: Limit of the characters of all texts together. The list ends before the first text that would exceed it.
 
     Raises:
-      GrainSftError: The library has fewer than `MIN_CHARACTERS`.
+      GrainSftError: The docstrings have fewer than `MIN_CHARACTERS`.
     """
     library = Path(sysconfig.get_path("stdlib"))
     question_by_text: dict[str, str] = {}
