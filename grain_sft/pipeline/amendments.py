@@ -79,8 +79,8 @@ class Amendment:
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
     """Return whether a difference between receipts may change a batch before `step`. None means any step.
 
-    `texts` are those of the part that differs, None for a receipt without it. The result is False if every text begins with
-    "from step N: " and N is at least `step`.
+    `texts` are the receipts' texts of the part that differs; None for a receipt without the part. The result is False if every
+    text begins with "from step N: " and N is at least `step`.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)

@@ -67,8 +67,8 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. To count each at once, with many objects that are not in the
-processor's cache, would take 5 % of the time of a batch of windows (`bench --only windows`)."""
+"""Batches that iterators delivered and that are not counted yet. Counting each batch when it arrives would use many
+objects that are not in the processor's cache: 5 % of the time of a batch of windows (`bench --only windows`)."""
 
 _make_seconds: list[float] = []  # of each batch that is not counted yet
 _counting = ForkSafeLock()

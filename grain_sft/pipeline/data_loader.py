@@ -97,7 +97,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """Iterator of a DataLoader. After a batch failed, each `next` is an error: Grain's own iterator would skip the batch."""
+    """Iterator of a DataLoader. After a batch failed, each `next` raises an error: Grain's iterator would skip the batch."""
 
     _failure = ""
 

@@ -66,7 +66,7 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
-    """Return the reason why no target of `steps` takes loss, as a sentence. Some of their rows are read again."""
+    """Return the reason why no target of `steps` takes loss, as a sentence. Read some of their rows again."""
     try:
         pipeline = pipeline.at(max(steps))  # the stage of the last step; steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])

@@ -29,7 +29,7 @@ def standing_observers() -> tuple[Observer, ...]:
 
 
 def other_observers(observers: Sequence[Observer]) -> tuple[Observer, ...]:
-    """Return the observers that are not standing observers; raise a WrongTypeError for one of another type."""
+    """Return the observers that are not standing observers; raise a WrongTypeError for an object of another type."""
     objects = as_objects("observers", observers, Observer)
     return tuple(observer for observer in objects if observer not in standing_observers())
 

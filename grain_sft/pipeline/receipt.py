@@ -132,7 +132,7 @@ def _is_abbreviated(value: object) -> bool:
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value, with the elements of sets sorted, except numbers: they have one order in all processes."""
+    """Return the repr of a value, with sorted sets. Sets of numbers stay, because they have one order in all processes."""
     text = repr(value)
     if "{" not in text or id(value) in parents:  # no sets, or an object that holds itself
         return text

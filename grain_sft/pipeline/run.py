@@ -16,7 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`, whose docstrings explain them, for modules that pipeline.py imports."""
+    """Members of a `Pipeline`, for modules that pipeline.py imports. `Pipeline` explains them."""
 
     source: NpyDataSource | MixtureSource
     sampler: Sampler
@@ -75,7 +75,7 @@ class Delivery(NamedTuple):
 
     Attributes:
       pipeline, step: Pipeline and step of the batch.
-      writer: Whether this process, which has the first row of the global batch, writes files for all processes.
+      writer: Whether this process has the first row of the global batch, and so writes files for all processes.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.

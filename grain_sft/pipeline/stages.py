@@ -110,8 +110,8 @@ class StagedPipeline(Pipeline):
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return the possible earlier versions of this run, when it had only its first `count` stages.
 
-        A stage may have got another end when the next one was added. So the last stage has no end, the present end, or an end
-        after `last_step`. With `count` 1, the first version is a pipeline without stages.
+        A stage's end may have changed when the next stage was added. So the versions end the last stage nowhere, at its present
+        end, or after `last_step`. With `count` 1, the first version is a pipeline without stages.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step
@@ -146,7 +146,7 @@ class StagedPipeline(Pipeline):
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches: the parts of the first stage, then those of each later stage, from its data step."""
+        """Receipt of the global batches: parts of the first stage, then of each later stage, with its first data step."""
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.transforms)
         for number, (stage, sampler) in enumerate(zip(later, self._planned_samplers[1:], strict=True), 2):

@@ -110,7 +110,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
             waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
-            # free the memory of the batch; before step `ahead.due`, without `advance`, which also wakes threads
+            # free the memory of the batch; before step `ahead.due`, without `advance`, which would also wake threads
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
             elif self._ahead is not None:
@@ -150,13 +150,13 @@ class StepIterator(grain.DatasetIterator[T]):
     def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
         """Call the observers if one of them marked the wait for `step` as a stall. `error` is None if the wait got a batch."""
         stalled, self._stats.stalled = self._stats.stalled, None
-        # another mark is that of an earlier wait, which had just ended
+        # a different mark is of an earlier wait, which ended before the mark was set
         if stalled == (step, since):
             for observer in self._observers:
                 observer.stall_ended(step, perf_counter() - since, error)
 
     def _make(self, step: int) -> T:
-        """Return the batch of `step`, made ahead by a thread or process, or in a subclass here."""
+        """Return the batch of `step` that a thread or process made ahead. A subclass may make it here instead."""
         if self._ahead is None:
             self._ahead = self._reader(step)
         slot = self._ahead.get(step)

@@ -56,7 +56,7 @@ class Arrays:
 
     Every array begins at the first byte of a page of 4096 bytes, or in the middle of a page. A processor compares only the low
     12 bits of addresses to find out whether a load depends on an earlier store. So a copy from byte 0 of one page to byte 8 of
-    another, as arrays from malloc may lie, takes up to 8 times as long as other copies.
+    another, as is likely between arrays from malloc, takes up to 8 times as long as other copies.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Arrays:
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        buffer.references = sys.getrefcount(buffer.memory)  # first, because Ctrl-C may interrupt this method
+        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept, since Ctrl-C may arrive
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])

@@ -100,7 +100,7 @@ class NpyDataSource(RowSource):
         self._open(ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote), loss)
 
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
-        """Set the readers. Rows of few long segments get a faster one, `SegmentReader`."""
+        """Set the readers. Rows of few long segments get a faster reader, `SegmentReader`."""
         layout, self._reader, self._loss = self.layout, reader, loss
         long = layout.row_segments is not None and self._dtype.itemsize <= 4
         long = long and are_long(layout.sequence_length, layout.mean_segments)
@@ -129,7 +129,7 @@ class NpyDataSource(RowSource):
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
         """Return rows with targets, as `ShiftTargets` makes them.
 
-        Return None if one of the rows is `FILL_ROW`, or if a token may not fit in int32.
+        Return None if one of the rows is `FILL_ROW`, or if int32 does not hold every token.
 
         Raises: as `read`.
         """

@@ -34,7 +34,7 @@ class _Block(NamedTuple):
       rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
       copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
-      by_ends: For each row that stores the ends of its segments: (table of segment ends, views of the row's arrays).
+      by_ends: For each row that stores the ends of its segments: (number of ends and then the ends, views of the row's arrays).
     """
 
     rows: slice
@@ -67,7 +67,7 @@ class RowReader:
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
         """Return the rows with the numbers `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`.
 
-        With `only_weights`, stored loss masks are not read: `target_segment_ids` already has them.
+        With `only_weights`, stored loss masks are not read: `target_segment_ids` already expresses them.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.

@@ -23,7 +23,7 @@ ARRAYS = 5  # in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, po
 
 
 class SegmentRow:
-    """One row of all batches in the same memory, as views of their arrays.
+    """One row of a `Stack`, as views of its arrays. All batches in this stack use the same SegmentRow.
 
     Example of a row of 8 columns, with two segments of 3 and 4 tokens and one column of padding:
 
@@ -34,7 +34,7 @@ class SegmentRow:
       segment ids of targets 1 1 0 2 2 2 0 0
 
     Args:
-      stack: The batch's arrays.
+      stack: Arrays of the batch.
       row: Number of the row in the batch.
       counting: Memory of int32 [L], the positions 0, 1, 2, ...
       tokens: Array for the row's tokens in the corpus's dtype, [L]. None means `inputs`.
@@ -139,7 +139,7 @@ class SegmentReader:
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> RowPieces:
         """Return the segments of a row as pieces to read into `memory`. A segment in several shards becomes one piece in each.
 
-        `starts` are the first tokens of the segments, counted through the corpus. `ends` are the columns after the last ones.
+        `starts` are the segments' first tokens, counted through the corpus. `ends` are the columns after their last tokens.
         """
         if len(self._borders) == 2:  # one shard
             return [0] * len(ends), starts, ends, memory

@@ -106,7 +106,7 @@ class _PaddedSource(RowSource):
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
         """Return what `NpyDataSource.read_rows` returns, with padding in all arrays but `loss`.
 
-        `loss` may stay: it counts only where `target_segment_ids` is not 0, and this is 0 where a target is padding.
+        `loss` may stay: it counts only where `target_segment_ids` is not 0. Targets that are padding have the id 0.
         """
         read = self._source.read_rows(indices)
         if read is None:

@@ -41,7 +41,8 @@ def start(iterator: Any) -> Any:
 class InOrder:
     """Reader of a dataset that ends in `mp_prefetch`: it returns the elements in order, from step `start` on.
 
-    One thread calls `next`, and its first call starts the workers. It is not the main thread, so Ctrl-C can't interrupt it.
+    One thread calls `next`, and its first call starts the workers. This thread must not be the main thread, which
+    Ctrl-C could interrupt.
 
     Attributes:
       iterator: Grain's iterator; None before the workers are started.
@@ -80,7 +81,7 @@ class InOrder:
 
 
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
-    """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
+    """Return a function that stops a Grain iterator, once: at the latest when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
     # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. Exit
     # functions run in reverse order, and `finalize` may have registered its own before `multiprocessing` did.
@@ -89,9 +90,9 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator. A thread that waits for its next element gets an error.
+    """Close a Grain iterator. A thread that waits for the iterator's next element gets an error.
 
-    The wait is bounded, because Grain waits forever for a lock that a killed worker held. A worker that still runs after that
+    This takes at most 10 s, because Grain waits forever for a lock that a killed worker held. A worker that still runs then
     ends with this process.
     """
     iterator = getattr(iterator, "_iterator", iterator)
@@ -156,7 +157,7 @@ def was_ended(error: BaseException) -> bool:
 
 
 def _tree(iterator: Any) -> Iterator[Any]:
-    """Yield the iterators that a Grain iterator reads from, so that processes are first, then the iterator."""
+    """Yield a Grain iterator and all iterators that it reads from. Each comes after those that it reads from."""
     for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
         if parent is not None:
             yield from _tree(parent)
@@ -168,8 +169,8 @@ def _startable() -> Iterator[None]:
     """Let Grain start worker processes in the context.
 
     Grain reads its absl flags, which fails before the command line is parsed, so the flags get their defaults. Workers would
-    run the main script again, which fails without an `if __name__ == "__main__"` guard, so it is hidden. They do not need it:
-    cloudpickle sends them all that they run, classes of the main script included.
+    run the main script again, which fails without an `if __name__ == "__main__"` guard, so it is hidden. Workers do not need
+    the script: cloudpickle sends them all that they run, its classes included.
     """
     with _lock.lock:
         default_grain_flags()

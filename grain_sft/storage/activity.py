@@ -14,7 +14,7 @@ from threading import get_ident
 
 from grain_sft.storage.locks import ForkSafeLock
 
-CHOOSING = ("choosing the rows of its batch",)  # a whole record, which has no values
+CHOOSING = ("choosing the rows of its batch",)  # without values
 OPENING = "opening {.path}"
 READING = "reading {} pieces, the first from {.path} at byte {}"
 COPYING = "reading {} pieces of {.path} and {} other files"
@@ -51,7 +51,7 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each thread that makes a batch (of `pipeline`, if given), oldest first, and lines for open requests."""
+    """Return lines for the threads that make batches (of `pipeline`, if given), oldest batch first, then for open requests."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda item: item[1][1]):
@@ -95,7 +95,7 @@ def open_request(what: str) -> Iterator[None]:
 
 
 def request_failed(reason: str) -> None:
-    """Record that the last try of this task's request failed, and that another follows."""
+    """Record that a try of this task's request failed, and that another try follows."""
     count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason

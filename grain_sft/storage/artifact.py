@@ -48,8 +48,8 @@ def load_or_make(
       kind: Subfolder of the cache.
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
-      folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. If it is a URL,
-        arrays that the user's cache lacks are downloaded into it or, if the bucket lacks them too, made and uploaded.
+      folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
+        are downloaded into the user's cache. Arrays that are not at the URL either are made and uploaded.
       check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
@@ -84,7 +84,7 @@ def load_or_make(
 
 @contextlib.contextmanager
 def _warning(consequence: str) -> Iterator[None]:
-    """Log an error of a file, and its consequence, instead of raising it."""
+    """Turn an error of a file into a logged warning that states the consequence."""
     try:
         yield
     except (StorageError, CorpusFileError) as error:

@@ -1,4 +1,4 @@
-"""`write_whole`: writes a local file that appears under its name only when it is complete.
+"""Local files that appear under their names only when they are complete.
 
 A writer writes a temporary file, `.NAME.HOST-PID.RANDOM.tmp`, under a lock, and renames it at the end. The kernel frees the
 lock when the writer's process ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
@@ -21,7 +21,7 @@ from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # most bytes of NAME in a temporary file's name, which may have 255 bytes in all
-_ABANDONED_AFTER = 86_400.0  # seconds without a write; some file systems hide the locks of other hosts
+_ABANDONED_AFTER = 86_400.0  # seconds since the last write, for files of other hosts: their locks may be invisible
 
 _cleaned_folders: set[str] = set()  # by this process
 _temporary_paths: set[str] = set()  # files that this process writes now
@@ -104,7 +104,7 @@ def _clean(folder: str) -> None:
 
 
 def remove_abandoned(path: str) -> bool:
-    """Remove an unfinished file and return True. If a process holds the lock of the file, keep it and return False."""
+    """Remove an unfinished file and return True. If a process holds the lock of the file, keep the file and return False."""
     try:
         with HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False):
             os.unlink(path)

@@ -1,4 +1,4 @@
-"""Files of the shard cache. Each has one block, which is consecutive bytes of a remote file.
+"""Files of the shard cache. Each file holds one block: consecutive bytes of a remote file.
 
 A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the block, and the block's
 bytes. An unfinished file has the suffix .part, and the process that fetches the block locks it. Files are not synced to disk:
@@ -22,8 +22,8 @@ from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
 PART = ".part"
 BLOCKS = "blocks"  # subfolder of the cache's folder; other files in the cache's folder are left alone
-LOCK_BYTES = 4096  # largest size of the lock file of `Space`
-SPARE = 10  # a full cache frees 1/SPARE of its size at once, because it lists its folder each time
+LOCK_BYTES = 4096  # of the cache's size, kept for the lock file of `Space`
+SPARE = 10  # a full cache frees 1/SPARE of its size at once, so that it lists its folder less often
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
@@ -78,7 +78,7 @@ class Block(NamedTuple):
         for piece in pieces:
             start = piece.offset - self.start
             stop = start + piece.size
-            # a piece of bytes 40,000 to 70,000 is in the stretches 1 and 2, which are bytes 32,768 to 98,304
+            # bytes 40,000 to 70,000 of a block need the checksums 1 and 2, which cover bytes 32,768 to 98,304
             first = start // _CHECKED_BYTES
             count = _num_checked(stop) - first
             checked_start, checked_stop = first * _CHECKED_BYTES, min(self.size, (first + count) * _CHECKED_BYTES)
@@ -139,9 +139,9 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file holds the number of bytes in use. The size of a file is added before it is written and subtracted after it is
-    removed, so a process that is killed in between leaves the number too high. A process corrects the number by listing the
-    files, on its first use of the cache and whenever it needs room.
+    A lock file holds the number of bytes in use. The size of a file is added before the file is written, and subtracted after
+    the file is removed. So a killed process may leave the number too high. A process corrects the number by
+    listing the files, on its first use of the cache and whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:

@@ -20,7 +20,7 @@ MOST_OPEN_FILES = 1024
 
 
 class Identity(NamedTuple):
-    """Values of which one changes if a file is replaced or written to."""
+    """Values of a file. At least one of them changes if the file is replaced or written to."""
 
     device: int
     inode: int
@@ -32,13 +32,13 @@ class LocalFile:
 
     Args:
       shard: Stamp of the file.
-      verified: Identity of the file when its ends were last compared with the stamp; None if they never were.
+      verified: `identity` of an earlier LocalFile of this file; None for the first.
       scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
       fd: Descriptor.
       address: Address of the first byte in memory; 0 unless the file is mapped.
-      identity: Identity of the file at the last comparison, as `verified`.
+      identity: Identity of the file when its ends were last compared with the stamp.
     """
 
     fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__`
@@ -90,7 +90,7 @@ class LocalFile:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _verify(self, verified: Identity | None) -> Identity:
-        """Return the file's identity. Raise an error if its size or, unless the identity is `verified`, its ends differ."""
+        """Return the file's identity. Raise an error if it does not match the stamp. Skip its ends if it is `verified`."""
         # before the comparison: if a write changes the time meanwhile, the next check compares again
         status = os.fstat(self.fd)
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)

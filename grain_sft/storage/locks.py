@@ -95,7 +95,7 @@ def is_at(fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, the file `plan.lock` for `plan.npz`, so that one process of the machine makes it at a time.
+    """Hold the lock of `target` (for `plan.npz`, the file `plan.lock`), so that one process of the machine makes `target`.
 
     Raises:
       StorageError: The folder can't be written to, or its file system has no locks.

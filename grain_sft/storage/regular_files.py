@@ -114,7 +114,7 @@ def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _check_is_allowed(path: str, fd: int) -> None:
-    """Raise a CorpusError unless the open file `fd`, not what `path` may lead to by now, is in an allowed folder."""
+    """Raise a CorpusError unless the open file `fd` is in an allowed folder. By now, `path` may lead to another file."""
     allowed = _allowed.get()
     if allowed is None or path == allowed.exception:
         return

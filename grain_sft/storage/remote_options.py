@@ -91,7 +91,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
-        """Return `given` as RemoteOptions. Options that a mapping, such as a section of a config, lacks are the environment's.
+        """Return `given` as RemoteOptions. Options that a mapping (a section of a config) lacks come from the environment.
 
         Raises:
           CorpusError: The mapping has an unknown key, or an option has a wrong value.
@@ -114,7 +114,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return the number of bytes that `text`, the option `what`, states: an integer, or text such as "1.5 TiB" or "4096".
+    """Return the number of bytes in `text`: an integer, or text such as "1.5 TiB" or "4096". Errors name the option `what`.
 
     Raises:
       CorpusError: `text` does not state a number of bytes.

@@ -96,7 +96,7 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
         if version is None:
             _check_size(shard, present[shard.path])
             version = version_of(present[shard.path])
-        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")  # a new file differs in one
+        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")  # one differs in a new file
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified

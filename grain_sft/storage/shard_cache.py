@@ -1,7 +1,7 @@
 """Shard cache: copies of blocks of remote files on the local disk, for all processes of the machine.
 
-A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block, and no other state. The
-process that gets the lock of a block's file fetches the block. Other processes that need the block wait while its file grows.
+A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block, and the lock file
+of `Space`. The process that locks a block's file fetches the block. Other processes that need the block wait meanwhile.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. So are those of
-    blocks that other processes fetch, if no file of these blocks grows for `limits.seconds`.
+    If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. The bucket is
+    also read if other processes fetch the blocks, but none of the blocks' files grows for `limits.seconds`.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:

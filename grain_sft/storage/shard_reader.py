@@ -43,8 +43,8 @@ class ShardReader:
 
     A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
     copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
-    in the page cache, copies take 1.3 to 2 times as long as reads, so after a copy that often waited for the disk, `gather`
-    reads.
+    in the page cache, copies take 1.3 to 2 times as long as reads. So `gather` only reads for a while after a copy that often
+    waited for the disk.
 
     Args:
       shards: Files to read. Methods name a file by its number in this sequence.

@@ -1,8 +1,8 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
 If a file was truncated since it was mapped, a direct access to its map kills the process (SIGBUS). So the kernel reads the
-maps: `pwritev(2)` writes all pieces to a file. For a truncated file, it writes fewer bytes, which is noticed. The file that is
-written is in memory (`memfd_create`), and it is mapped, too. So there are two copies:
+maps: `pwritev(2)` writes all pieces to a file. For a truncated file, it writes fewer bytes, and `copy_pieces` returns False.
+The written file is in memory (`memfd_create`), and it is mapped, too. So there are two copies:
 
   maps of the token files  -- pwritev -->  in-memory file  -- copy of its map -->  output
 """

@@ -31,7 +31,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _checked_limit(self) -> int:
-        """Return the most bytes of the body. If a part of a file was requested, check and record the headers."""
+        """Return the largest accepted size of the body. If a part of a file was requested, check and record the headers."""
         requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if requested is None:
             return _LARGEST_OTHER

@@ -1,7 +1,7 @@
 """fsspec file systems (clients of buckets and web servers) with the options of grain_sft.
 
-This module searches for credentials of Google Cloud before gcsfs does. Elsewhere, gcsfs would wait up to two minutes for a
-metadata server. This module waits at most 3 seconds.
+This module searches for credentials of Google Cloud before gcsfs does. Outside of Google Cloud, gcsfs would wait up to two
+minutes for a metadata server. This module waits at most 3 seconds.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def lacks_credentials(path: str, error: BaseException) -> bool:
 
 
 def _emulator() -> str:
-    """Return the URL of the server that $STORAGE_EMULATOR_HOST names; "" for Google's server, as "default" in gcsfs."""
+    """Return the URL of the server in $STORAGE_EMULATOR_HOST; "" for Google's server, which gcsfs also calls "default"."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host in ("", "default"):
         return ""

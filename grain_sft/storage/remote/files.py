@@ -21,7 +21,7 @@ class RemoteFile(NamedTuple):
 
     path: str
     size: int
-    key: str  # hash of URL, size, digest and version
+    key: str  # hash of URL, size, data offset, digest and version
     version: str | None  # None if its file system has no versions
 
 
@@ -38,7 +38,7 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
     """Return the bytes of each range, fewer at the end of a file, or the exception of its first request that failed.
 
     Raises:
-      RemoteTimeoutError: The time of a request is up. The others are cancelled.
+      RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
     """
     limits = limits or Limits.from_environment()
     range_numbers: list[int] = []  # range to which each job belongs
@@ -87,7 +87,7 @@ def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) 
 
 
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any]]:
-    """Return the file system's description of each file, such as its size. They are requested at once.
+    """Return the file system's description of each file, such as its size. All are requested at once.
 
     Raises:
       CorpusFileError: A file is missing or can't be reached.

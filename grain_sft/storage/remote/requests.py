@@ -38,7 +38,7 @@ def size_of(path: str, info: Mapping[str, Any]) -> int:
 
 
 def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
-    """Return the result or the exception of each job, in order. If the time of one is up, raise a RemoteTimeoutError."""
+    """Return the result or the exception of each job, in order. If the time of a job is up, raise a RemoteTimeoutError."""
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
@@ -116,7 +116,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
-    """Request a range once, and check the size of the body. Return it, and the version that the headers state, if any."""
+    """Request a range once, and check the size of the body. Return the body, and the version in the headers, if any."""
     _, start, stop, version = wanted
     headers = BodyHeaders()
     token = body_headers.set(headers)

@@ -99,8 +99,8 @@ async def retried(
       attempt: Function that makes one request, or a few that belong together.
       seconds: Time for all attempts. A server that never answered gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
-      bounded: Whether a long attempt is cancelled and made again: the first after 10 s, or after a quarter of `seconds` if that
-        is less, each later one after twice the time of the one before.
+      bounded: Whether an attempt that takes long is cancelled and made again. The first may take 10 s, or a quarter of
+        `seconds` if that is less. Each later attempt may take twice as long as the attempt before.
       reached: Whether the server is known to have answered another process.
 
     Raises:
