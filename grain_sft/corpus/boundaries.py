@@ -124,7 +124,7 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
         i = int(np.flatnonzero(wrong)[0])
         problem = f"{path}:{line + i}: {start[i]},{end[i]} is empty, overlaps the document before, or leaves the shard"
         expected = f"expected {previous_ends[i]} <= start < end <= {num_tokens}"
-        raise CorpusError(f"{problem}; {expected}. It is damaged, or of another shard.")
+        raise CorpusError(f"{problem}; {expected}. The file is damaged, or of another shard.")
 
 
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
@@ -134,7 +134,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     """
     size = 8 * columns
     if len(data) % size:
-        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. It was cut short.")
+        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. Copy the file again.")
     entries = np.frombuffer(data, "<u8").reshape(-1, columns)
     start, part_lengths = entries[:, 0], entries[:, 1:]
     length = part_lengths.sum(axis=1, dtype=np.uint64)  # may overflow, but then a part exceeds `limit` below

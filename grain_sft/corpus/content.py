@@ -131,7 +131,7 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the value of `of` with which `hashes_of` hashes all tokens: "bytes" if each shard is a whole file.
+    """Return the `of` under which `hashes_of` caches the hashes of all tokens: "bytes" if each shard is a whole file.
 
     A shard may also be a part of its file: a range of Megatron's sequences, or the tokens of materialized rows without the
     other arrays. The hash of such a part must not be cached as the hash of the file.

@@ -74,7 +74,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
-    """Return the pipeline for `hosts` hosts if its order depends on this number, and it divides all batch sizes; else as it is.
+    """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else unchanged.
 
     A log of hosts that don't divide all batches may still be right: a run with batches of 8 and then 12 rows may have had 8
     hosts first and 12 later. `LineChecker` reports a number that divides no batch size.

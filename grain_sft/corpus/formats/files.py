@@ -218,7 +218,7 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
-    """Return one split for the token files `paths`, with the metadata that the split of each file, in `splits`, states."""
+    """Return one split for all `paths`, with the facts that all `splits` state. `splits[i]` is the split of `paths[i]`."""
     first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
     for path, split in zip(paths, splits, strict=True):
         first_files.setdefault(id(split), (path, split))

@@ -89,7 +89,7 @@ class Olmo(Format):
         return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """If no part has a label mask, refuse the first whose folder holds masks, or metadata that state masks."""
+        """If no part has a label mask, refuse the first part whose folder holds masks, or metadata that state masks."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for path in (part.tokens for part in parts if _ANY_TOKENS.fullmatch(files.name_of(part.tokens))):

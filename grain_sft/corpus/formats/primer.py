@@ -32,7 +32,7 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of the split that `path` names: of a file, or of a folder, the first split with tokens and labels.
+        """Return the `home` of the split of the file `path`, or of the first split in the folder `path` with tokens and labels.
 
         If a folder has only other files of this format, return a `home` with which `read` raises an error about a missing file.
         """

@@ -32,7 +32,7 @@ _FILE = re.compile(r"(rows|loss)_\d{4,}\.bin|documents_\d{4,}\.idx")
 
 
 class Rows(Format):
-    """Format of a folder of written rows. Shards are in the order of their numbers."""
+    """Format of a folder of materialized rows. Shards are in the order of their numbers."""
 
     expected = "a directory with rows.json, written by grain-sft pack --materialize"
 

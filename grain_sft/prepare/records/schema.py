@@ -184,8 +184,8 @@ def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
     If both responses begin with the messages of the prompt, these are removed. Further messages with which both begin move to
-    the prompt, but each response keeps its last message. The assistant's messages in the prompt get weight 0. If the responses
-    are texts without a prompt, Alpaca's "instruction", "input" and "history" make it, or else the texts are plain documents.
+    the prompt, but each response keeps its last message. The assistant's messages in the prompt get weight 0. For responses
+    that are texts, the prompt may be Alpaca's "instruction", "input" and "history". Without a prompt, they are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)

@@ -16,7 +16,7 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
 def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
-    """Return `record` with keys renamed by `keys`, {schema key: key in the file}: `turn_keys` in messages, others in it."""
+    """Return `record` with keys renamed by `keys`, {schema key: file's key}: `turn_keys` in messages, others in the record."""
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
     for key, value in result.items():

@@ -1,4 +1,4 @@
-"""The files of an input of `grain-sft prepare`. An input is a path, a glob or a folder."""
+"""The files of an input of `grain-sft prepare`. An input is a file, a glob or a folder."""
 
 import glob
 import json

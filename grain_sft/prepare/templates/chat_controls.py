@@ -61,7 +61,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     disguise = Disguise(chat, special)
     expected = disguise.expected_controls(find)
     if expected is None:
-        raise RecordError("messages: the chat template refuses other characters. Use one that accepts any text.")
+        raise RecordError("messages: the chat template refuses other characters. Use a template that accepts any text.")
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its

@@ -54,7 +54,7 @@ class OpenChat(PiecesTemplate):
         return pieces
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. `seq_level_weight` divides a weight by the number of tokens that have this weight."""
+        """See `PiecesTemplate.document`. `seq_level_weight` divides a message's weight by its tokens after the prefix."""
         if self.chosen.seq_level_weight:
             pieces = list(pieces)
             # Each message, from the last one on, has three pieces: prefix, text and end of turn. A system text before the first
