@@ -102,6 +102,7 @@ EDITED_INDEXES = [
     (0, {"size": 4002}, "but its size is 4002"),
     (0, {"path": "a\0b"}, "embedded null "),
     *((0, {key: "\ud800"}, "not JSON that can be read") for key in ("path", "digest", "size")),
+    *((0, {key: "\udcff"}, "not JSON that can be read") for key in ("digest", "size")),
     *((0, {"num_tokens": wrong}, GARBLED) for wrong in (-1, 2000.0, True)),
     *((0, {key: wrong}, GARBLED) for key, wrong in (("path", 5), ("size", 1 << 80), ("digest", []))),
     *((None, {key: wrong}, GARBLED) for key, wrong in (("dtype", "int32"), ("tokenizer", 5), ("shards", [1]))),

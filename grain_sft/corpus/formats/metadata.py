@@ -27,6 +27,7 @@ LABEL_MASKS = "label_masks"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
+_PATH = re.compile(r'"path": "[^"\ud800-\udc7f]*"')  # Python writes bytes that are not UTF-8 as \udc80 to \udcff
 _FILES = (".npy", ".bin", ".json", ".parquet")  # a path in a bucket with such a suffix is not a folder to list
 
 
@@ -136,8 +137,7 @@ class Json:
         try:
             data = json.loads(text)
             if "\\u" in text:
-                # raises ValueError for half of a surrogate pair, except those that Python puts in paths that are not UTF-8
-                json.dumps(data, ensure_ascii=False).encode(errors="surrogateescape")
+                _PATH.sub("", json.dumps(data, ensure_ascii=False)).encode()  # ValueError: half of a surrogate pair
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
         if not isinstance(data, dict):
