@@ -41,7 +41,7 @@ _HISTOGRAMS = {"wait": "Time that next() took for each batch.", "make": "Time th
 
 
 class BulkHistogram:
-    """Histogram that counts many values at once. That of prometheus_client takes 4 us a value: 5 % of a small batch's time."""
+    """Histogram that counts many values at once. prometheus_client's takes 4 us a value: 5 % of a small batch's time."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
@@ -50,7 +50,7 @@ class BulkHistogram:
 
     def observe(self, values: Sequence[float]) -> None:
         """Add values, in seconds."""
-        buckets = np.searchsorted(SECONDS, values)  # a value equal to a bound belongs to the bucket below it
+        buckets = np.searchsorted(SECONDS, values)  # a value equal to a bound belongs to the bucket that ends there
         self._counts += np.bincount(buckets, minlength=len(self._counts))
         self._sum += sum(values)
 
@@ -66,9 +66,9 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one `Metrics`. To count a batch takes longer than to copy a small one, so many batches are counted at once,
-    when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes share, each batch is counted
-    immediately. Without prometheus_client nothing is exported.
+    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch, so many batches are counted at
+    once, when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes share, each batch is
+    counted immediately. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ class HostCache:
         return requests, received
 
     def _reserve(self, size: int, unfinished: int) -> bool:
-        """Make room for a file of `size` bytes beside the `unfinished` bytes of its batch, and return whether it fits."""
+        """Make room for a file of `size` bytes in addition to the `unfinished` bytes of its batch. Return whether it fits."""
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more than needed, so that the next blocks find room, too
             with_spare = self._max - self._max // cache_blocks.SPARE

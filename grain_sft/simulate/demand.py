@@ -27,7 +27,7 @@ class _Ask(NamedTuple):
 class Demand:
     """Demand of consecutive steps on some hosts, in arrays [steps, hosts].
 
-    A cell is the batch of one step on one host. Its number is the index into an array when flattened: with 4 hosts, step 2 on
+    A cell is the batch of one step on one host. Its number is its index in a flattened array: with 4 hosts, step 2 on
     host 3 is cell 2 * 4 + 3 = 11.
 
     Attributes:
@@ -46,13 +46,14 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return int64 [steps, hosts]: the sum of `values`, int64 [n], in each cell; without `values`, how often it occurs."""
+        """Return int64 [steps, hosts]: the sum of `values`, int64 [n], in each cell; without `values`, its number in `cell`."""
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests and the bytes of their answers, both int64 [steps, hosts].
 
-        A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`.
+        A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`;
+        `min_rounds` is a lower bound of the rounds.
         """
         speeds = self._conditions
         rounds = np.maximum(-(-requests // at_once), min_rounds)
@@ -63,10 +64,10 @@ class Demand:
 
 
 class DemandModel:
-    """Model of the demand of `hosts`, ascending. It walks through the steps, and keeps what each host has cached and checked.
+    """Model of the demand of `hosts` (ascending). It walks through the steps, and keeps what each host has cached and checked.
 
-    Each piece of a row is one request; with a shard cache, each block that the cache lacks. Before a host reads a file for the
-    first time, it requests both ends of the file to check it, and the file's version if the index lacks it.
+    Each piece of a row is requested, in parts of 8 MiB; with a shard cache, each block that it lacks. Before a host reads a
+    file for the first time, it requests both ends of the file to check it, and the file's version if the index lacks it.
 
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
@@ -123,7 +124,7 @@ class DemandModel:
     def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
         """Return what gather `number` requests: the ends of files that it checks, then `ranges`, which are sorted by cell.
 
-        Its reads of local files, and its requests for the versions of files, are added to `demand` directly.
+        Add the gather's reads of local files, and its requests for the versions of files, to `demand`.
         """
         gather = self.reads.gathers[number]
         remote = gather.remote[ranges.file]

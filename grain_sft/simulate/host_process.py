@@ -1,4 +1,4 @@
-"""Program that runs some steps as one host of a run, and prints the time, requests and memory that these took, as JSON."""
+"""Program that runs some steps as one host of a run, and prints the time, requests and memory of these steps, as JSON."""
 
 import contextlib
 import glob

@@ -13,7 +13,7 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""By the name of the picture, two functions: whether a report has its numbers, and one that draws it in a figure."""
+"""By the name of the picture, two functions: one returns whether a report has its numbers, one draws it in a figure."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""

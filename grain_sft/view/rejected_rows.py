@@ -15,14 +15,14 @@ _EXAMPLE_TOKENS = 48  # most tokens that an example shows; a longer period is sh
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter, or else the default one, rejects.
+    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter rejects; without one, a default one.
 
     Returns:
       filter: repr of the filter.
       used: Whether the pipeline has the filter.
       rows, rejected: Number of all rows, and number of rejected rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: Up to 5 rejected rows that would fail without their padding, too: a dict of the row's `step`, its number
+      examples: Up to 5 rejected rows that would fail without their padding, too: dicts of the row's `step`, its number
         `instance`, and the values of `_example`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
@@ -51,8 +51,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
     From token `at` on, the same `period` tokens come `times` times; `text` shows them. The search covers the periods
-    that the filter checks, and prefers a repetition of `max_count` times or more, at least 3. For an attribute that a filter
-    from another package lacks, the default of `NgramFilter` holds.
+    that the filter checks, and prefers a repetition of `max_count` times or more, at least 3. A filter from another
+    package may lack these attributes: then the defaults of `NgramFilter` hold.
     """
     names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
     min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)

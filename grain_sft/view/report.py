@@ -53,7 +53,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
     source, sampler = pipeline.source, pipeline.sampler
     layout = source.layout
     corpus = layout.corpus
-    total = max(1, sampler.num_instances // sampler.global_batch_size)  # of an endless run: for the rows of the layout
+    total = max(1, sampler.num_instances // sampler.global_batch_size)  # steps of one epoch, if the run is endless
     if sampler.num_steps is not None:
         total = sampler.num_steps - sampler.first_step
     count = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
@@ -138,7 +138,7 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the results of `compare_algorithms` with the config's options, or only a sentence `error` about why not.
+    """Return the results of `compare_algorithms` with the config's options, or only a sentence `error` with the reason.
 
     `used` is the config's algorithm, if it has one; `sampled` is a sentence if only some documents were packed, else None.
     """
@@ -165,7 +165,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
-    """Return how unevenly the cost of attention is spread over devices, for each of `ROWS_A_DEVICE` that divides all batches.
+    """Return how unevenly attention's cost is spread over devices, for each number of `ROWS_A_DEVICE` that divides all batches.
 
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
     mean and the highest spread of the steps, `step` is the step that has the highest.

@@ -88,7 +88,7 @@ def _packing(comparison: Report) -> str:
         cells += [packing[key] for key in ("truncated_tokens", "dropped_tokens", "split_documents")]
         cells += [round(segments["mean"], 2), segments["median"], segments["max"]]
         lines.append([*cells, round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2)])
-    note = "One epoch. Truncated and dropped count tokens; split counts documents. Segments are those of a row. "
+    note = "One epoch. Truncated and dropped count tokens; split counts documents. Segments are counted per row. "
     note += "Attention is the highest cost of a device divided by the mean cost, with one random row per device."
     if comparison["used"] is not None:
         note += f" This config packs by {comparison['used']}."

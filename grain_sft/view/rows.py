@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, as "a.jsonl:7"; in a mixture "a.jsonl, record 7", as commands read "a:7" as document 7 of a."""
+        """Source and record, such as "a.jsonl:7"; in a mixture "a.jsonl, record 7", where "a:7" would mean document 7 of a."""
         source = visible_line(self.source)
         if not self.source or self.record is None:
             return source
@@ -238,7 +238,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # No note if a transform cut the last columns: the first segment that differs is shorter in the batch, and the last there.
+    # No note if a transform cut the last columns: the first segment that differs is then shorter in the batch, and its last.
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"

@@ -187,7 +187,7 @@
     const tokens = chunk?.querySelectorAll(".t");
     return tokens && tokens[by > 0 ? 0 : tokens.length - 1];
   };
-  const above = (from, by) => { // the token of the next line that stands nearest
+  const above = (from, by) => { // the nearest token of the next line
     const begin = from.getBoundingClientRect();
     let to = from, best = from, gap = Infinity, line = null;
     for (let count = 0; count < 2000; count++) {
