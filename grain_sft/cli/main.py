@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grain_sft.cli.arguments import Parser
 
 COMMANDS = {
-    "demo": ("bench", "train a small model on this machine's own text, kill it, resume it, and compare"),
+    "demo": ("bench", "train a small model on this machine's own text, kill and resume the training, and compare"),
     "prepare": ("prepare", "make a corpus of conversations"),
     "convert": ("prepare", "rewrite a corpus in another format"),
     "withdraw": ("prepare", "rewrite a corpus without some of its documents"),

@@ -43,7 +43,7 @@ def trace(parser: Parser) -> None:
     add("--tokenizer", metavar="PATH", help="tokenizer for --find (default: the folder 'tokenizer' of the corpus)")
     add("--summary", action="store_true", help="print the tokens and documents of each source, instead of the trace")
     add("--no-trainable", action="store_true", help="don't count the tokens that take loss, and read no loss files")
-    add("--format", choices=list(provenance.WRITERS), help="(default: from the suffix of --output, else table)")
+    add("--format", choices=list(provenance.WRITERS), help="format (default: from the suffix of --output, else table)")
     add("-o", "--output", metavar="FILE", help="file to write (default: standard output)")
     parser.set_defaults(run=_trace)
 

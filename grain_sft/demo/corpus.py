@@ -72,7 +72,7 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
 
 
 def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
-    """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
+    """Return the docstrings of the standard library, each text once, in an order that depends only on the library's files.
 
     Args:
       max_characters: Limit of the characters of all texts together. The list ends before the first text that would exceed it.

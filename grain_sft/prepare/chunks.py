@@ -139,7 +139,7 @@ class Chunks:
         """Return the headers of the first `count` chunks. Raise a StorageError if a chunk has no valid header."""
         headers = self.existing_headers(count)
         if None in headers:
-            raise StorageError(f"{self.path(headers.index(None))}: is missing. Prepare again.")
+            raise StorageError(f"{self.path(headers.index(None))}: is missing or damaged. Prepare again.")
         return tuple(header for header in headers if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:

@@ -18,6 +18,7 @@ from template_rules import SPECIAL
 
 from grain_sft.errors import PrepareError, RecordError, StorageError
 from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, workers
+from grain_sft.prepare.chunks import Chunks
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 
@@ -159,6 +160,15 @@ def test_a_run_after_an_error_in_the_input_or_the_template_needs_no_overwrite(pl
         place.prepare(dataclasses.replace(request, template="hf"))
     place.prepare(request)
     assert place.names() == ["in", "out"]
+
+
+@pytest.mark.parametrize("content", [None, b"{}"])
+def test_a_missing_or_damaged_chunk_is_named(content: bytes | None, tmp_path: Path) -> None:
+    chunks = Chunks(str(tmp_path), "key")
+    if content is not None:
+        chunks.write(0, content)
+    with pytest.raises(StorageError, match=r"group-000000\.chunk: is missing or damaged\. Prepare again\."):
+        chunks.headers(1)
 
 
 def test_a_damaged_manifest_is_named(place: Place) -> None:
