@@ -74,8 +74,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     """Return the name of a config for messages, and its sections with all inherited values, validated.
 
     Raises:
-      ConfigError: As in `load`.
-      CorpusFileError: A file of the config can't be read.
+      ConfigError, CorpusFileError: A config is wrong, as in `load`, or can't be read.
     """
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), [])
