@@ -54,8 +54,8 @@ class HostCache:
                     stored[key] = file_bytes
                     requests += -(-sizes[key] // remote_files.PART_BYTES)
                     received += sizes[key]
-                else:  # no room for the block: only the bytes that the pieces need are requested, each part by itself
-                    requests += len(parts[key])
+                else:  # no room for the block: only the bytes that the pieces need are requested, each piece by itself
+                    requests += sum(-(-size // remote_files.PART_BYTES) for size in parts[key])
                     received += sum(parts[key])
             self._file_bytes.update(stored)
         return requests, received

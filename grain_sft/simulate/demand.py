@@ -49,7 +49,7 @@ class Demand:
         """Return int64 [steps, hosts]: the sum of `values`, int64 [n], in each cell; without `values`, its number in `cell`."""
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
-    def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
+    def add_requests(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests and the bytes of their answers, both int64 [steps, hosts].
 
         A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`;
@@ -116,7 +116,7 @@ class DemandModel:
                 requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
                 received = demand.sums(ask.ranges.cell, ask.ranges.size)
                 min_rounds = np.zeros_like(requests)
-            demand.ask(requests, received, ask.gather.options.requests, min_rounds)
+            demand.add_requests(requests, received, ask.gather.options.requests, min_rounds)
             if ask.checks:
                 demand.checks += requests
         return demand
@@ -135,7 +135,7 @@ class DemandModel:
             ranges = ranges.select(remote)
         cell, file = self._checking_reads(number, ranges.cell, ranges.file, turns)
         versions = demand.sums(cell[gather.unversioned[file]])
-        demand.ask(versions, np.zeros_like(versions), gather.options.requests)
+        demand.add_requests(versions, np.zeros_like(versions), gather.options.requests)
         demand.checks += versions
         sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)[file]
         end_bytes = np.minimum(file_stamp.DIGEST_BYTES, sizes)

@@ -68,7 +68,7 @@ class Arrays:
         """Return an uninitialised array that begins at the first byte of a page or, if `half` is 1, in the middle of a page."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize
-            buffer = self._free((shape, dtype, half), _Buffer, size, half)
+            buffer = self._unused((shape, dtype, half), _Buffer, size, half)
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
@@ -79,10 +79,10 @@ class Arrays:
         must not refer to the `Stack`: such a cycle would keep the memory until a garbage collection.
         """
         with self._lock.lock:
-            stack = self._free((count, shape), Stack, count, shape, views)
+            stack = self._unused((count, shape), Stack, count, shape, views)
             return stack.views, [*map(stack.array, stack.numbers)]
 
-    def _free(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
+    def _unused(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
         """Return a buffer that no array refers to: one that is kept under `key`, or a new `kind(*args)`."""
         for buffer in self._buffers.get(key, ()):
             # an array refers to the memory, and a view of it refers to the array or the memory
@@ -118,8 +118,8 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all arrays.
-      numbers, array: `range(count)`, and the function that returns array i: `map(array, numbers)` takes 2 % less of the time of
-        a batch of windows than iteration over `arrays`.
+      numbers, array: `range(count)`, and the function that returns array i: `map(array, numbers)` saves 2 % of the time of a
+        batch of windows, compared with iteration over `arrays`.
       first, rows: memoryview of the first array, and list of the memoryviews of its rows.
       views: The caller's views of this memory.
     """

@@ -16,11 +16,12 @@ from grain_sft import Host, child_environment
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.simulate import Conditions, lines, processes, simulate
+from grain_sft.simulate.cache import HostCache
 from grain_sft.simulate.conditions import Waits
 from grain_sft.simulate.demand import DemandModel
 from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
-from grain_sft.storage import activity
+from grain_sft.storage import CacheOptions, activity
 
 COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
 ONE_THREAD = Conditions(threads=1, prefetch=1)
@@ -154,6 +155,11 @@ def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_pa
         assert sums[0] + sums[1] == sums[2] + sums[3] and sums[0] != sums[1]
     assert first["cache"]["misses"]["mean"] + second["cache"]["misses"]["mean"] == both["cache"]["misses"]["mean"]
     assert none["cache"] is None and both["cache"]["hosts"] == 2
+
+
+def test_a_long_piece_without_room_in_the_cache_takes_several_requests():
+    cache = HostCache(CacheOptions("/cache", "1MiB", "shard"))
+    assert cache.read([("gs://bucket/0.npy", 1 << 25, 0, 20 << 20)]) == (3, 20 << 20)  # parts of 8 MiB
 
 
 def test_a_process_has_shard_caches_of_its_own(write_tokens, tmp_path):
