@@ -208,13 +208,17 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     if any(files.glob(files.join(glob.escape(where), pattern)) for pattern in VALIDATION):
         val = [files.join(where, "val")]
     splits = {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
-    if writer.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
+    if any(corpus.of_pairs for corpus in splits.values()):
         raise PrepareError(f"{where}: preference pairs are not converted. Prepare their records in another format.")
+    if writer.of_pairs:
+        raise PrepareError(
+            f"{where}: holds no preference pairs, but the format of the output does. Choose another format."
+        )
     return splits
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the description and files of the tokenizer, by default of the one in the corpus's folder.
+    """Return the description and files of the tokenizer at `path`, or in the corpus's folder.
 
     Without a tokenizer, return no files, and a description from the corpus's metadata and its highest token.
     """

@@ -126,6 +126,9 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
             grain_sft.load(config | {"layout": {"kind": layout, "sequence_length": 64}}, host=Host(0, 1))
     with pytest.raises(GrainSftError, match="preference pairs are not converted"):
         convert(out, tmp_path / "other", "olmo")
+    np.array([5, 1], np.uint32).tofile(tmp_path / "plain.npy")
+    with pytest.raises(GrainSftError, match=r"plain\.npy: holds no preference pairs, .* Choose another format"):
+        convert(tmp_path / "plain.npy", tmp_path / "other", "pairs", eos_token_id=1, dtype="uint32")
 
 
 UNTRAINED = [[{"role": "assistant", "content": text, "weight": 0}] for text in "bc"]
