@@ -111,10 +111,6 @@ class _Splits(Documents):
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that the caller leaves out.
       dropped: Number of documents that are left out because they are empty and the format can't hold them.
-
-    Raises:
-      PrepareError: No document of split train is left.
-      RowIndexError: A document of `without` does not exist.
     """
 
     def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
