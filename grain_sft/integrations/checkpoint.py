@@ -162,7 +162,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
     resume_step({**(runs or [now])[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # a new record also if something differs that decides only steps from `step` on, such as withdrawn documents
+    # without `before`, this also finds differences in steps from `step` on, such as in withdrawn documents
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:

@@ -41,7 +41,7 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
 
 
 def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return a mask of the pieces that have each kind of fault."""
+    """Return, by the text of a fault, a mask of the pieces that have the fault."""
     row, shard = pieces.row, pieces.shard
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document

@@ -12,7 +12,7 @@ class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages: rows
-    take space on disk, usually 4 bytes a token more than the tokens. Another row length or algorithm needs new rows.
+    take space on disk, usually up to 4 bytes a token besides the tokens. Another row length or algorithm needs new rows.
 
     Args:
       corpus: Corpus in the format `rows`.

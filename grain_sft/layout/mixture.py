@@ -40,11 +40,11 @@ class MixtureLayout(Layout):
         lengths = {name: part.sequence_length for name, part in parts.items()}
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise LayoutError(f"the sources of a mixture have one sequence length, and these have {listed or 'none'}.")
+            raise LayoutError(f"mixture: expected one sequence length, found {listed or 'none'}. Make them equal.")
         if "" in parts:
             raise LayoutError("a source of a mixture has no name. Give each source a name that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
-            raise LayoutError(f"source {names[0]} has rows of several lengths, a mixture of one. Give another layout.")
+            raise LayoutError(f"source {names[0]} has rows of several lengths. Give it a layout of rows of one length.")
         of_pairs = [part.of_pairs for part in parts.values()]
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
@@ -117,7 +117,7 @@ class MixtureLayout(Layout):
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        if num_found < len(documents):  # not always, because the check counts all documents, which may read all tokens
+        if num_found < len(documents):  # only then, because the check counts all documents, which may read all tokens
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 

@@ -135,7 +135,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
     of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`, which may not name the files that it was read from, `files_read`."""
+        """Add the documents of `named`. A file in `files_read`, from which `named` was read, is an error."""
         for item in named:
             if not isinstance(item, str) or _is_number(item):
                 number = int(item) if isinstance(item, str) else operator.index(item)

@@ -1,4 +1,4 @@
-"""Reads plans of packed rows that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) wrote to `dataset-common/` of its work directory.
+"""Reader of plans of packed rows from OLMo-core's `NumpyPackedFSLDataset` (3.0.0), in `dataset-common/` of its work directory.
 
 OLMo-core packs each group of source files by itself. A piece is the part of a document that one row holds. The plan of a group
 is three files of raw uint64:
@@ -66,7 +66,7 @@ def find_plan(
                 f"{missing[0]}: no such file. OLMo-core 3.0.0 writes it for {_listed(group)} with "
                 f"{_listed([str(shard.size) for shard in shards])} bytes, sequence_length={length}, "
                 f"long_documents={options.long_documents!r} and source_group_size={size}. The folder has "
-                f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give the other paths."
+                f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give these as `paths`."
             )
     return OlmoPlan(folder, tuple(hashes), _digest([_read(folder, length, group_hash) for group_hash in hashes]))
 
@@ -97,8 +97,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
     else:
-        # If a document continues in the next shard, OLMo-core packs its part in each shard as a separate document. So this
-        # checks the pieces against these parts. The columns have the numbers of the whole documents.
+        # If a document continues in the next shard, OLMo-core packs its part in each shard as a separate document. So the
+        # pieces have to fit these parts, but the columns have the numbers of the whole documents.
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)

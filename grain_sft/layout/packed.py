@@ -18,7 +18,7 @@ from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import LeftOut, Pieces, join_parts, pieces_of
-from grain_sft.layout.plan import COUNTS, load_plan, sort_made_by
+from grain_sft.layout.plan import COUNTS, load_plan, numpy_for_ties
 from grain_sft.storage import files
 from grain_sft.types import Ints
 
@@ -260,7 +260,7 @@ class PackedLayout(Layout):
         del fields["epoch"]
         if self.packing.plan is None:
             del fields["plan"]
-        if (made_by := sort_made_by(self.packing)) is not None:
-            fields["numpy"] = f"{made_by['version']} {made_by['sort']}"
+        if (sorter := numpy_for_ties(self.packing)) is not None:
+            fields["numpy"] = f"{sorter['version']} {sorter['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"

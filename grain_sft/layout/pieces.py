@@ -120,9 +120,9 @@ def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) ->
 
     Args:
       part: int64 [rows], number of each row's part; one row or more.
-      columns_of: Function of a part and of the indices of its rows, int64 [n]. It returns columns with an entry for each item
-        of these rows, such as a piece. The first column, `row`, is an index into the indices: for rows 4 and 7, it is 0 for
-        items of row 4, and 1 for items of row 7.
+      columns_of: Function of a part's number and of the indices in `part` of its rows, int64 [n]. It returns columns with an
+        entry for each item of these rows, such as a piece. The first column numbers these rows from 0: for rows 4 and 7, it
+        is 0 for items of row 4, and 1 for items of row 7.
     """
     by_part = []
     for number, index in groups(part):

@@ -25,7 +25,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 # Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
-# Dropped documents are in no row, and cut documents are partly in rows. Counts of tokens are of their tokens in no row.
+# No row has a dropped document, and rows have only a part of a cut document. The tokens counted are those that no row has.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
@@ -78,10 +78,10 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
         recipe["code"] = code
     if not algorithm.packs_per_epoch:  # then these options change nothing
         recipe["seed"] = recipe["epoch"] = 0
-    return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": sort_made_by(options)}
+    return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": numpy_for_ties(options)}
 
 
-def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
+def numpy_for_ties(options: PackingOptions) -> dict[str, str] | None:
     """Return the version and the sort of numpy if `ties` asks for numpy's order of equal lengths; else None."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
@@ -90,7 +90,7 @@ def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
 def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
     documents = finder.documents
-    document, start, length = _to_pack(documents, options)
+    document, start, length = _pieces_to_pack(documents, options)
     group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // options.source_group_size
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
     sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])
@@ -141,15 +141,13 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
     return dict(zip(_DTYPES, columns, strict=True))
 
 
-def _to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack: documents, those longer than a row cut off or split.
-
-    If the algorithm splits documents itself, all are whole.
-    """
+def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
+    """Return (document, start, length) of the pieces to pack. Documents longer than a row are truncated or split, except for
+    an algorithm that splits documents itself."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):
-        raise LayoutError("no document to pack: the corpus has none with a token. Is its eos_token_id right?")
+        raise LayoutError("no document to pack: no document of the corpus has a token. Check its eos_token_id.")
     most = options.sequence_length
     if ALGORITHMS[options.algorithm].splits_documents or not (length > most).any():
         return numbers, start, length

@@ -71,7 +71,7 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       longest: Cost of the longest segment of each row.
 
     Returns:
-      A dict of `rows_a_device`, `devices`, and three means over steps, for each number of rows that the layout fills:
+      A dict for each number of rows a device, if the layout fills a step: `rows_a_device`, `devices`, and means over steps:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.

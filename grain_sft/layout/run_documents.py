@@ -27,8 +27,8 @@ class RunDocuments:
     If the first stage has 100 documents, they are documents 0 to 99, as in its layout. The second stage continues with number
     100 for the first document that is new. So a stage that is added at the end of a run changes no number.
 
-    A layout whose rows do not follow documents takes as many numbers as its corpus has tokens, because to count its documents,
-    all tokens may have to be read.
+    A layout whose rows do not follow documents takes as many numbers as its corpus has tokens, because a count of its
+    documents may read all tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -47,12 +47,12 @@ class RunDocuments:
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
             if same := [entry for entry in earlier if _same_documents(entry.part, part)]:
-                # If a mixture has one corpus twice, two entries have the same documents. A part takes the entry that has the
-                # name of the part; else, if it can, one that neither has the name of another part nor was taken before.
+                # Several entries have the same documents if a mixture has a corpus twice. Prefer the entry with the name of
+                # this part, then entries that no other part of `layout` has the name of, and that no other part has taken.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, end)
-                end += _num_numbers(part) if earlier else 0  # a single layout needs no search for its documents
+                end += _num_numbers(part) if earlier else 0  # the first layout uses no `first`
             numbered.append(entry)
         return numbered
 

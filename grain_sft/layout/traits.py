@@ -42,7 +42,7 @@ class Traits:
     """Whether `pieces` states the document of each piece. Windows don't: they are cut without a search for documents."""
 
     finder: DocumentFinder | None = None
-    """Finder of the documents that make the rows. None if these are `corpus.documents`, or if `follows_documents` is False."""
+    """Finder of the documents that make the rows. None means `corpus.documents`, or that `follows_documents` is False."""
 
     one_segment: bool = False
     """Whether each row is one segment, so that attention and positions run through the whole row."""

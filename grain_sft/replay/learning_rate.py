@@ -60,7 +60,7 @@ def supervised_ratio(corpus: Corpus) -> float:
     num_tokens = int(length.sum())
     if not num_tokens:
         fault = "no document has a token, so the share that takes loss is undefined"
-        raise CorpusError(f"{corpus.shards[0].path}: {fault}. Is its eos_token_id right?")
+        raise CorpusError(f"{corpus.shards[0].path}: {fault}. Check its eos_token_id.")
     if corpus.has_loss:
         supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
     else:

@@ -23,8 +23,8 @@ each of which goes from short rows to long rows in as many subcycles as there ar
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
     """Return the number of batches of each bucket in an epoch, int64 [buckets].
 
-    `rows` and `sizes` are the rows of each bucket, and of a batch of each bucket: int64 [buckets]. For the others see
-    `CurriculumSampler`. If no batch is left, or OLMo-core cannot build the curriculum, raise a `SamplerError`.
+    `rows` and `sizes` are the numbers of rows of each bucket and of each bucket's batches, int64 [buckets]. The other arguments
+    are those of `CurriculumSampler`. If no batch is left, or OLMo-core refuses the curriculum, raise a `SamplerError`.
     """
     counts: Ints = rows // sizes
     where = f"curriculum {curriculum!r}, batches of {sizes.tolist()} rows of buckets of {rows.tolist()} rows"
@@ -105,7 +105,7 @@ class CurriculumSizes(ComputedSizes):
     """Batch sizes of a run with a curriculum. Every epoch has the same batches, in another order.
 
     Args:
-      rows, sizes, counts: Rows of each bucket, rows of a batch of each, and batches of each in an epoch: int64 [buckets].
+      rows, sizes, counts: int64 [buckets], numbers of a bucket's rows, rows of its batches, and its batches in an epoch.
       order: Function of an epoch's number that returns the order of the epoch's batches, as `batch_order` does.
 
     Attributes:

@@ -70,10 +70,10 @@ class RunningEpochs:
         return np.where(rows < 0, -1, steps), rows - self._sizes.of_steps(steps).before
 
 
-class _Piece(NamedTuple):
-    """Consecutive steps of one batch size. A piece may begin inside an epoch."""
+class _Phase(NamedTuple):
+    """Consecutive steps of one batch size. A phase may begin inside an epoch."""
 
-    step: int  # first step of the piece
+    step: int  # first step of the phase
     size: int  # rows of each step
     epoch: int  # epoch of the first row of `step`
     first_index: int  # index of that row in the epoch
@@ -88,7 +88,7 @@ class _Piece(NamedTuple):
         return self.epoch + 1 + later_epochs, steps * self.size
 
     def first_step(self, epoch: int) -> int:
-        """Return the first step that is in `epoch` or later, as if the piece never ended."""
+        """Return the first step that is in `epoch` or later, as if the phase never ended."""
         if epoch <= self.epoch:
             return self.step
         return self.step + self.steps_left + (epoch - self.epoch - 1) * self.steps_per_epoch
@@ -107,29 +107,29 @@ class EndingEpochs(RunningEpochs):
         def num_steps(rows: int, size: int) -> int:
             return -(-rows // size) if fill else rows // size
 
-        self._pieces: list[_Piece] = []
+        self._phases: list[_Phase] = []
         epoch, index = start
         for step, size in zip(sizes.steps, sizes.sizes, strict=True):
-            if self._pieces:
-                epoch, index = self._pieces[-1].begin(step - 1)  # first row of the last step of the previous piece
-                index = min(num_rows, index + self._pieces[-1].size)
+            if self._phases:
+                epoch, index = self._phases[-1].begin(step - 1)  # first row of the last step of the previous phase
+                index = min(num_rows, index + self._phases[-1].size)
             steps_per_epoch = num_steps(num_rows, size)
             if not steps_per_epoch:
                 problem = f"global_batch_size={size} is more than the {num_rows} rows of an epoch"
                 fix = "Take a smaller batch, or last_batch='run_on' or 'fill'."
                 raise SamplerError(f"{problem}, which has no full step. {fix}")
-            self._pieces.append(_Piece(step, size, epoch, index, num_steps(num_rows - index, size), steps_per_epoch))
+            self._phases.append(_Phase(step, size, epoch, index, num_steps(num_rows - index, size), steps_per_epoch))
 
     def begin(self, step: int) -> tuple[int, int]:
-        return self._pieces[bisect_right(self._sizes.steps, step) - 1].begin(step)
+        return self._phases[bisect_right(self._sizes.steps, step) - 1].begin(step)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
         epochs, indices = np.array([self.begin(step) for step in steps.tolist()], np.int64).reshape(-1, 2).T
         return epochs, indices
 
     def steps_before(self, epoch: int) -> int:
-        for piece, end in zip(self._pieces, [*self._sizes.steps[1:], math.inf], strict=True):
-            first_step = piece.first_step(epoch)
+        for phase, end in zip(self._phases, [*self._sizes.steps[1:], math.inf], strict=True):
+            first_step = phase.first_step(epoch)
             if first_step < end:
                 break
         return first_step

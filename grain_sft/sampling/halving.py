@@ -45,7 +45,7 @@ class _Split:
             num_rows = -((self.offset - self.unit - scaled) // self.share)
         else:
             num_rows = (scaled + self.offset) // (self.unit - self.share) + 1
-        # `lefts` gives a branch at most t of t rows, which the inequalities above leave out: so t is at least k + 1.
+        # These leave out that `lefts` gives a branch at most t of t rows. So t is also at least k + 1.
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 

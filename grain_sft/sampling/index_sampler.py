@@ -25,11 +25,11 @@ LastBatch = Literal["drop", "fill", "run_on"]
 class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
-    Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which does not depend on the hosts. Only in order
-    `maxtext`, host h reads the h-th contiguous block of each permutation. Each epoch has its own permutation of the rows. By
-    default, an epoch has `num_instances // global_batch_size` steps, and the run never ends. `sampler[i]` returns the same rows
-    one by one, as Grain's samplers do. The sampler divides the rows between hosts itself, so it declares `NoSharding` for
-    `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`.
+    Each epoch has its own permutation of the rows. Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which
+    does not depend on the hosts. Only in an order with `host_blocks`, such as `maxtext`, host h reads the h-th block of each
+    permutation. By default, an epoch has `num_instances // global_batch_size` steps, and the run never ends. `sampler[i]`
+    returns the same rows one by one, as Grain's samplers do. The sampler divides the rows between hosts itself, so it declares
+    `NoSharding` for `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`.
 
     Args:
       num_instances: Number of rows.

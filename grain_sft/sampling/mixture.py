@@ -111,12 +111,12 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows of the mixture; None if it never ends, or has a schedule: that counts in steps of unknown size."""
+        """Number of rows of the mixture; None if it never ends, or has a schedule, because the sizes of steps are unknown."""
         return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
 
     @property
     def data_key(self) -> str:
-        """Text with all that decides the rows. It keeps the earlier name of `on_exhausted`, `when_dry`: receipts hash it."""
+        """Text with all that decides the rows. It has `when_dry`, the former name of `on_exhausted`, as receipts hash it."""
         sources = ", ".join(
             f"{name!r}: ({share}, {rows.data_key})"
             for share, (name, (_, rows)) in zip(self._shares(self._planned[0]), self.sources.items(), strict=True)

@@ -171,7 +171,8 @@ class MixtureSampler(StreamSampler):
     def _choose(self, mixture: Proportions, rows: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Return the stream of each row of a mixture, and the number of earlier rows of that stream in the run: int64 [n] each.
 
-        `rows` are rows of `mixture`, which is the sampler's mixture or one in it. `indices` are their indices in the former.
+        `mixture` is the sampler's mixture, or a mixture in it. `rows` are rows of `mixture`, and `indices` are the same rows as
+        rows of the sampler's mixture.
         """
         if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
             self._fail((mixture, mixture.failure[1]), int(lacking.min()))

@@ -21,7 +21,7 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Integer weights with at most this sum, after which the sources repeat, take a `ScheduleTable`, others a `HalvingTree`."""
+"""Highest sum of integer weights for a `ScheduleTable`, which repeats after that many rows. Others take a `HalvingTree`."""
 
 
 class _Phase(NamedTuple):
@@ -184,8 +184,8 @@ def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Way from the outermost mixture to a source: the proportions of each mixture on it, and the number of the source of this
-mixture at which the way continues."""
+"""Path from the outermost mixture to a source. It has an entry for each mixture on the path: the mixture's proportions, and the
+number of its source that is, or contains, the end of the path."""
 
 
 def count_drawn(path: Path, row: int) -> int:

@@ -153,7 +153,7 @@ class EpochStream:
       first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
       begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
         earlier steps read. If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2).
-      span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
+      span: Function of an epoch that returns its `EpochSpan`; None if the run reads no row of the epoch.
       rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
       batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later

@@ -82,7 +82,7 @@ def trait(transform: object, name: str) -> bool:
         "trims_columns": it cuts off the last columns that are padding in every row, so the lengths of batches differ;
         "cuts_columns": it cuts the same columns off every batch;
         "divides_segments": it divides segments of the batch into shorter ones;
-        "positions_apart": it returns positions that do not begin at 0 in each segment;
+        "positions_apart": it returns positions that restart elsewhere than segments begin;
         "filters_repetition": it has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

@@ -13,9 +13,9 @@ from grain_sft.transforms.element import first_columns, require_keys
 class TrimToMultiple(grain.transforms.Map):
     """Transform that cuts off the last columns of a batch if they are padding in all rows.
 
-    The number of columns that are left is a multiple of `multiple`: with 64, a batch whose longest row has 100 tokens keeps 128
-    columns, or all 120 of 120. A batch without a token keeps 64. OpenChat pads its batches in this way. The transform maps the
-    source's dict or a batch of ShiftTargets. It comes after transforms of whole rows, such as NgramFilter.
+    A multiple of `multiple` columns is left, or all: with 64, a batch whose longest row has 100 tokens keeps 128 columns, or
+    all 120 of 120. A batch without a token keeps 64. OpenChat pads its batches in this way. The transform maps the source's
+    dict or a batch of ShiftTargets. It comes after transforms of whole rows, such as NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: a TPU compiles the training step for each
     shape; `shapes` lists them, so that you can compile beforehand. The transform is for one host, because two hosts would cut

@@ -116,7 +116,7 @@ def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed, f
     assert (found["corpus"]["documents"], found["corpus"]["tokens_in_documents"]) == (4, 10)
     assert found["packing"]["rows"] == 1 and "4 tokens are in no document" in capsys.readouterr().out
     _, error = failure("pack", *paths, *words[:2], "--eos-token-id", 0, "--sequence-length", LENGTH)
-    assert "no document has a token" in error and "Is its eos_token_id right?" in error
+    assert "no document has a token" in error and "Check its eos_token_id." in error
 
 
 def test_a_mistake_is_an_error(chats, failure):

@@ -154,7 +154,7 @@ def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
 
 def test_a_corpus_without_documents_is_a_sentence(tmp_path):
     np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
-    with pytest.raises(LayoutError, match=r"no document to pack: the corpus has none with a token\. Is its eos_"):
+    with pytest.raises(LayoutError, match=r"no document of the corpus has a token\. Check its eos_"):
         PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS), 8, cache_dir=tmp_path)
     assert not list(tmp_path.rglob("*.arrays")) and not list(tmp_path.rglob("*.tmp"))
 

@@ -210,7 +210,7 @@ MISTAKES = [
     ("corpus.mixture", {}, "corpus.mixture: names no source"),
     ("corpus.mixture.chat.weight", -1, "weight of 'chat': -1; expected a number from 0 on"),
     ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
-    ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
+    ("corpus.mixture.web.layout", {"sequence_length": 8}, "expected one sequence length, found"),
     ("corpus.mixture.web.sampler", {"global_batch_size": 8}, "web.sampler: unknown key 'global_batch_size'"),
     ("corpus.mixture.web.on_exhausted", "stop", "the source is never exhausted. Give it .*max_epochs"),
     ("corpus.mixture.web.max_epochs", 2, "source 'web' ends .* but on_exhausted='repeat'"),

@@ -18,7 +18,7 @@ _BLOCK_ROWS = 1 << 16  # rows checked at a time
 
 # reasons in messages about keys of MaxText's config
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
-_EXPANSION = "it is for states saved by more hosts than resume, but here any number of hosts may resume. Set it to -1."
+_EXPANSION = "it is for runs that resume on fewer hosts, but grain_sft resumes on any number of hosts. Set it to -1."
 _OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
 _MASKS = "grain_sft does not make the masks of this objective. Choose another objective."
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {

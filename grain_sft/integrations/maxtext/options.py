@@ -1,4 +1,4 @@
-"""Options of grain_sft in a run of MaxText: reads them from MaxText's command line and from the environment."""
+"""Options of grain_sft in a run of MaxText, from MaxText's command line and from the environment."""
 
 import dataclasses
 import os

@@ -130,7 +130,7 @@ def _starts(folder: str, ending: str) -> list[str]:
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield the start and the arrays of each index whose arrays have the `shapes`, which are stated by the ending of a file."""
+    """Yield the start and the arrays of each index whose arrays have `shapes`: a shape by the ending of each file's name."""
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
         if [array.shape for array in arrays] == list(shapes.values()):
@@ -138,8 +138,9 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only index in `sound`, sound indices by their starts. Return None if there are none, and none in `wrong`,
-    sentences about damaged ones. `fits` says what the caller asked for.
+    """Return the only index in `sound`, which has sound indices by their starts; None if `sound` and `wrong` are empty.
+
+    `wrong` has a sentence about each damaged index. `fits` names what the indices fit, for messages.
 
     Raises:
       LayoutError: Several indices are sound, or no index is sound and some are damaged.

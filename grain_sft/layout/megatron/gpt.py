@@ -59,7 +59,7 @@ class MegatronGptLayout(Layout):
         MaxText's `mmap_npy_split`. None means all documents.
       document_subset: Subset of `document_split` that is read: "train", "valid" or "test".
       index_dir: Local folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
-        blends. The layout checks and uses these indices. Indices that do not fit are an error. None makes the indices.
+        blends. The layout checks and uses these indices. Indices that do not fit are an error. None means new indices.
       cache_dir: Folder, or URL in a bucket, of cached indices; None for the cache folder.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Recipe of Megatron's indices: makes the stream of samples of each data set of a corpus, and the blend of the streams."""
+"""Recipe of Megatron's indices: the stream of samples of each data set of a corpus, and the blend of the streams."""
 
 import dataclasses
 import math
@@ -23,8 +23,8 @@ class Variant(NamedTuple):
 
     extra: bool = True  # whether a row also holds the first token of the next row by default
     shuffles: bool = True  # whether documents and samples are shuffled
-    # Whether blends follow megatron-core's rules. If so, each shard of a corpus without weights is a data set, else all shards
-    # are one; and the shares of a corpus with weights are rounded up: with weights 0.5 and 0.5, 5 samples are 3 + 3.
+    # Whether blends follow megatron-core's rules. Then each shard is a data set. Otherwise, all shards of a corpus without
+    # weights are one data set. They also round up the shares of a blend: with weights 0.5 and 0.5, 5 samples are 3 + 3.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
     resets: bool = True  # whether attention and positions begin anew after each EOD by default
@@ -76,7 +76,7 @@ class Recipe:
         if self.index_dir is not None and not self.traits.shuffles:
             raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
         if self.split is not None and not self.traits.splits:
-            raise LayoutError(f"document_split: variant {self.variant} splits sequences instead. Give corpus.split.")
+            raise LayoutError(f"document_split: variant {self.variant} does not take it. Give corpus.split.")
 
     @property
     def traits(self) -> Variant:
@@ -94,7 +94,7 @@ class Recipe:
           starts: First token of each unit, counted through the corpus.
           documents: Number of each unit's document in `corpus.documents`; absent where units are documents.
           firsts: First unit of each data set.
-          order N, ends N, shuffle N: Arrays of the `Stream` of data set N. Data sets of weight 0 are not counted.
+          order N, ends N, shuffle N: Arrays of the `Stream` of data set N. N counts only data sets with a weight above 0.
           chosen, taken: Arrays of the `Blend` of several data sets.
 
         Raises:
@@ -119,7 +119,7 @@ class Recipe:
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
         # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
-        # set, and the units are sequences.
+        # set, the units are sequences, and `document_split` does not divide them again.
         prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
@@ -176,7 +176,7 @@ class Recipe:
     def _blend(
         self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None
     ) -> Blend:
-        """Return the blend of the streams of `datasets`. It has `size` samples; with None, as many as the streams allow."""
+        """Return the blend of the streams of `datasets`, of at most `size` samples. None means as many as the streams allow."""
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
             shares = normalized([dataset.weight for dataset in datasets])

@@ -29,8 +29,8 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, and may count wrong in a
-        long stream. This function returns the same count if it is too low, but counts no sample without tokens.
+        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be wrong
+        for a long stream. This function returns a count that is too low like megatron-core, but never one that is too high.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
@@ -98,8 +98,8 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    The last line is the end of the last sample. The border of two entries is token 0 of the second one if samples have an extra
-    token (`cut.extra`), else the end of the first one, such as token 10 of an entry of 10 tokens.
+    The last pair is the end of the last sample. A sample that begins where an entry ends has token 0 of the next entry if
+    samples have an extra token (`cut.extra`). Otherwise it has the end, such as token 10 of an entry of 10 tokens.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

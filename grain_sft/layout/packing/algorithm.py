@@ -46,7 +46,7 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Return `columns`, an algorithm's result for documents of `lengths`, int64 [documents], as int64 after checks.
+        """Return the `columns` that an algorithm made for `lengths`, int64 [documents], as int64 `PackedRows` after checks.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.

@@ -59,7 +59,7 @@ def disabled_for(sort: str) -> str:
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array as on the CPU that `ties` names. All are None if `np.argsort` in this process sorts so.
+    """Return the argsort of each array as on the CPU that `ties` names. All are None if this process can sort in that order.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.
