@@ -133,7 +133,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     """Return the corpus of the index at `path` with the loss files that `options` ask for: the caller's, the index's, or none.
 
     `indexed` is `use_loss_mask` in the index. It is None if no masks existed when the index was written, or if version 0.1.0 of
-    grain_sft wrote the index. That version did not find the masks of listed files, so its index may lack masks that exist.
+    grain_sft wrote the index, which did not find the masks of listed files.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
@@ -149,12 +149,15 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
-    # The index lists no masks, but masks exist. If `indexed` is False, the index was saved from a corpus that ignored its
-    # masks, and the caller now gives use_loss_mask=True: each file must have a mask. Otherwise, the index is out of date.
-    if indexed is not False or len(with_loss) < len(parts):
-        problem = f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}"
-        raise CorpusError(f"{problem}. Build the index again, or ignore the masks with use_loss_mask=False.")
-    return _with_loss(corpus, parts)
+    # The index lists no masks, but masks exist: it is out of date, unless it was saved from a corpus that ignored its masks.
+    first, without_loss = with_loss[0], [part.tokens for part in parts if not part.loss]
+    if indexed is not False:
+        problem = f"{path}: lists {first.tokens} without its loss mask {first.loss}. Build the index again"
+    elif without_loss:
+        problem = f"{without_loss[0]}: has no loss mask, but {first.tokens} has {first.loss}. Give the missing mask"
+    else:
+        return _with_loss(corpus, parts)
+    raise CorpusError(f"{problem}, or ignore the masks with use_loss_mask=False.")
 
 
 def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
