@@ -17,7 +17,7 @@ from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
-from grain_sft.prepare.templates.chat_template import ChatTemplate, Messages, Spans, Tools, with_reasoning
+from grain_sft.prepare.templates.chat_template import ChatTemplate, Marks, Messages, Spans, Tools, with_reasoning
 from grain_sft.prepare.templates.template import RENDER_IT, Rendered, Result, Template, result_of, unread
 from grain_sft.prepare.tokenizers import Tokenizer
 
@@ -166,7 +166,14 @@ def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
-    if len(assistants) != len(spans):
+    # rendered again with a mark in each turn, because a template may mark two spans in one turn and none in another
+    marks, marked = Marks(chat.messages, chat.tools, chat.template.source), list(chat.messages)
+    for index in assistants:
+        marked[index] = {**marked[index], "content": f"{marked[index]['content']}{marks.mark(index)}"}
+    text = chat.template.render(marked, chat.tools)
+    spans_of_text = chat.template.marked_spans(marked, chat.tools, text)
+    marks_of_spans = [marks.pattern.findall(text[start:stop]) for start, stop in spans_of_text]
+    if len(assistants) != len(spans) or marks_of_spans != [[str(index)] for index in assistants]:
         counts = f"{len(spans)} spans in {len(assistants)} turns of the assistant"
         raise RecordError(f"messages: the chat template marks {counts}. Turns of weight 0 need one span in each turn.")
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]

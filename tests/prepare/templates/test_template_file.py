@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from documents import request_of, write
-from prepared import CHATML, chat
+from prepared import CHATML, chat, turns
+from template_rules import render_one
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
@@ -59,6 +60,18 @@ def test_text_in_generation_tags_is_found_in_loops_macros_and_variables(text, tm
     messages = [{"content": "an \U000f0000"}]
     rendered = template.render(messages)
     assert rendered == "<u>an \U000f0000</u>" and template.marked_spans(messages, None, rendered) == [(3, 7)]
+
+
+def test_turns_of_weight_0_need_one_marked_span_in_each_turn(tmp_path):
+    """A template that marks two spans in the last turn and none before has as many spans as turns."""
+    tokenizer = load_tokenizer(save_sentencepiece(tmp_path))
+    marked, messages = "{% generation %}{{ m.content }}{% endgeneration %}", turns("one", "wrong", "two", "right")
+    messages[1]["weight"] = 0
+    for count in (1, 2):
+        written = f"{{% if loop.last %}}{marked * count}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+        template = f"{{% for m in messages %}}{written}{{% endfor %}}"
+        error = render_one(tokenizer, "hf", {"messages": messages}, chat_template=template)
+        assert isinstance(error, RecordError) and f"marks {count} spans in 2 turns" in str(error)
 
 
 class Shouted(TEMPLATES["text"]):
