@@ -13,7 +13,7 @@ import msgspec
 from grain_sft.errors import GrainSftError, PrepareError, StorageError
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.request import differences
-from grain_sft.storage import exclusive, files
+from grain_sft.storage import exclusive, files, is_at
 
 MANIFEST = "prepare.json"
 """Name of the file that is written last. A folder that contains it is a finished corpus."""
@@ -129,14 +129,18 @@ class Target:
         if self.remote:
             yield
             return
-        try:
-            os.makedirs(self.work, exist_ok=True)
-            fd = os.open(files.join(self.work, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            problem = f"{self.work}: can't be made ({error.strerror})"
-            raise StorageError(f"{problem}. Give an output in a folder that can be written to.") from error
-        with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait):
-            yield
+        lock = files.join(self.work, LOCK)
+        while True:
+            try:
+                os.makedirs(self.work, exist_ok=True)
+                fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                problem = f"{self.work}: can't be made ({error.strerror})"
+                raise StorageError(f"{problem}. Give an output in a folder that can be written to.") from error
+            with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait):
+                if is_at(fd, lock):
+                    yield
+                    return  # otherwise, another process discarded the folder before this one got the lock
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or continue the work of `identity`. Remove other work if `overwrite`, else raise an error."""

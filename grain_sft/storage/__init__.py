@@ -4,7 +4,7 @@ from grain_sft.storage import activity, artifact, cache_blocks, file_stamp, file
 from grain_sft.storage.file_stamp import Count, FileStamp, describe, read_whole
 from grain_sft.storage.files import atomic_write, write_bytes
 from grain_sft.storage.local_file import MOST_OPEN_FILES
-from grain_sft.storage.locks import CACHE_DIR_VARIABLE, ForkSafeLock, HeldLock, exclusive, without_interrupts
+from grain_sft.storage.locks import CACHE_DIR_VARIABLE, ForkSafeLock, HeldLock, exclusive, is_at, without_interrupts
 from grain_sft.storage.regular_files import inside, inside_also, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
@@ -16,6 +16,6 @@ __all__ = [
     "CACHE_DIR_VARIABLE", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers", "CacheOptions", "Count", "FileStamp",
     "ForkSafeLock", "HeldLock", "RemoteOptions", "RowPieces", "ShardReader", "activity", "artifact", "atomic_write",
     "cache_blocks", "describe", "exclusive", "file_stamp", "files", "hashing", "identify", "inside", "inside_also",
-    "open_remote", "outside", "read_regular", "read_whole", "remote_files", "shard_cache", "without_interrupts",
-    "write_bytes",
+    "is_at", "open_remote", "outside", "read_regular", "read_whole", "remote_files", "shard_cache",
+    "without_interrupts", "write_bytes",
 ]  # fmt: skip

@@ -1,7 +1,9 @@
 """A run of `prepare` that is killed at any moment and started again writes the bytes of an uninterrupted run."""
 
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,9 @@ import pytest
 from documents import texts_of
 from prepared import record
 from record_files import KINDS
+
+from grain_sft.errors import StorageError
+from grain_sft.prepare import target
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
 """How often some cases below are killed. `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
@@ -110,3 +115,23 @@ def test_a_run_that_is_killed_and_started_again_writes_the_same_bytes(tmp_path, 
     result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]
     print(result.stdout)
+
+
+def test_a_run_whose_work_folder_another_run_discarded_locks_the_new_folder(tmp_path, monkeypatch):
+    produce = functools.partial(target.Target(tmp_path / "out").produce, {"key": "same"}, overwrite=False)
+    work, exclusive, locked = tmp_path / ".out.grain_sft-work", target.exclusive, []
+
+    def discarded_before(fd, *arguments, **options):
+        if not locked:
+            shutil.rmtree(work)
+        locked.append(fd)
+        return exclusive(fd, *arguments, **options)
+
+    def make():
+        with pytest.raises(StorageError, match="is being prepared by another process"):
+            produce(dict)
+        (work / "corpus").mkdir()
+        return {}
+
+    monkeypatch.setattr(target, "exclusive", discarded_before)
+    assert produce(make) == {} and len(locked) == 3
