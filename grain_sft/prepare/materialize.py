@@ -53,7 +53,7 @@ def materialize(
       StorageError: The disk is too small or the folder can't be written.
       CorpusError, CorpusFileError: The corpus can't be read.
     """
-    if not layout.plans:
+    if not getattr(layout, "plans", ()):
         raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
     manifest, dtype = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target = _Target(output)

@@ -121,7 +121,7 @@ def sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if steps.step != 1 or not 0 <= steps.start < steps.stop <= sampler.end_step:
         last = "" if sampler.num_steps is None else f" <= {sampler.end_step}, where the run or its stage ends"
-        raise SamplerError(f"--steps {steps.start}:{steps.stop}: expected consecutive steps, 0 <= first < stop{last}.")
+        raise SamplerError(f"{steps}: expected consecutive steps, 0 <= first < stop{last}.")
     sampler.check_from(steps.start)
     return sampler
 
