@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Self
 
-from grain_sft.arguments import as_integer, as_objects
-from grain_sft.errors import PipelineError, RowIndexError
+from grain_sft.arguments import as_objects
+from grain_sft.errors import PipelineError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, skips_of
@@ -74,7 +74,7 @@ class StagedPipeline(Pipeline):
         self._stages = tuple(pipelines)
         self._first_steps = [stage.first_step for stage in self._stages]
         self.planned_sampler = StagedSampler(self._planned_samplers)
-        self.sampler = StagedSampler([stage.sampler for stage in self._stages])
+        self.sampler: StagedSampler = StagedSampler([stage.sampler for stage in self._stages])
         self._begin(audit, observers)
 
     @property
@@ -89,7 +89,8 @@ class StagedPipeline(Pipeline):
         return self._stages[max(0, bisect_right(self._first_steps, step) - 1)]
 
     def __getitem__(self, step: int) -> Element:
-        return self.at(as_integer("step", step, 0, RowIndexError))[step]
+        self.sampler.at(step)  # raises an error that names the steps of all stages
+        return self.at(step)[step]
 
     def read(self, step: int, slots: Ints, *, columns: tuple[int, int] | None = None) -> Element:
         return self.at(step).read(step, slots, columns=columns)

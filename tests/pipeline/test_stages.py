@@ -184,5 +184,7 @@ def test_errors_name_the_stage(config, changes, error, message):
         load({**config, **changes})
     assert message in str(raised.value)
     pipeline = load(config)
+    with pytest.raises(GrainSftError, match="step=99999999: expected 0 to 31"):
+        pipeline[99999999]
     with pytest.raises(PipelineError, match=r"each stage of a run has its own. Take pipeline.at\(step\).source"):
         _ = pipeline.source
