@@ -279,6 +279,8 @@ def test_a_step_too_far_for_a_mixture_is_refused(folder):
     for step in (last + 1, 1 << 62, (1 << 63) - 2, 1 << 70):
         with pytest.raises(RowIndexError, match=f"step={step}: expected a step below {last + 1}"):
             pipeline[step]
+        with pytest.raises(RowIndexError, match=f"step={step}: expected a step below {last + 1}"):
+            pipeline.sampler.slots(range(step, step + 1))
     with pytest.raises(RowIndexError, match=r"A mixture counts its rows up to 2\^62"):
         next(pipeline.iter(start_step=1 << 62))
 
