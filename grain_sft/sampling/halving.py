@@ -119,19 +119,19 @@ class HalvingTree:
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
-
-        def descend(node: _Tree, entries: Ints, node_rows: Ints) -> None:
-            """Take the rows `rows[entries]` to their sources. They are rows `node_rows` of `node`."""
+        # (node, entries, node_rows): the rows `rows[entries]` are rows `node_rows` of `node`. A nested function that calls
+        # itself would be a cycle, and keep the arrays until a garbage collection.
+        stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
+        while stack:
+            node, entries, node_rows = stack.pop()
             if isinstance(node, int):
                 sources[entries], numbers[entries] = node, node_rows
             elif len(entries):
                 split, left_branch, right_branch = node
                 left_before = split.lefts(node_rows)
                 left = split.lefts(node_rows + 1) > left_before
-                descend(left_branch, entries[left], left_before[left])
-                descend(right_branch, entries[~left], (node_rows - left_before)[~left])
-
-        descend(self._root, np.arange(len(rows)), rows)
+                stack.append((left_branch, entries[left], left_before[left]))
+                stack.append((right_branch, entries[~left], (node_rows - left_before)[~left]))
         return sources, numbers
 
     def counts(self, row: int) -> list[int]:

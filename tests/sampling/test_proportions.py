@@ -1,5 +1,6 @@
 """`Proportions` keeps each source of a mixture near its share after every row. A late row takes no longer than the first."""
 
+import gc
 from fractions import Fraction
 
 import numpy as np
@@ -116,6 +117,17 @@ def test_in_a_halving_tree_up_to_24_sources_stay_within_the_stated_bound(tries, 
         assert mixed.bound <= (1 if count <= 4 else 1.2 if count <= 10 else 2)
         found = max(found, worst)
     assert found > 1  # only tables, not trees, promise less than one row
+
+
+def test_a_halving_tree_leaves_no_arrays_to_the_garbage_collector():
+    mixed = constant(10**12 + 1, 10**12, 5)
+    gc.collect()
+    gc.disable()
+    try:
+        mixed.choose(np.arange(100))
+        assert not gc.collect()
+    finally:
+        gc.enable()
 
 
 def test_a_late_row_costs_what_the_first_costs():
