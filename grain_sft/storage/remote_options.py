@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import msgspec.structs
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import ConfigError, CorpusError
 from grain_sft.options import check, options_of
 from grain_sft.storage import files
@@ -43,6 +44,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Convert the sizes to bytes and check them."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
         unit = None if self.unit in (None, "shard") else parse_bytes(self.unit, "cache: unit (or 'shard')")
+        check_type("cache: folder", self.folder, str | os.PathLike, "a path")
         folder = files.normalize(self.folder)
         if not folder or files.is_remote(folder):
             raise CorpusError(f"cache: folder is {folder!r}; expected a folder on a local disk, not a URL.")

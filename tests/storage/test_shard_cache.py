@@ -139,6 +139,8 @@ def test_environment_variables_set_up_a_cache(proxy, tmp_path, monkeypatch):
     assert_rows(grain_sft.NpyDataSource(layout), [0, 1])
     assert len(cached(tmp_path)) == 1
     assert CacheOptions(tmp_path, "1GiB").folder == str(tmp_path)  # a Path, as well as text
+    with pytest.raises(grain_sft.GrainSftError, match="cache: folder is None"):
+        CacheOptions(None, "1GiB")
 
 
 DAMAGES = {
