@@ -38,7 +38,8 @@ class WindowLayout(Layout):
         self.max_target_sequence_length = as_sequence_length(longest, name)
         self.chunk_size, remainder = divmod(self.max_target_sequence_length, self.sequence_length)
         if remainder:
-            raise LayoutError(f"sequence_length={self.sequence_length} does not divide {name}={longest}.")
+            problem = f"sequence_length={self.sequence_length} does not divide {name}={longest}"
+            raise LayoutError(f"{problem}. Take a length that does.")
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
         # rows of each shard: only whole windows of the longest length are divided into rows
         self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size

@@ -162,10 +162,14 @@ WRONG = {
     "mask of mmap": (
         BLEND,
         {"variant": "mmap", "eod_mask_loss": True},
-        "variant mmap takes no loss on EODs. Remove it",
+        "eod_mask_loss=True: variant mmap takes no loss on EODs. Remove it",
     ),
     "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
-    "split of Megatron": (BLEND, {"document_split": "9,1"}, "variant megatron does not take it. Give corpus.split"),
+    "split of Megatron": (
+        BLEND,
+        {"document_split": "9,1"},
+        "document_split='9,1': megatron takes none. Give corpus.split",
+    ),
     "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
     "empty split": (BLEND, NPY | {"document_split": "1,999"}, "0 documents of a data set have no tokens. Give more"),
     "endless surplus": (BLEND, {"surplus": 1e300}, "surplus=1e.300: expected a number from 0 to 1000"),

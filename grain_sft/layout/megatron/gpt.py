@@ -123,7 +123,7 @@ class MegatronGptLayout(Layout):
     ) -> list[Any]:
         traits = self._recipe.traits
         if mask and traits.masks_targets:
-            raise LayoutError(f"eod_mask_loss: variant {self._recipe.variant} takes no loss on EODs. Remove it.")
+            raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} takes no loss on EODs. Remove it.")
         attention = traits.resets if attention is None else attention
         positions = traits.resets and attention if positions is None else positions
         segments = traits.segments_per_row if segments is None else segments
