@@ -16,8 +16,8 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
-"""`natural` draws batches of all buckets at random. In the other two, the growing curricula, an epoch is divided into cycles,
-each of which goes from short rows to long rows in as many subcycles as there are buckets."""
+"""`natural` draws batches of all buckets at random. In the other two, the growing curricula, an epoch is divided into cycles.
+Each cycle goes from short rows to long rows, and has one subcycle for each bucket."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:

@@ -75,7 +75,7 @@ class Sampler(abc.ABC):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Number of steps of an epoch. None if epochs differ in this number, or if sources have epochs of their own."""
+        """Number of steps of the first whole epoch. None in a mixture, and in a run that has stages or skips steps."""
         return None
 
     @property

@@ -22,7 +22,7 @@ class StagedSampler(Sampler):
       stages: Samplers of consecutive stages, in order, for the same host.
 
     Raises:
-      SamplerError: The samplers are for different hosts.
+      SamplerError: There is no sampler, or the samplers are for different hosts.
     """
 
     streams = ()
@@ -30,8 +30,9 @@ class StagedSampler(Sampler):
     def __init__(self, stages: Sequence[Sampler]) -> None:
         self.stages = tuple(stages)
         hosts = list(dict.fromkeys(stage.host for stage in self.stages))
-        if len(hosts) > 1:
-            raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give each sampler the same.")
+        if len(hosts) != 1:
+            found = ", ".join(map(repr, hosts)) or "no sampler"
+            raise SamplerError(f"stages: {found}; expected one host. Give samplers of the same host.")
         self._first_steps = [stage.first_step for stage in self.stages]
         # no shift of steps (0), because the sampler of a stage counts the steps of the whole run
         sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)

@@ -129,7 +129,7 @@ class NgramFilter(grain.transforms.Map):
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
-    For each period p, the later columns are `p * (repeats - 1)` apart, the length of the run in a row that fails, so the run
+    For each period p, the later columns are `p * (repeats - 1)` apart. A run in a row that fails is at least that long, so it
     contains one of them. The first is column `p * repeats - 1`, the end of a run that begins at column p.
     """
     # a row that fails has at least three repeats, so the period is at most a third of its length

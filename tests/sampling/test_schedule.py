@@ -166,6 +166,8 @@ def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
         eight.check_from(51)
     with pytest.raises(SamplerError, match=r"stages: Host\(.*count=1\), Host\(.*count=8\); expected one host"):
         StagedSampler([first, eight])
+    with pytest.raises(SamplerError, match="stages: no sampler; expected one host"):
+        StagedSampler([])
 
 
 def test_an_endless_run_that_starts_inside_an_epoch_counts_the_steps_to_the_end_of_that_epoch():

@@ -113,8 +113,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. Unless the config states them, `epochs` is 1 and `last_batch` "fill".
 
-    Nothing is added to a config that has a mixture, or an order whose batches may have rows of two epochs (`Order.runs_on`), or
-    that states its corpus or sampler only in its stages.
+    A config stays as it is if it has a mixture, an order with `Order.runs_on`, or no corpus or sampler outside its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})

@@ -68,8 +68,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Return MaxText's arguments and grain_sft's options of a command line.
 
     Raises:
-      ConfigError: As in `Options.from_environment`. Or an option is given twice with different values, `dataset_type` is not
-        `olmo_grain`, or an argument of MaxText begins with a dash or is not `key=value` (the first may be a config file).
+      ConfigError: As in `Options.from_environment`. Or an option has two different values, `dataset_type` is not
+        `olmo_grain`, or an argument of MaxText is not `key=value`. (The first may be a config file instead.)
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
