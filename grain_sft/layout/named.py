@@ -1,11 +1,11 @@
 """Search for documents by name: a number, a record of an input, an input, a source of a mixture, or a file of such names."""
 
 import functools
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, RowIndexError, shortened
 from grain_sft.layout.layout import Layout
@@ -138,10 +138,8 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
         """Add the documents of `named`. A file in `files_read`, from which `named` was read, is an error."""
         for item in named:
             if not isinstance(item, str) or _is_number(item):
-                number = int(item) if isinstance(item, str) else operator.index(item)
-                if not 0 <= number <= _HIGHEST:
-                    raise RowIndexError(f"document {item}: expected 0 to {_HIGHEST}. Take a number of a trace.")
-                numbers.append(number)
+                number = int(item) if isinstance(item, str) else item
+                numbers.append(as_integer("document", number, 0, RowIndexError, _HIGHEST))
                 continue
             name = item.name if isinstance(item, ListFile) else item
             # An empty name is an error, but `find("")` may return the documents of the only source or input.

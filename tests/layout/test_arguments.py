@@ -62,6 +62,11 @@ def test_a_path_in_the_place_of_a_corpus_is_an_error(layout):
         layout("corpus", 512)
 
 
+def test_a_surplus_that_is_not_a_number_is_an_error(corpus):
+    with pytest.raises(WrongTypeError, match=r"surplus is None .*; expected a number from 0 to 1000"):
+        MegatronGptLayout(corpus, 5, surplus=None)
+
+
 def test_a_long_line_of_a_file_of_documents_is_quoted_in_part(corpus, tmp_path):
     (tmp_path / "list.txt").write_text("a" * 10**5)
     with pytest.raises(RowIndexError, match=r"^'a{197}\.\.\.' is not a document number"):

@@ -1,6 +1,7 @@
 """MegatronGptLayout: rows as Megatron-LM and MaxText's `mmap` and `mmap_npy` make them."""
 
 import functools
+import numbers
 import os
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -103,6 +104,7 @@ class MegatronGptLayout(Layout):
             raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
         if num_samples is not None:
             num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
+        check_type("surplus", surplus, numbers.Real, "a number from 0 to 1000")
         traits, length = VARIANTS[variant], as_sequence_length(sequence_length)
         extra = traits.extra if add_extra_token_to_sequence is None else bool(add_extra_token_to_sequence)
         self.corpus, self.sequence_length = corpus, as_sequence_length(length + extra)
