@@ -17,6 +17,8 @@ PACKING = (
     "batch_rows",
 )
 """Arguments of `PackedLayout` that become options of `pack`."""
+NEEDS = {"algorithm": ["materialize"], "materialize": ["shard_bytes"], "batch_tokens": ["ranks", "model_type"]}
+"""For an option of `pack`, the options that have no effect without it."""
 
 
 def index(parser: Parser) -> None:
@@ -80,8 +82,10 @@ def pack(parser: Parser) -> None:
 
 def _pack(options: argparse.Namespace) -> int:
     """Print and write the figures. Return status 1 if algorithms were compared and all failed, else 0."""
-    if options.materialize is not None and options.algorithm is None:
-        options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
+    for needed, names in NEEDS.items():
+        given = [name for name in names if getattr(options, name) != options.parser.get_default(name)]
+        if given and getattr(options, needed) is None:
+            options.parser.error(f"--{given[0]} needs --{needed}. Give both, or neither.".replace("_", "-"))
     check_output(options.materialize, folder=True)
     compared = write_figures(lambda: _figures(options), options, inputs=options.corpus).get("algorithms")
     return 1 if compared and all("error" in algorithm for algorithm in compared) else 0

@@ -127,6 +127,10 @@ def test_a_mistake_is_an_error(chats, failure):
         ("", 2, "--sequence-length"),
         ("--sequence-length 0", 2, "--sequence-length"),
         ("--sequence-length 8 --algorithm best", 2, "--algorithm"),
+        ("--sequence-length 8 --materialize out", 2, "--materialize needs --algorithm. Give both, or neither."),
+        ("--sequence-length 8 --algorithm multipack --shard-bytes 9", 2, "--shard-bytes needs --materialize"),
+        ("--sequence-length 8 --ranks 8", 2, "--ranks needs --batch-tokens"),
+        ("--sequence-length 8 --model-type mistral", 2, "--model-type needs --batch-tokens"),
     ):
         found, error = failure("pack", chats, *words.split())
         assert found == status and message in error, words

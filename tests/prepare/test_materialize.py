@@ -131,8 +131,6 @@ def test_the_command_pack_writes_the_rows_of_materialize(tmp_path, layout, capsy
     assert figures["materialized"]["rows"] == len(layout)
     materialize(layout, tmp_path / "whole")
     assert digests(tmp_path / "rows") == digests(tmp_path / "whole")
-    with pytest.raises(SystemExit):
-        main([*arguments, "--materialize", str(tmp_path / "other")])
 
 
 def test_too_little_space_is_an_error_before_anything_is_written(tmp_path, layout, monkeypatch):
