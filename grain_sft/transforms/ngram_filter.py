@@ -64,6 +64,7 @@ class NgramFilter(grain.transforms.Map):
             raise TransformError(f"NgramFilter: min_period={min_period}: expected at most max_period={max_period}.")
         check_type("NgramFilter: count_padding", count_padding, bool, "True or False")
         self.count_padding = count_padding
+        self.repeats = max(self.max_count, 3)
 
     def map(self, element: Element) -> Element:
         """Return `element` with a `loss_mask` that is all False in rows that fail. If no row fails, return `element` itself."""
@@ -100,25 +101,24 @@ class NgramFilter(grain.transforms.Map):
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
             segments = segment_ids.reshape(rows.shape)
-        repeats = max(self.max_count, 3)
-        later, earlier, period = _samples(rows.shape[1], self.min_period, self.max_period, repeats)
+        later, earlier, period = _samples(rows.shape[1], self.min_period, self.max_period, self.repeats)
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         row, sample = np.divmod(np.flatnonzero(equal), len(later))  # takes a third of the time of `np.nonzero`
         if segments is not None:
             inside = segments[row, later[sample]] != 0  # for the later token only; `_has_run` checks both tokens
             row, sample = row[inside], sample[inside]
         failing = np.zeros(len(rows), np.bool_)
-        suspects = _suspects(rows, row, later[sample], period[sample], repeats) if len(row) else []
+        suspects = _suspects(rows, row, later[sample], period[sample], self.repeats) if len(row) else []
         for suspect, p in suspects:
             if not failing[suspect]:
                 of_row = None if segments is None else segments[suspect]
-                failing[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
+                failing[suspect] = _has_run(rows[suspect], of_row, p, p * (self.repeats - 1))
         return failing.reshape(tokens.shape[:-1])
 
     @property
     def no_loss_reason(self) -> str:
         """Text for a message about a batch without loss: why all rows may have lost their loss, and what to do."""
-        return f"each repeats an n-gram {max(self.max_count, 3)} times or more. Give a greater max_count, or remove the filter."
+        return f"each repeats an n-gram {self.repeats} times or more. Give a greater max_count, or remove the filter."
 
     def __repr__(self) -> str:
         options = ("max_period", "min_period", "max_count", "count_padding")

@@ -51,11 +51,11 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
     From token `at` on, the same `period` tokens come `times` times; `text` shows them. The search covers the periods
-    that the filter checks, and prefers a repetition of `max_count` times or more, at least 3. A filter from another
-    package may lack these attributes: then the defaults of `NgramFilter` hold.
+    that the filter checks, and prefers a repetition of `repeats` times or more. For an attribute that a filter from
+    another package lacks, the default of `NgramFilter` holds.
     """
-    names, defaults = ("min_period", "max_period", "max_count"), NgramFilter()
-    min_period, max_period, max_count = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
+    names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()
+    min_period, max_period, repeats = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
     repetitions = [(0, 1, 1)]  # first token, period, times
     # a rejected row has at least three repeats, so a period is at most a third of the row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
@@ -65,7 +65,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
         if len(starts):
             longest = int((ends - starts).argmax())
             repetitions.append((int(starts[longest]), period, int(ends[longest] - starts[longest]) // period + 1))
-    first, period, times = max(repetitions, key=lambda each: (each[2] >= max(3, max_count), each[1] * each[2]))
+    first, period, times = max(repetitions, key=lambda each: (each[2] >= repeats, each[1] * each[2]))
     ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()
     raw_texts = [(token, texts.text(token)) for token in ids]
     joined = "".join(f" ⟨{token}⟩" if text is None else text for token, text in raw_texts)
