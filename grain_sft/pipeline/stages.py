@@ -67,7 +67,9 @@ class StagedPipeline(Pipeline):
             first_step = self._skips.step_of(sampler.first_step)
             # otherwise, all its steps are skipped
             if sampler.num_steps is None or first_step < self._skips.step_of(sampler.num_steps):
-                own_amendments = _unweighted(stage.amendments_of(self.amendments))
+                # without the weights, which `placed` applies
+                changes = (each for each in stage.amendments_of(self.amendments) if each.skip or len(each.withdraw))
+                own_amendments = [dataclasses.replace(each, reweight={}) for each in changes]
                 pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
         if not pipelines:
             raise PipelineError(f"skip: all {samplers[-1].num_steps} steps are skipped. Skip fewer.")
@@ -172,8 +174,3 @@ class StagedPipeline(Pipeline):
 
     def __repr__(self) -> str:
         return f"StagedPipeline([{', '.join(map(repr, self._stages))}])"
-
-
-def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
-    """Return the amendments that skip or withdraw, without the weights, which `placed` applies."""
-    return [dataclasses.replace(change, reweight={}) for change in amendments if change.skip or len(change.withdraw)]

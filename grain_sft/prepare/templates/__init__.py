@@ -32,6 +32,7 @@ TEMPLATES: Registry[type[Template]] = Registry(
     base=Template,
 )
 """Templates by name. An entry is a subclass of `Template`, or the text of a Jinja chat template."""
+_make = functools.lru_cache(maxsize=8)(TEMPLATES.make)  # cached for the batches of a preparation
 
 
 def render(
@@ -42,7 +43,7 @@ def render(
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
     """
-    results = _template_with(template, tokenizer, options).render(conversations)
+    results: list[Result] = _make(template, tokenizer, options).render(conversations)
     if is_ours(template):
         return results
     return [result_of(_checked, result, template, tokenizer.vocab_size) for result in results]
@@ -56,10 +57,3 @@ def _checked(result: Result, template: type[Template], vocab_size: int) -> Resul
             name = f"{template.__module__}:{template.__qualname__}"
             raise RecordError(f"template {name} made the id {wrong[0]}; expected 0 to {vocab_size - 1}. Fix its code.")
     return result
-
-
-@functools.lru_cache(maxsize=8)
-def _template_with(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
-    """Return the template for a tokenizer and options, cached for the batches of a preparation."""
-    instance: Template = TEMPLATES.make(template, tokenizer, options)
-    return instance

@@ -171,9 +171,8 @@ def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans
     for index in assistants:
         marked[index] = {**marked[index], "content": f"{marked[index]['content']}{marks.mark(index)}"}
     text = chat.template.render(marked, chat.tools)
-    spans_of_text = chat.template.marked_spans(marked, chat.tools, text)
-    marks_of_spans = [marks.pattern.findall(text[start:stop]) for start, stop in spans_of_text]
-    if len(assistants) != len(spans) or marks_of_spans != [[str(index)] for index in assistants]:
+    found = [marks.pattern.findall(text[slice(*each)]) for each in chat.template.marked_spans(marked, chat.tools, text)]
+    if len(assistants) != len(spans) or found != [[str(index)] for index in assistants]:
         counts = f"{len(spans)} spans in {len(assistants)} turns of the assistant"
         raise RecordError(f"messages: the chat template marks {counts}. Turns of weight 0 need one span in each turn.")
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]
