@@ -13,7 +13,7 @@ from batches import rows_of_hosts
 from grain_sft import GrainSftError, Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling import ORDERS, Order, StepMap
+from grain_sft.sampling import ORDERS, MappedSampler, Order, StepMap
 
 # Orders in which host h of H reads rows h, h + H, h + 2H, ... of the global batch.
 STRIPED = [order for order in ORDERS if order != "maxtext"]
@@ -207,6 +207,8 @@ def test_hosts_steps_and_records_out_of_range_are_errors():
         for number in (-1, end):
             with pytest.raises(IndexError, match=f"{name}={number}"):
                 read(number)
+    with pytest.raises(IndexError, match="step=28: expected 0 to 27"):  # not the sampler's own step, 30
+        MappedSampler(ending, [(3, 2)]).slots(range(20, 29))
 
 
 # Orders from outside: the tests below give their names as "module:name". Some of them return wrong rows.
