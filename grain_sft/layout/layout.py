@@ -38,7 +38,7 @@ _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a 
 
 
 class FromPieces(Traits):
-    """Attributes and methods that are computed from the pieces of a layout. A layout may override them by faster ones."""
+    """Attributes and methods that are computed from the pieces of a layout. A layout may override them with faster code."""
 
     row_format: RowFormat | None = None
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""

@@ -157,7 +157,7 @@ class PackedLayout(Layout):
         return layout
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
-        """Set the plan of each epoch and what follows from it. Plans come from the cache, are new, or are those of `olmo`."""
+        """Set the plan of each epoch, and the attributes that depend on plans. Plans are cached, new, or those of `olmo`."""
         corpus, options = self.corpus, self.packing
         self.finder = corpus.find_documents(options.boundaries, options.bos_token_id)
         self.sequence_length, self._olmo = options.sequence_length, olmo

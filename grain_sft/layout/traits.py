@@ -1,4 +1,4 @@
-"""Traits of a layout: what the package reads from it about its corpus, documents and rows, with defaults."""
+"""Traits of a layout: facts about its corpus, documents and rows that the package reads, with defaults."""
 
 from __future__ import annotations
 

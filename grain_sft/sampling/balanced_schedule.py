@@ -5,7 +5,7 @@ weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share
 the mixture and of a source count from 0.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Each row of a source has a
-first and a last row of the mixture at which it may be taken. The rule takes, of the rows that may be taken now, the one whose
+first and a last row of the mixture at which it may be taken. Of the rows that may be taken now, the rule takes the row whose
 last row comes first. The limits keep the source near its share. With n sources, the slack is 1 / (2 (n - 1)), and for row k:
 
 - It is due at the first row r with share(r + 1) - k >= slack. Taken earlier, it would put the source too far ahead.
@@ -45,7 +45,7 @@ Sources = npt.NDArray[np.unsignedinteger]
 class ScheduleTable:
     """Table of the source of each row, for constant weights.
 
-    From some row on, the sources repeat with a period. The table has the rows before the first period, and those of one period.
+    From some row on, the sources repeat with a period. The table has the rows before the first period, and one period.
     Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row takes 9 bytes.
 
     Args:

@@ -56,7 +56,7 @@ class Mixture:
                 raise SamplerError(f"source {name!r}: {source!r}; expected (weight, SourceOrder or Mixture).")
             check_type(f"source {name!r}", source[1], SourceOrder | Mixture, "a SourceOrder or Mixture")
         object.__setattr__(self, "schedule", tuple(checked_entries(self.schedule, "(step, {name: weight})")))
-        for step, weights in self._planned.items():
+        for step, weights in self._weights.items():
             check_type(f"schedule: the value at step {step}", weights, Mapping, "weights by name")
             if set(weights) != set(self.sources):
                 expected = f"expected one for each of {', '.join(self.sources)} (0 for none)"
@@ -65,7 +65,7 @@ class Mixture:
         self._check_ends()
 
     @property
-    def _planned(self) -> dict[int, Mapping[str, Weight]]:
+    def _weights(self) -> dict[int, Mapping[str, Weight]]:
         """For step 0 and each step of the schedule, the weights by name that hold from that step on."""
         return {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
 
@@ -79,7 +79,7 @@ class Mixture:
         ]
 
     def _check_ends(self) -> None:
-        ending = self._ending()
+        ending = self._ending_sources()
         for name, on_exhausted in zip(self.sources, self._on_exhausted(), strict=True):
             if name in ending and on_exhausted == "repeat":
                 problem = f"source {name!r} ends (it has epochs, or is a mixture that ends)"
@@ -89,7 +89,7 @@ class Mixture:
             problem = f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted"
             raise SamplerError(f"{problem}. Give a source `epochs` (`max_epochs` in a config).")
 
-    def _ending(self) -> list[str]:
+    def _ending_sources(self) -> list[str]:
         """Return the names of the sources that end."""
         return [name for name, (_, rows) in self.sources.items() if rows.num_rows is not None]
 
@@ -112,14 +112,14 @@ class Mixture:
     @property
     def num_rows(self) -> int | None:
         """Number of rows of the mixture; None if it never ends, or has a schedule, because the sizes of steps are unknown."""
-        return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
+        return None if self.schedule or not self._ending_sources() else self.proportions(lambda step: 0).length
 
     @property
     def data_key(self) -> str:
-        """Text with all that decides the rows. It has `when_dry`, the former name of `on_exhausted`, as receipts hash it."""
+        """Text with all that decides the rows. It keeps `when_dry`, once the name of `on_exhausted`, as receipts hash it."""
         sources = ", ".join(
             f"{name!r}: ({share}, {rows.data_key})"
-            for share, (name, (_, rows)) in zip(self._shares(self._planned[0]), self.sources.items(), strict=True)
+            for share, (name, (_, rows)) in zip(self._shares(self._weights[0]), self.sources.items(), strict=True)
         )
         changes = [f"{step}: {list(map(str, self._shares(weights)))}" for step, weights in self.schedule]
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
@@ -156,8 +156,8 @@ class Mixture:
         weights: dict[str, Weight] = {}  # weights at `step`, with the changes
         planned: Mapping[str, Weight] = {}  # weights at `step`, without the changes
         entries: dict[int, dict[str, Weight]] = {}
-        for step in sorted({*self._planned, *(step for step, _ in changes)}):
-            before, planned = planned, self._planned.get(step, planned)
+        for step in sorted({*self._weights, *(step for step, _ in changes)}):
+            before, planned = planned, self._weights.get(step, planned)
             weights |= {name: weight for name, weight in planned.items() if weight != before.get(name)}
             for change_step, others in changes:
                 if change_step == step:
@@ -169,9 +169,9 @@ class Mixture:
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the sources divide the rows. `rows_before(step)` is the number of the mixture's rows before a step."""
-        changes = {rows_before(step): self._shares(weights) for step, weights in self._planned.items()}
+        changes = {rows_before(step): self._shares(weights) for step, weights in self._weights.items()}
         limits = [rows.num_rows for _, rows in self.sources.values()]
         if (most := max(0, *changes, *filter(None, limits))) > MOST_ROWS:
             problem = f"a mixture counts its rows up to 2^62; found {most}"
             raise SamplerError(f"{problem}. Take fewer epochs, or earlier steps in the schedule.")
-        return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending() else ())
+        return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending_sources() else ())

@@ -122,7 +122,7 @@ class Proportions:
         """Return the row at which a source is exhausted first, and the source; None if no source is exhausted.
 
         A source with "renormalize" is exhausted at the row after its last row, others at the first row that they lack. If two
-        are exhausted at one row, the one with "renormalize" is returned, because the mixture goes on after it.
+        are exhausted at one row, a source with "renormalize" is returned, because the mixture goes on after it.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):

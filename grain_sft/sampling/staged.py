@@ -14,7 +14,7 @@ from grain_sft.types import Ints
 
 
 class StagedSampler(Sampler):
-    """One sampler of a run with stages. A stage has the steps from its sampler's `first_step` to that of the next stage.
+    """Sampler of a run with stages. A stage begins at its sampler's `first_step`, and ends where the next stage begins.
 
     A row number refers to the layout of its stage. So this sampler has no streams, and `find_slots` is an error.
 

@@ -132,7 +132,7 @@ class MappedSampler(Sampler):
             """Return the number of rows of `span` that data steps before `data_step` read."""
             epoch_at_step, rows = stream.begin(data_step)
             if epoch_at_step == epoch:
-                return rows - span.start * stream.num_blocks  # `rows` is of all blocks, `span.start` of one
+                return rows - span.start * stream.num_blocks  # `rows` counts rows of all blocks, `span.start` of one
             return span.rows if epoch_at_step > epoch else 0
 
         def step_that_reads(row: int, data_steps: range) -> int:

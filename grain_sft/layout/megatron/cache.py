@@ -75,12 +75,12 @@ def read_stream(
     wrong: list[str] = []
     for start, (order, samples, shuffle) in _of_shapes(described, shapes):
         order = (order - before).astype(np.int32)
-        reason = _unsound(order, samples, shuffle, sizes, epochs, cut)
+        reason = _fault_of(order, samples, shuffle, sizes, epochs, cut)
         if reason:
             wrong.append(f"{start}{reason}")
         elif not any((order == other.order).all() and (shuffle == other.shuffle).all() for other in sound.values()):
             sound[start] = Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))
-    if found := _only(sound, wrong, path):
+    if found := _only_sound(sound, wrong, path):
         return found
     listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
     raise LayoutError(
@@ -116,7 +116,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
-    found = _only(sound, wrong, f"the weights {shares.tolist()}")
+    found = _only_sound(sound, wrong, f"the weights {shares.tolist()}")
     if starts and found is None:
         problem = f"{len(starts)} blends, but none has {size} samples and weights {shares.tolist()}"
         raise LayoutError(f"{folder}: {problem}. Remove them, or leave out index_dir.")
@@ -137,7 +137,7 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
             yield start, arrays
 
 
-def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
+def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
     """Return the only index in `sound`, which has sound indices by their starts; None if `sound` and `wrong` are empty.
 
     `wrong` has a sentence about each damaged index. `fits` names what the indices fit, for messages.
@@ -197,7 +197,7 @@ def _load(path: str) -> Integers:
     return array
 
 
-def _unsound(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
+def _fault_of(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
     """Return what is wrong with an index, such as "document_index.npy: does not hold ..."; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."

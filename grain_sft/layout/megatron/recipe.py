@@ -103,7 +103,7 @@ class Recipe:
         """
         units = corpus.documents if self.traits.by_documents else corpus.sequences
         datasets = self._datasets(corpus, units)
-        needs, blend_size = self._needs(corpus, datasets)
+        needs, blend_size = self._samples_needed(corpus, datasets)
         streams = [self._stream(dataset, units, need) for dataset, need in zip(datasets, needs, strict=True)]
         arrays = {"starts": units.start, "firsts": np.array([dataset.first for dataset in datasets], np.int64)}
         if len(units) != len(corpus.documents):
@@ -161,7 +161,7 @@ class Recipe:
             first_in_index = boundaries.sequences[0]  # the first sequence that `corpus.split` keeps
         return read_stream(self.index_dir, dataset.shard.path, sizes, first_in_index, num_samples, self.cut, self.seed)
 
-    def _needs(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
+    def _samples_needed(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
         """Return the number of samples that the stream of each data set must have, and the number of samples of the blend.
 
         None for a stream means one epoch. None for the blend means as many samples as the streams have.

@@ -47,7 +47,7 @@ def numpy_sort(features: Collection[str] = _features) -> str:
 
 
 def sort_of(ties: str) -> str | None:
-    """Return which of `SORTS` `ties` names: "avx2" for "numpy:avx2", that of this process for "numpy", None for "stable"."""
+    """Return the sort that `ties` names: "avx2" for "numpy:avx2", this process's sort for "numpy", None for "stable"."""
     return None if ties == "stable" else ties.partition(":")[2] or numpy_sort()
 
 
@@ -79,7 +79,7 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
         raise LayoutError(f"ties='numpy:{sort}': no process could be started to sort ({error}).") from error
     greeting, _, answer = done.stdout.partition(b"\n")
     if greeting:
-        _check_greeting(greeting.decode(), sort)
+        _check_process(greeting.decode(), sort)
     if len(answer) != 8 * ends[-1]:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise LayoutError(
@@ -88,7 +88,7 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
     return np.split(np.frombuffer(answer, np.int64), ends[:-1])
 
 
-def _check_greeting(greeting: str, sort: str) -> None:
+def _check_process(greeting: str, sort: str) -> None:
     """Raise a `LayoutError` if the process that printed `greeting` has another numpy, or does not use `sort`."""
     version, *features = greeting.split()
     if version != np.__version__:

@@ -20,7 +20,7 @@ EPOCHS_KEPT = 2  # epochs whose rows are cached, because a batch may straddle tw
 
 
 def cached_by_epoch(rows_of_epoch: Callable[[int], Ints]) -> RowsAt:
-    """Return the `RowsAt` of a function that returns all rows of an epoch. It keeps those of `EPOCHS_KEPT` epochs."""
+    """Return the `RowsAt` of a function that returns all rows of an epoch. The rows of `EPOCHS_KEPT` epochs are cached."""
     cached = functools.lru_cache(maxsize=EPOCHS_KEPT)(rows_of_epoch)
     return lambda epoch, indices: cached(epoch)[indices]
 
