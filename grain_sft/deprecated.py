@@ -61,7 +61,7 @@ def install() -> None:
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a decorator of a class whose constructor then also takes keyword arguments by former names: `former="new"`."""
+    """Return a decorator that lets a class's constructor also take arguments by former names, given as `former="new"`."""
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
         function = vars(decorated)["__init__"]

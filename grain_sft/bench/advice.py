@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting with the fewest threads among those that keep up with the shortest step of the trainer.
+    """Return the setting with the fewest threads that keeps up with the shortest step that threads can keep up with.
 
     A setting keeps up with a step if the trainer does not wait for the step's batch. Worker processes are chosen only if no
     number of threads keeps up with any step. A setting with neither threads nor worker processes is never chosen: the trainer
@@ -55,7 +55,7 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
                 # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass meanwhile, and their batches must be ready.
-                # Each thread also holds an unfinished batch. Each of 2 workers keeps `prefetch` ready, so 2 are enough.
+                # Each thread also holds an unfinished batch. Each worker keeps `prefetch` ready: with 2 workers, 2 are enough.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))

@@ -196,8 +196,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            # These may be ready already: while `next` waited, each thread may have finished a batch and begun another, and each
-            # process may have filled its buffer and made two more.
+            # These batches are not timed, because they may have been made while the first `next` waited: each thread may have
+            # finished a batch and begun another, and each process may have filled its buffer and made two more.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)

@@ -99,7 +99,7 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s`, its seconds.
 
     The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. It caches plans
-    and orders in `cache`, by default in the user's cache folder. A failure is a `PipelineError`.
+    and orders in `cache`, by default in the user's cache folder. If the program fails, raise a `PipelineError`.
     """
     environment = child_environment() | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     begin = time.perf_counter()

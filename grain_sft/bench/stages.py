@@ -24,7 +24,7 @@ _SAMPLE_BATCHES = 16  # most batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return the batches of the first steps: at most `steps` batches, or fewer as time (`seconds`) and memory permit."""
+    """Return the batches of the first `steps` steps, or of fewer: as many as `seconds` and the limits of a sample permit."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))

@@ -131,7 +131,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of the argument `config` for `--host`. Refuse `outputs` that would replace a file it reads."""
+    """Return the pipeline of the argument `config` for `--host`. Refuse `outputs` that would replace a file of its inputs."""
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -183,7 +183,7 @@ def add_stage(add: Callable[..., object]) -> None:
 
 
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the stage `--stage` of the pipeline of `open_config`."""
+    """Return the stage that `--stage` names, of the pipeline that `open_config` returns."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
@@ -215,7 +215,7 @@ def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
 
 
 def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool = False) -> None:
-    """Raise a StorageError if an output can't be written or would replace one of `inputs`. Called before the work."""
+    """Raise a StorageError if an output can't be written or would replace one of `inputs`. Commands call it first."""
     from grain_sft.storage import files  # imported here, because the import takes longer than printing `--help`
 
     if path == "":

@@ -22,7 +22,7 @@ STATUS = 130  # exit status
 
 
 class Guard:
-    """The response to Ctrl-C of the program `name`. If it `ends_process`, the process exits right after the command."""
+    """Response of the program `name` to Ctrl-C. With `ends_process`, the process exits right after the command."""
 
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
         self.name, self._ends_process = name, ends_process

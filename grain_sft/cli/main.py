@@ -39,7 +39,7 @@ COMMANDS = {
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats (an older name of prepare)"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools (an older name of prepare)"),
 }
-"""Module in `grain_sft.cli`, and summary, of each command. The module declares the command in a function of its name."""
+"""Module in `grain_sft.cli`, and summary, of each command. A function of the module, named as the command, declares it."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that do not need JAX, because they do not ask JAX for the host."""

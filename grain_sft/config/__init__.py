@@ -38,7 +38,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """Return the pipeline that a config describes.
 
     Args:
-      config: Path of a .yaml or .json file, or its content as a dict. A relative path in it starts at the folder of the config.
+      config: Path of a .yaml or .json file, or its content as a dict. A relative path in the file starts at the file's folder.
         If the path does not exist there, it starts at the working directory. The values of a config replace the values that
         it inherits. A `GPTConfig` of the episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
       host: Host whose batches the pipeline reads. None asks JAX, which starts its backend.

@@ -101,7 +101,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, and those of each of its stages, one for each entry. `layouts` are those of the stages.
+    """Return the amendments of a run, one for each entry, and those of each stage. `layouts` has the layout of each stage.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has only the first of these amendments.
@@ -122,6 +122,6 @@ def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]
         return [Amendment(section["from"], **changes)] * len(layouts)
     names = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
     documents_of_stages = documents_named_in(layouts, names)
-    if not any(map(len, documents_of_stages)):  # `Amendment` raises a PipelineError if it has no document
+    if not any(map(len, documents_of_stages)):  # without a document, `Amendment` raises a PipelineError
         return [Amendment(section["from"], withdraw=documents_of_stages[0])]
     return [Amendment(section["from"], withdraw=each) if len(each) else None for each in documents_of_stages]

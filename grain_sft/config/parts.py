@@ -141,7 +141,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
 
 @contextlib.contextmanager
 def naming(where: str, section: str | None = None) -> Iterator[None]:
-    """Begin the message of each error in the context with the config `where`, or with `section`, such as "a.yaml: layout"."""
+    """Begin the message of each error in the context with `where`, a config's name, or `section`, such as "a.yaml: layout"."""
     prefix = section or where
     try:
         yield

@@ -24,7 +24,7 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 _FILES = ("path", "mixture")
 _EXCLUSIVE = (SIZES, SIZES[::-1], _FILES, _FILES[::-1])
-"""Pairs (stated key, inherited key): a config that states the one does not inherit the other."""
+"""Pairs (stated key, excluded key): a config that states the first key does not inherit the second."""
 
 
 class _RefusedError(Exception):
@@ -67,7 +67,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file, merged with those that it inherits. They are not validated yet.
 
-    `path`, and what it inherits, are appended to `inheriting`: in ["a.yaml", "b.yaml"], a inherits b, and b inherits `path`.
+    Append to `inheriting` the path, and the paths that it inherits. If `inheriting` is [a, b], a inherits b, and b `path`.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
@@ -159,7 +159,7 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a path of the config, joined to `folder` if it is relative and either exists there or `folder` is in a bucket.
+    """Return a path of the config. Join a relative path to `folder` if it exists there, or if `folder` is in a bucket.
 
     A blend of weights and prefixes, such as "0.3 a 0.7 b", becomes a list of its words.
     """
@@ -195,7 +195,7 @@ class TokenizerPath(str):
 
 
 def _locate_tokenizer(name: object, folder: str) -> object:
-    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if the local `folder` has no such file or folder."""
+    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if either is remote or the path does not exist."""
     if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
         return name
     path = TokenizerPath(_joined(folder, name))

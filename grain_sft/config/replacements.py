@@ -93,7 +93,7 @@ def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
 
 
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
-    """Return a stage without its first `steps`. If they are 100, a schedule's entry at step 60 becomes the initial value."""
+    """Return a stage without its first `steps` steps. If it is 100, values that a schedule gives at step 60 become initial."""
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
     for entry in schedule:

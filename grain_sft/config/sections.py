@@ -1,4 +1,4 @@
-"""Keys of the sections of a config, besides the arguments of constructors, and the JSON Schema of configs."""
+"""Tables of the keys of each section of a config, and the JSON Schema of configs."""
 
 import inspect
 from collections.abc import Mapping
@@ -187,7 +187,7 @@ def order_of(sampler: Section) -> Order:
 
 
 def layout_options(kind: str) -> Options:
-    """Return the keys of a layout of this kind, without the keys `LAYOUT`."""
+    """Return the keys that layouts of this kind have besides the keys `LAYOUT`."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
 
 

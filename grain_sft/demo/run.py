@@ -218,7 +218,7 @@ def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
 
 
 def _compare(steps: int, resumed_from: int, logs: Mapping[str, Log]) -> bool:
-    """Print the losses of the three runs, and return whether they are equal."""
+    """Print the losses of the three runs. Return whether the uninterrupted run has the same records as the other two."""
     end = len(logs[INTERRUPTED])
     at_resumption = range(resumed_from - 1, resumed_from + 2)
     shown = {0, *at_resumption, end - 1, end, (end + steps) // 2, steps - 2, steps - 1}

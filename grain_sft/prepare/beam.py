@@ -1,7 +1,7 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-Three pipelines run in turn: one scans the inputs, one renders their records to chunks, and one writes the corpus. The bytes are
-those of `run.prepare`. Each of the two functions can continue what the other has begun. Every worker needs an installed
+Three pipelines run in turn: one scans the inputs, one renders their records to chunks, and one writes the corpus. Its bytes are
+those that `run.prepare` writes, and either function can continue what the other has begun. Every worker needs an installed
 grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets
 or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
 """
@@ -81,7 +81,7 @@ class Pipelines(Runner):
     """Runner that scans, renders and writes in one Beam pipeline each. Beam chooses the number of workers.
 
     Attributes:
-      shared: Folder to which this process writes the job and the plan, and Beam's workers their results.
+      shared: Folder of files for all processes. This process writes the job and the plan, and Beam's workers write results.
       beam, options: The module apache_beam, and its `PipelineOptions`.
     """
 
@@ -153,10 +153,10 @@ def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Render a group of units to its chunk, unless an earlier group has failed: its failure ends the work."""
+    """Render a group of units to its chunk. If an earlier group has failed, do nothing: that failure ends the work."""
     failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
-        # a group before the failed one is rendered: if it fails, too, the user sees its failure
+        # groups before the failed group are still rendered, because the user sees the failure of the earliest group
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:

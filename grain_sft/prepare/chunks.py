@@ -1,7 +1,7 @@
 """Chunk files, in which a preparation keeps tokens and loss of rendered documents until it writes the corpus.
 
-A chunk has the documents of one group of units; a unit is some MiB of an input file. Its file contains the header as JSON,
-padded with spaces, a `RECORD` for each valid record, the tokens, their loss, and the rejected records as lines of JSON.
+A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file contains, in this order: the
+header (JSON, then spaces), a `RECORD` for each valid record, the tokens, their loss, the rejected records as lines of JSON.
 """
 
 import collections

@@ -130,7 +130,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files. Each takes 8 bytes of memory. By default, the chunks give `lengths`."""
+    """Documents of a preparation, in its chunk files; 8 bytes of memory for each. None reads `lengths` from the chunks."""
 
     def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])

@@ -77,7 +77,7 @@ class Job(Renderer):
         return self.plan_of(documents, splits, {name: self._statistics(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:
-        """Return the numbers of valid, dropped and rejected records, and the first rejected record, for a message."""
+        """Return the counts of valid, dropped and rejected records, and the first rejected record, for a message."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{self._count('rejected')} rejected")
@@ -147,7 +147,7 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return the list of `steps`, whose iteration does the work. After each, add its `size` to `done` and call `progress`."""
+    """Iterate over `steps`, which does the work, and return them. After each, add its `size` to `done`, and call `progress`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     finished = []

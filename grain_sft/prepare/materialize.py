@@ -43,7 +43,7 @@ def materialize(
       layout: Packed layout of any algorithm.
       output: Folder that does not exist, is empty, or holds the same rows; local, or a URL.
       shard_bytes: Maximum number of bytes of rows in a file. A file holds at least one row.
-      progress: Function of "rows", the number of rows written, and the number of all rows.
+      progress: Function that takes the text "rows", the number of rows written, and the number of all rows.
 
     Returns:
       The content of rows.json.

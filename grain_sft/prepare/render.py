@@ -32,7 +32,7 @@ _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renderer of records by a request. `Unit.input` is a number in `inputs`, the scanned files of all datasets.
+    """Renderer of records by a request. `inputs` are the scanned files of all datasets, which `Unit.input` numbers from 0.
 
     Raises:
       PrepareError: The template or format does not exist, or does not take an option of the request.

@@ -33,7 +33,7 @@ def prepare(
     """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
     The same request gives the same bytes with any number of workers and interruptions. The folder appears when the
-    corpus is complete. Unfinished work is kept next to it. A finished corpus is left unchanged.
+    corpus is complete. Unfinished work is kept next to it. If the same corpus is finished already, nothing is written.
 
     Args:
       request: Inputs, template, tokenizer and format.
@@ -85,8 +85,8 @@ def make_corpus(
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                # a second try would fail at the same record, or has no chunk to continue from; and a corrected request
-                # would be refused
+                # A second try would fail at the same record, or there is no chunk to continue from. Unfinished work would
+                # block a corrected request.
                 target.discard()
             raise
         with target.discarded_if_refused():

@@ -88,7 +88,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
         if not line:
             unit, status = job.groups[group][0], thread.process.wait()
             path = job.inputs[unit.input].path
-            hint = "Its own error is on stderr. Fix that, then start again to continue from there."
+            hint = "Its own error is on stderr. Fix the cause, then start again to continue from there."
             if status < 0:  # ended by a signal
                 hint = "Out of memory? Start again to continue from there, with fewer --workers."
             raise PrepareError(f"a worker process ended ({status}) at {path}, line {unit.first} or after it. {hint}")
