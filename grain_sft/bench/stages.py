@@ -37,7 +37,7 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     """Return functions by name: `LIMIT`, which copies a batch, then the stages of a step in order, and the whole step.
 
     Each call runs the stage for the next step of `batches`, on inputs that were computed beforehand. A whole step may take less
-    time than its stages: if `ShiftTargets` is the first transform, the source makes the targets while it reads the rows.
+    time than its stages: if at most `NgramFilter`s precede `ShiftTargets`, both are applied while the rows are read.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]

@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that states each default, unless it is empty or the text states it."""
+    """Help that states each default, unless the default is empty or the help text states it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         stated = action.default in (None, False, "", []) or "(default" in (action.help or "")

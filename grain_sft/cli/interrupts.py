@@ -117,7 +117,7 @@ def _kill_children() -> None:
             ancestor = parents.get(ancestor, 0)
         # `ancestor` is 0 if `pid` is not a descendant of this process
         if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 os.kill(pid, signal.SIGKILL)
 
 

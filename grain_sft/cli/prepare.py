@@ -31,7 +31,7 @@ dataset's folder), ArrayRecord, or texts (.txt, .md). JSON and texts may be comp
 take of the input before it: a factor with a point (0.5, 3.0) or a number of records (5000)"""
 _WITHDRAWN = """note   This is another corpus: its documents have new numbers, so its rows, orders, plans and receipts differ.
        Begin a run on it at step 0. To continue a run that has begun, keep {0} and write the amendment `withdraw`
-       in its config, which leaves all other rows as they are."""
+       in the run's config, which leaves all other rows as they are."""
 _RUNNER = """prepare with Apache Beam on this runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ... Give Beam's
 own options after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
 tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., --requirements_file=...). The corpus is the

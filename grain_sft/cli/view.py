@@ -9,7 +9,7 @@ from grain_sft.cli.arguments import Parser, add_stage, at_least, check_output, n
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
-_TOKENIZER = "tokenizer of the texts (default: the folder 'tokenizer' of the corpus; without one, ids are shown)"
+_TOKENIZER = "tokenizer of the texts (default: the corpus's folder 'tokenizer'; without a tokenizer, ids are shown)"
 
 
 def inspect(parser: Parser) -> None:

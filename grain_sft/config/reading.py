@@ -70,7 +70,8 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     Append to `inheriting` the path, and the paths that it inherits. If `inheriting` is [a, b], a inherits b, and b `path`.
     """
     if path in inheriting:
-        raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
+        circle = " -> ".join([*inheriting[inheriting.index(path) :], path])
+        raise ConfigError(f"{path}: inherits itself: {circle}. Remove one of these keys {INHERITS!r}.")
     if len(inheriting) >= _MOST_INHERITED:
         chain = f"is inherited through {len(inheriting)} configs, from {inheriting[0]} on"
         raise ConfigError(f"{path}: {chain}. Expected fewer than {_MOST_INHERITED}. Join some of them.")

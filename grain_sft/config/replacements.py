@@ -33,7 +33,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
     stages = list(_stages_of(config))
     for section in sections:
-        _check(section, [stage for _, end, stage in stages if skips.data_step(section["from"]) < end], where)
+        _check_replace(section, [stage for _, end, stage in stages if skips.data_step(section["from"]) < end], where)
     sections = [section for section in sections if keys_of_stage(section)]
     if not sections:
         return config
@@ -177,7 +177,7 @@ def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
     return {"mixture": {outer: _corpus_of_source(inner, keys) if inner else dict(keys)}}
 
 
-def _check(section: Section, stages: Sequence[Section], where: str) -> None:
+def _check_replace(section: Section, stages: Sequence[Section], where: str) -> None:
     where = f"{where}: replace from step {section['from']}"
     if not keys_of_stage(section) and not weights_of(section):
         raise ConfigError(f"{where}: changes nothing. Give path, weight, max_epochs or on_exhausted.")

@@ -161,7 +161,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             killed = f"SIGKILL to process {process.pid} after {len(records)} steps"
             _say(f"  killed: {killed}; newest checkpoint: step {newest_step(options.folder)}")
             return records
-    if was_killed:  # the system killed it: if this function had, it would have returned or raised above
+    if was_killed:  # by the system: after a kill of its own, this function has returned or raised above
         last_line = "most likely the machine ran out of memory. A run takes about 1 GB."
     if status:
         end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"

@@ -47,7 +47,7 @@ class Header:
       binary: Whether the loss of every token is 0 or 1.
       dropped: Number of dropped documents by reason.
       counts: "rejected", the number of rejected records; "without_final_eos" and "with_inner_eos", the numbers of documents
-        that do not end with EOS, or have one before their last token; "text_bytes" and "text_tokens" of the kept plain texts,
+        that do not end with EOS, or have EOS before their last token; "text_bytes" and "text_tokens" of the kept plain texts,
         including tokens that were cut off.
       tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
         the section of their loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.

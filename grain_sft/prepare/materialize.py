@@ -82,7 +82,7 @@ class _Target(Target):
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         unfinished = "unfinished work on " if what == "unfinished work" else ""
-        return f"{self.output}: holds {unfinished}other rows ({old.get('made_of')}). Give another folder, or remove this one."
+        return f"{self.output}: holds {unfinished}other rows ({old.get('made_of')}). Remove the folder or give another."
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
@@ -128,7 +128,7 @@ def _write(
         if os.path.isdir(target.stage):
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
-            problem = f"has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB more"
+            problem = f"has {free / 1e9:.1f} GB free, but the rows take another {needed / 1e9:.1f} GB"
             raise StorageError(f"{os.path.dirname(target.output)}: {problem}. Give a folder on another disk.")
     source = NpyDataSource(layout)
     begin = 0

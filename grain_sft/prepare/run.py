@@ -40,7 +40,7 @@ def prepare(
       output: Folder that does not exist yet or is empty; local, or a URL such as `gs://bucket/name`.
       workers: Number of processes. None means one per core, or fewer for small inputs.
       overwrite: Whether to replace a corpus or unfinished work of another request.
-      progress: Callback for progress.
+      progress: Function that is called as the work proceeds.
 
     Returns:
       Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split.
