@@ -67,8 +67,8 @@ class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
     Each process has one `Metrics`. Counting a batch takes longer than copying a small batch, so many batches are counted at
-    once, when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes share, each batch is
-    counted immediately. Without prometheus_client nothing is exported.
+    once: about 1,000, or all when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes share,
+    each batch is counted immediately. Without prometheus_client, nothing is exported.
     """
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class _StepSampler:
 
 
 class _BatchLoader(grain.DataLoader):
-    """DataLoader whose workers start with its iterator, instead of at the first batch."""
+    """DataLoader whose workers start when its iterator is made, instead of at the first batch."""
 
     def __iter__(self) -> Any:
         iterator: Any = super().__iter__()

@@ -153,7 +153,7 @@ class Pipeline:
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
-        """Return the run without observers, for `host` if given, with its first `num_amendments` amendments (None: all)."""
+        """Return a copy without observers, for `host` and with the first `num_amendments` amendments. None changes nothing."""
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 

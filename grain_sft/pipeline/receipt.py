@@ -150,8 +150,8 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
 def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
     """Return the arrays in `value` whose repr is abbreviated, as JSON values; None without such arrays.
 
-    A numpy array becomes [shape, hash of its bytes], and an array of another library a list of its elements. Mappings and other
-    objects become dicts, and sequences lists, without the items that have no such arrays.
+    A numpy array becomes [shape, hash of its bytes]. An array of another library becomes a list of its elements. Mappings and
+    other objects become dicts, and sequences become lists. Items without such arrays are left out.
     """
     if id(value) in parents:  # an object that holds itself
         return None

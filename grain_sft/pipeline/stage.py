@@ -49,7 +49,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return `run`, the first amendments of the run or all, with the numbers that documents have in this stage."""
+        """Return the amendments `run` (all, or the first ones), with the numbers that documents have in this stage."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]

@@ -110,7 +110,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
             waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
-            # free the memory of the batch; before step `ahead.due`, without `advance`, which would also wake threads
+            # Free the memory of the batch. Before step `ahead.due`, this needs no `advance`, which would also wake threads.
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
             elif self._ahead is not None:

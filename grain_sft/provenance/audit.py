@@ -78,8 +78,8 @@ class AuditLog(Observer):
     """Observer that logs at which steps a run starts, resumes, starts an epoch, and completes an epoch.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. This entry is also written if a file no longer ends with the last entry of
-        this log: the file was moved away during the run, or another process or pipeline has added entries.
+      dataset_load: A process reads its first batch. An `AuditLog` also writes this entry if a file no longer ends with its own
+        last entry: the file was moved away during the run, or another process or pipeline has added entries.
       resume: The run goes on in another process, or jumps to a step that does not come next.
       epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the

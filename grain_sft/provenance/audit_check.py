@@ -57,7 +57,7 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
         lines.append(last + CUT)
     parsed = [_parsed(line) for line in lines]
     # Version 0.1.0 did not mark unfinished lines with `CUT`, but ended each entry with the field `chain`. So an entry without
-    # `chain` is unfinished if the next entry has one.
+    # `chain` is unfinished if the next entry has that field.
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:
             parsed[number] = {}

@@ -35,7 +35,7 @@ class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
     Without a file of sources, each label of a corpus's shards counts as an input. `names` has "" for an input without a name.
-    In a mixture, a name is `SOURCE/INPUT`, `SOURCE` if that source has one input, or `SOURCE/0` for an input 0 without a name.
+    In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. The only input of a source is named `SOURCE`.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -102,9 +102,9 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
 class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
-    A segment's first token has no input before it, so it is never trainable. The loss mask decides for the other tokens. A
-    transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. The counter reads the tokens of all rows if
-    there is such a transform, else only of rows with withdrawn documents.
+    A segment's first token has no input before it, so it is not trainable. But the responses of a preference pair follow its
+    prompt. The loss mask decides for the other tokens. If there is a transform before `ShiftTargets`, such as `NgramFilter`, it
+    may change the mask, so the counter reads the tokens of all rows. Otherwise it reads only rows with withdrawn documents.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -120,7 +120,7 @@ class TrainableTokens:
         layout = self._source.layout
         begins_segment = (pieces.column if pieces.position is None else pieces.position) == 0
         if layout.of_pairs:
-            begins_segment[:] = False  # responses are trainable from their first token, because they follow the prompt
+            begins_segment[:] = False
         counts: Ints = pieces.length - begins_segment
         if not self._transforms and self._loss is None:
             return counts

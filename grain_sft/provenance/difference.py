@@ -43,8 +43,8 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    If the receipts differ only in the sampler and in amendments, the function compares row numbers and withdrawn documents, and
-    reads no tokens. Otherwise it makes and compares the batches.
+    If the runs have no stages, and their receipts differ at most in the sampler and in amendments, the function compares row
+    numbers and withdrawn documents, and reads no tokens. Otherwise it makes and compares the batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
@@ -96,7 +96,7 @@ def _last_change(*pipelines: Pipeline) -> int:
 
 
 def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
-    """Return whether files, layout and transforms agree, so that rows of equal numbers differ only in withdrawn documents."""
+    """Return whether files, layout and transforms agree. Then rows of equal numbers differ only in withdrawn documents."""
     if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
     parts, other_parts = one.receipt.parts, other.receipt.parts
@@ -157,9 +157,9 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. In two
-    # mixtures that name a corpus differently, a document has one number, but two sources, because a source has the corpus's
-    # name. So documents of equal numbers are left out first, then those of equal (source, record).
+    # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. If two
+    # mixtures name a corpus differently, a document has one number, but two sources, because a source's name begins with the
+    # mixture's name for the corpus. So documents of equal numbers are left out first, then those of equal (source, record).
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

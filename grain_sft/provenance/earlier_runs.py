@@ -17,7 +17,7 @@ class Change(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return the text for a message: of a stage only "from step 100", of an amendment the whole text."""
+        """Return the text for a message: the whole text of an amendment, or only "from step 100" of a stage."""
         return self.text.partition(":")[0] if self.kind == "a stage" else self.text
 
 

@@ -72,7 +72,7 @@ class Events:
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
-        """Return the entry of a process that begins or continues the run on `hosts` hosts."""
+        """Return the entry that a process writes when it begins or continues the run on `hosts` hosts."""
         sampler = self._pipeline.stages[0].sampler
         layout = self._pipeline.stages[0].source.layout
         return {
@@ -92,7 +92,7 @@ class Events:
         }
 
     def resume(self, step: int) -> Fields:
-        """Return the entry of a run that continues at `step`, such as step 7000 of a checkpoint."""
+        """Return the entry of a run that continues at `step`."""
         epochs: dict[str, int] = {}
         offsets: dict[str, int] = {}
         for stream in self._pipeline.at(step).sampler.streams:
@@ -127,7 +127,7 @@ class Events:
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:
-    """Return the fields that decide the order of rows; lists by stream if there is no `steps_per_epoch`, as in a mixture."""
+    """Return the fields that decide the order of rows. In a mixture, without `steps_per_epoch`, they are lists by stream."""
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {
         "epoch_seed": [source.seed for source in sources],

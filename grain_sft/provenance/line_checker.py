@@ -178,7 +178,7 @@ class LineChecker:
             if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # a known step becomes unknown, because this line or an earlier line is wrong; an unknown step becomes this line's
+            # A known step becomes unknown: this line or an earlier line is wrong. If it was unknown, this line states it.
             position.is_known = event is not None and not position.is_known
             if event is None:
                 return

@@ -83,7 +83,7 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
 
 
 def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
-    """Return the numbers of the documents that contain one of `needles`, sequences of token ids, ascending."""
+    """Return the numbers, ascending, of the documents that contain one of `needles`, which are sequences of token ids."""
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):

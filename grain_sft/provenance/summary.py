@@ -57,7 +57,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers may have large gaps: each stage has its own range, and a stage of windows reserves one for each of its tokens.
+    The numbers may have large gaps: each stage has a range of numbers, and a stage of windows has a number for each token.
     """
 
     def __init__(self) -> None:

@@ -55,8 +55,8 @@ class Conditions:
 class Waits:
     """Clock of a run, which states how long the trainer waits for batches. A step begins when every host has its batch.
 
-    The threads of a host make the batches in turns. A thread begins a batch when it is free, and when the trainer has ended the
-    step that is `max(prefetch, threads)` steps earlier. The bucket answers all requests of a step before those of the next.
+    The threads of a host make the batches in turns. A thread begins a batch as soon as it is free and the trainer has ended the
+    step `max(prefetch, threads)` steps earlier. The bucket answers all requests of a step before those of the next step.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

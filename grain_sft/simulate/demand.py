@@ -46,7 +46,7 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return int64 [steps, hosts]: the sum of `values`, int64 [n], in each cell; without `values`, its number in `cell`."""
+        """Return the sum of `values` in each cell, int64 [steps, hosts]; without `values`, how often each cell is in `cell`."""
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def add_requests(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
@@ -66,8 +66,8 @@ class Demand:
 class DemandModel:
     """Model of the demand of `hosts` (ascending). It walks through the steps, and keeps what each host has cached and checked.
 
-    Each piece of a row is requested, in parts of 8 MiB; with a shard cache, each block that it lacks. Before a host reads a
-    file for the first time, it requests both ends of the file to check it, and the file's version if the index lacks it.
+    A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before it reads a file for
+    the first time, it requests both ends of the file to check them, and the file's version if the index lacks the version.
 
     Attributes:
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.

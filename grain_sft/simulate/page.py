@@ -62,7 +62,7 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` as a rate per second, in units of `unit`, if no step waits, and its limit, `--option`."""
+    """Draw the curve `name` as a rate per second, in units of `unit`, for steps that don't wait. Add the limit `--option`."""
     axes, curves, conditions = figure.subplots(), figures["curves"], figures["conditions"]
     seconds = conditions["step_ms"] / 1e3
     axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])

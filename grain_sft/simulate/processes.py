@@ -141,7 +141,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with the caches of derived files, if not in a bucket, and of shards, if set, in `folder`."""
+    """Return the environment with its caches moved to `folder`. A cache of derived files in a bucket stays where it is."""
     changed = dict(environment)
     if files.cache_url() is None:
         changed[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")

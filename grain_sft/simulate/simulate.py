@@ -205,7 +205,7 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for their first `prefetch` batches, with `real` also for opening the corpus."""
+    """Return the requests of all hosts for their first `prefetch` batches, and if `real` is given, for opening the corpus."""
     conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}

@@ -93,7 +93,7 @@ class NpyDataSource(RowSource):
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
         # whether every token of the corpus is known to fit in int32
-        self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
+        self._fits_int32 = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
         self._arrays = Arrays()
         loss = LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None
@@ -104,7 +104,7 @@ class NpyDataSource(RowSource):
         layout, self._reader, self._loss = self.layout, reader, loss
         long = layout.row_segments is not None and self._dtype.itemsize <= 4
         long = long and are_long(layout.sequence_length, layout.mean_segments)
-        self._segment_reader = SegmentReader(layout, reader, self._fit) if long else None
+        self._segment_reader = SegmentReader(layout, reader, self._fits_int32) if long else None
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         """Return the rows `indices` as arrays [rows, L]. A row `FILL_ROW` (-1) is padding, without loss.
@@ -145,7 +145,7 @@ class NpyDataSource(RowSource):
         return {"": self}
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return the source in `sources` that replaces this source. Without one, return this source."""
+        """Return the source in `sources` that replaces this source, or this source if nothing replaces it."""
         return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
@@ -228,7 +228,7 @@ class NpyDataSource(RowSource):
         # 4. Make the targets. The last token of a segment has no target in its segment, so its `target_segments` is 0.
         if not self._wide:
             inputs[...] = tokens
-        elif not self._fit and inputs.size:
+        elif not self._fits_int32 and inputs.size:
             fit = bool(np.minimum.reduce(inputs, axis=None) >= 0)  # as int32, a uint32 from 2^31 on is negative
         # one copy for all rows: it puts the first token of the next row at the end of each row, and a 0 replaces it
         targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]

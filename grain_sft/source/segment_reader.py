@@ -96,7 +96,7 @@ class SegmentReader:
         self._dtype, self._length = layout.corpus.dtype, layout.sequence_length
         self._wide = self._dtype.itemsize == 4
         self._borders = layout.corpus.shard_borders.tolist()
-        self._fit = fit or not self._wide
+        self._fits_int32 = fit or not self._wide
         self._counting = np.arange(self._length, dtype=np.int32).data
 
     def read(self, rows: Ints, arrays: Arrays, *, shifted: bool) -> tuple[ReadRows, list[list[int]], bool]:
@@ -111,7 +111,7 @@ class SegmentReader:
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
-        fit, check = True, shifted and not self._fit
+        fit, check = True, shifted and not self._fits_int32
         batch_rows, stacked = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
         inputs, targets, segments, positions, target_segments = stacked
         pieces_of, ends_of, begins = [], [], []

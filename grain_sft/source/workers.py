@@ -169,8 +169,8 @@ def _startable() -> Iterator[None]:
     """Let Grain start worker processes in the context.
 
     Grain reads its absl flags, which fails before the command line is parsed, so the flags get their defaults. Workers would
-    run the main script again, which fails without an `if __name__ == "__main__"` guard, so it is hidden. Workers do not need
-    the script: cloudpickle sends them all that they run, its classes included.
+    run the main script again, which fails without an `if __name__ == "__main__"` guard, so the script is hidden. Workers do not
+    need the script: cloudpickle sends them all that they run, including classes of the script.
     """
     with _lock.lock:
         default_grain_flags()

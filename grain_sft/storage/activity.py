@@ -80,7 +80,7 @@ _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grai
 
 @contextlib.contextmanager
 def open_request(what: str) -> Iterator[None]:
-    """Record that this task waits for `what`. A request that is opened inside another one is not recorded."""
+    """Record that this task waits for `what`. A request that is opened inside another request is not recorded."""
     if _current.get() is not None:
         yield
         return

@@ -93,7 +93,7 @@ def replaced(stored: FileStamp) -> str:
 
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:
-    """Return the size of a file, its first bytes (a header and `DIGEST_BYTES` of data fit), and its version (None if local)."""
+    """Return a file's size, its first `MOST_HEADER_BYTES + DIGEST_BYTES` bytes, and its version (None if local)."""
     want = MOST_HEADER_BYTES + DIGEST_BYTES
     if files.is_remote(path):
         size, version = files.size_and_version(path)

@@ -90,8 +90,8 @@ class LocalFile:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _verify(self, verified: Identity | None) -> Identity:
-        """Return the file's identity. Raise an error if it does not match the stamp. Skip its ends if it is `verified`."""
-        # before the comparison: if a write changes the time meanwhile, the next check compares again
+        """Return the file's identity. Raise an error if the file differs from its stamp. Skip the ends of a `verified` file."""
+        # the identity before the comparison: if a write changes the time meanwhile, the next check compares again
         status = os.fstat(self.fd)
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest

@@ -36,7 +36,7 @@ class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
     If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. The bucket is
-    also read if other processes fetch the blocks, but none of the blocks' files grows for `limits.seconds`.
+    also read if other processes fetch the blocks, but write to none of their files for `limits.seconds`.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:

@@ -13,7 +13,7 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""By the name of the picture, two functions: one returns whether a report has its numbers, one draws it in a figure."""
+"""Two functions by name of a picture: one returns whether a report has the picture's numbers, the other draws the picture."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""
@@ -92,7 +92,7 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the tokens of each source in each step, largest source first. From 9 sources on, sum the last as "N others"."""
+    """Return the tokens of each source in each step, largest first. If there are more than 8, sum all but 7 as "N others"."""
     by_size = sorted(tokens, key=lambda name: -sum(tokens[name]))
     largest, others = by_size[:_MAX_SOURCES], by_size[_MAX_SOURCES:]
     if len(others) <= 1:
@@ -102,7 +102,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def _short(name: str) -> str:
-    """Return a name as a label. If it is too long, only its end."""
+    """Return the label for a name: only its end if the name is too long."""
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 

@@ -15,7 +15,7 @@ _EXAMPLE_TOKENS = 48  # most tokens that an example shows; a longer period is sh
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter rejects; without one, a default one.
+    """Return counts and examples of the rows of `steps` that the pipeline's `NgramFilter`, or else `NgramFilter()`, rejects.
 
     Returns:
       filter: repr of the filter.

@@ -168,7 +168,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     """Return how unevenly attention's cost is spread over devices, for each number of `ROWS_A_DEVICE` that divides all batches.
 
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
-    mean and the highest spread of the steps, `step` is the step that has the highest.
+    mean and the highest spread of the steps. `step` is the step with the highest spread.
     """
     layout = pipeline.source.layout
     costs = []

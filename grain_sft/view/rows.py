@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, such as "a.jsonl:7"; in a mixture "a.jsonl, record 7", where "a:7" would mean document 7 of a."""
+        """Source and record, such as "a.jsonl:7". In a mixture, "a:7" means document 7 of a, so this is "a, record 7"."""
         source = visible_line(self.source)
         if not self.source or self.record is None:
             return source
@@ -211,7 +211,7 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return `pieces` with the batch's `segments`, int64 [n]: cut where a segment or the padding ends in the batch."""
+    """Return `pieces`, cut where a segment or padding of the batch ends. `segments`, int64 [n], are those of the batch."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
     column = 0  # of the piece's first token
@@ -238,7 +238,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # No note if a transform cut the last columns: the first segment that differs is then shorter in the batch, and its last.
+    # no note if a transform cut the last columns: then the first segment that differs is the batch's last, and is shorter in it
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"

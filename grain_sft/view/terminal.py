@@ -127,7 +127,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     used = 0  # columns of the line
     most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
     for cell in cells:
-        # characters in a part of the token: `most // 2` of a token that is too wide, because a character may take two columns
+        # characters of a part: a token that is too wide has parts of `most // 2`, because a character may take two columns
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])

@@ -10,7 +10,7 @@ NO_RANGES = "its server can't send a range of bytes. Copy the files to a server 
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop - 1` of a remote file. `version` is of `requests.version_of`, or None for the present version."""
+    """Bytes `start` to `stop - 1` of a remote file in `version`, as from `requests.version_of`; None is the present version."""
 
     path: str
     start: int
@@ -41,7 +41,7 @@ def checked_sizes(
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The server sent the whole file, and the range does not cover it, or the size is not stated.
+      RefusedBodyError: The server sent the whole file, but the file is not within the range, or its size is not stated.
     """
     start, stop = wanted
     if content_range is None:
