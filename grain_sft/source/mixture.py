@@ -30,7 +30,7 @@ class MixtureSource(RowSource):
 
     def __init__(self, sources: Mapping[str, NpyDataSource]) -> None:
         check_type("sources", sources, Mapping, "NpyDataSources by name")
-        as_objects("sources", sources.values(), NpyDataSource)
+        as_objects("sources", sources.values(), RowSource)  # type: ignore[type-abstract]
         self.sources = dict(sources)
         self._readers: Mapping[str, RowSource] = dict(sources)
         self.layout = MixtureLayout({name: source.layout for name, source in self.sources.items()})

@@ -114,7 +114,7 @@ def test_parts_of_other_types_get_a_sentence(source):
         (r"amendments: an item is .*expected an object of Amend", lambda: Pipeline(source, sampler, amendments=[{}])),
         (r"stages: an item is .*expected an object of Stage", lambda: StagedPipeline([source])),
         (r"source is \w+Layout.*expected NpyDataSource\(layout\)", lambda: Stage(layout, sampler)),
-        (r"sources: an item is \w+Layout.*expected an object of NpyDataSource", lambda: MixtureSource({"a": layout})),
+        (r"sources: an item is \w+Layout.*expected an object of RowSource", lambda: MixtureSource({"a": layout})),
         (r"columns=\(1,\): expected two integers", lambda: Pipeline(source, sampler).read(0, [0], columns=(1,))),
         ("threads=1000000000: expected at most 10000", lambda: pipeline(source).iter(threads=10**9)),
         (r"path is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
