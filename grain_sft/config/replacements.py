@@ -127,10 +127,14 @@ def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
 
 
 def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap) -> list[tuple[int, Section]]:
-    """Return pairs (data step, weights by source) of the amendments that change weights, ascending."""
-    amended = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
-    amended += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
-    return sorted(((skips.data_step(step), weights) for step, weights in amended), key=lambda pair: pair[0])
+    """Return pairs (data step, weights by source) of the amendments that change weights, ascending, and as listed in a step."""
+    amended = (
+        (skips.data_step(section["from"]), section["weights"] if kind == "reweight" else weights_of(section))
+        for entry in amendments
+        for kind, section in entry.items()
+        if kind in ("reweight", "replace")
+    )
+    return sorted(amended, key=lambda pair: pair[0])
 
 
 def _weights_to_restate(

@@ -104,10 +104,11 @@ def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else
 
 def test_a_scheduled_weight_stays_after_a_replacement_and_ends_with_its_stage(paths):
     """The replacement at step 4 keeps the weight 20 of b, which its stage schedules. The next stage has the weight 1 again."""
-    reweight = {"reweight": {"from": 0, "weights": {"b": 1}}}
+    # of two amendments of one step, the later in the list counts
+    reweights = [{"replace": {"from": 0, "source": "b", "weight": 20}}, {"reweight": {"from": 0, "weights": {"b": 1}}}]
     replace = {"replace": {"from": 4, "source": "a", "path": paths["a"]}}
     stages = [{"steps": 8, "sampler": {"schedule": [{"step": 2, "weights": {"b": 20}}]}}, {}]
-    configs = [{**config_of(paths, each), "stages": stages} for each in ([reweight], [reweight, replace])]
+    configs = [{**config_of(paths, each), "stages": stages} for each in (reweights, [*reweights, replace])]
     for steps, most in ((range(4, 8), 24), (range(8, 30), 60)):
         plain, changed = (streams_of(load(config), steps) for config in configs)
         assert most - 18 < len(plain["b"]) < most
