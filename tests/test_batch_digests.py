@@ -1,4 +1,4 @@
-"""No change of the code changes a batch: of each shipped config, layout, order, mixture and template.
+"""The batches of each shipped config, layout, order, mixture and template have the recorded digests.
 
 `GRAIN_SFT_WRITE_DIGESTS=1 pytest tests/test_batch_digests.py` writes `golden/batch_digests.json`. Do so only for a
 change of batches that the changelog announces.
@@ -46,7 +46,7 @@ def digest_of_batches(config: Config) -> str:
 
 
 def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield every file of `configs/` with a corpus of its format. Long rows are made shorter, to save time."""
+    """Yield a config that inherits each file of `configs/`, with a corpus of its format. Shorter rows save time."""
     np.arange(700 * 512, dtype=np.uint32).tofile(folder / "tokens.npy")
     (folder / "mix.txt").write_text("label,tokens.npy\n")
     long = documents(3000, 1, longest=300)
@@ -59,7 +59,7 @@ def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
     short = {"layout": {"sequence_length": 512}}
     small = {**short, "sampler": {"global_batch_tokens": 512 * 32}}
     names = ("primer", "oasst1", "dolly15k")
-    sections: dict[str, Config] = {
+    changes: dict[str, Config] = {
         **{name: {"corpus": mix, **small} for name in PRETRAINING},
         **{name: {"corpus": olmo, **small} for name in SFT},
         "episodes.yaml": {"corpus": {"path": episodes}},
@@ -70,9 +70,9 @@ def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
         "openchat.yaml": {"corpus": openchat, "layout": {"sequence_length": 900}},
         "sft_with_pretraining.yaml": {"corpus": {"mixture": {"chat": olmo, "web": mix}}, **short},
     }
-    assert sections.keys() == {path.name for path in CONFIGS.iterdir()}
-    for name, stated in sections.items():
-        yield f"configs/{name}", {"inherits": str(CONFIGS / name), **stated}
+    assert changes.keys() == {path.name for path in CONFIGS.iterdir()}
+    for name, changed in changes.items():
+        yield f"configs/{name}", {"inherits": str(CONFIGS / name), **changed}
 
 
 def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
@@ -86,15 +86,15 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
     corpora["olmo"] |= {"dtype": "uint16", "eos_token_id": 2}
     corpora["openchat"] |= {"eos_token_id": 2}
     best = {"kind": "packed", "algorithm": "best_fit_decreasing"}
-    anew = {"kind": "packed", "seed": 5, "epochs": 3}
+    repacked = {"kind": "packed", "seed": 5, "epochs": 3}  # each epoch is packed anew
     variants: dict[str, Config] = {
         "windows": {"kind": "windows"},
         "padded": {"kind": "padded"},
         "padded first": {"kind": "padded", "keep": "first", "min_tokens": 9},
         "best_fit_decreasing": best,
         "first_fit_decreasing": {**best, "algorithm": "first_fit_decreasing"},
-        "multipack": {**anew, "algorithm": "multipack"},
-        "shuffled_best_fit": {**anew, "algorithm": "shuffled_best_fit"},
+        "multipack": {**repacked, "algorithm": "multipack"},
+        "shuffled_best_fit": {**repacked, "algorithm": "shuffled_best_fit"},
         "concat_then_split": {**best, "algorithm": "concat_then_split", "long_documents": "fragment"},
         "fragments": {**best, "long_documents": "fragment"},
         "few segments": {**best, "max_segments": 3},

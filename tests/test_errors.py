@@ -29,9 +29,12 @@ def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch, text):
         errors.import_extra("broken_here", "reading Parquet", "broken_here", "parquet")
 
 
-def test_wrong_types_are_errors_of_ours():
-    for make in (lambda: Host("0", 2), lambda: Host(0.5, 2), lambda: NgramFilter(max_period=5.7)):
-        with pytest.raises(GrainSftError, match="expected an integer"):
-            make()
+@pytest.mark.parametrize("make", [lambda: Host("0", 2), lambda: Host(0.5, 2), lambda: NgramFilter(max_period=5.7)])
+def test_wrong_types_are_errors_of_ours(make):
+    with pytest.raises(GrainSftError, match="expected an integer"):
+        make()
+
+
+def test_a_set_of_paths_is_refused_because_it_has_no_order():
     with pytest.raises(errors.WrongTypeError, match=r"\(set\); expected a path or a list of paths"):
-        open_corpus({"a.npy", "b.npy"})  # it has no order
+        open_corpus({"a.npy", "b.npy"})

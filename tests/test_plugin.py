@@ -271,7 +271,7 @@ def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
         command = ["prepare", str(chats), "--template", name, "--tokenizer", str(tmp_path / "hf")]
         assert main([*command, "--val-frac", "0", "--workers", "1", "-o", str(tmp_path / "out")]) == 1
         message = capsys.readouterr().err
-        assert message.startswith(f"grain-sft prepare: template {name!r} ") and expected in message
+        assert message.startswith(f"grain-sft prepare: template {name!r} ") and expected in message, name
 
 
 def test_a_function_of_other_arguments_is_neither_an_order_nor_an_algorithm(tmp_path):

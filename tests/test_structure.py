@@ -18,7 +18,7 @@ DOCUMENTED = (
 )
 MOST_LINES, MOST_FILES = 300, 20
 NAMES = {*ALGORITHMS, *FORMATS, *LAYOUTS, *ORDERS, *TEMPLATES} - {"files", "grain", "index", "megatron", "rows", "text"}
-"""Names of entries, without words that have other meanings, too. Tables hold all that other files must know of an entry."""
+"""Names of entries, except words that also mean something else. Tables have all that other files must know of an entry."""
 
 
 @functools.cache

@@ -114,7 +114,7 @@ def test_a_run_of_two_steps_and_a_schedule_are_measured_by_their_first_steps(ben
     for sampler, rows in ((two_steps, 72), ({"schedule": [{"step": 3, "global_batch_size": 16}]}, 8)):
         figures, printed = bench(windows(tmp_path, **sampler))
         check(figures, printed)
-        assert figures["batch"]["rows"] == rows
+        assert figures["batch"]["rows"] == rows, sampler
 
 
 def test_a_late_stage_is_measured_with_what_was_withdrawn_before_it(tmp_path):
@@ -172,7 +172,7 @@ def test_failures_are_a_sentence_with_status_2_for_wrong_arguments_and_1_for_oth
         ("config.json --max-workers -1", "--max-workers"),
     ):
         status, error = failure("bench", *arguments.split())
-        assert status == 2 and f"argument {message}" in error
+        assert status == 2 and f"argument {message}" in error, arguments
     path = write_config(tmp_path / "config.json", windows(tmp_path))
     assert "--stage 2: expected at most 1, the last stage of the config." in failure("bench", path, "--stage", "2")[1]
     for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path, "--output", path], ["--dir", path], [path]):

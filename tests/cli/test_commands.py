@@ -129,8 +129,8 @@ def test_wrong_arguments_are_status_2_with_the_error_and_two_lines_of_usage(fail
         status, error = failure(*arguments)
         first, usage, help_line = error.splitlines()
         program = " ".join(["grain-sft", *[word for word in arguments[:1] if word in COMMANDS]])
-        assert (status, help_line) == (2, f"{program} --help lists all options.")
-        assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} ")
+        assert (status, help_line) == (2, f"{program} --help lists all options."), line
+        assert first.startswith(f"{program}: error: ") and usage.startswith(f"usage: {program} "), line
 
 
 def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):
@@ -160,10 +160,11 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(tmp_pa
         "prepare no-chats.jsonl --template primer --tokenizer no.model -o",
     ):
         status, error = failure(*command.split(), "file/below/out")
-        assert status == 1 and "file/below/out: can't be written" in error and "file: it is not a folder" in error
+        assert status == 1 and "file/below/out: can't be written" in error, command
+        assert "file: it is not a folder" in error, command
         status, error = failure(*command.split(), "out/new")  # a good output, but no input
-        assert status == 1 and "can't be written" not in error
-        assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
+        assert status == 1 and "can't be written" not in error, command
+        assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"], command
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -230,7 +231,7 @@ def test_no_output_replaces_a_file_that_the_command_reads(tmp_path, config, mix,
         commands += [f"simulate {path} --hosts 1 --steps 0:1 --processes 0 -o {output}"]
     for command in commands:
         status, error = failure(*command.split())
-        assert status == 1 and "is an input, which the output" in error
+        assert status == 1 and "is an input, which the output" in error, command
 
 
 def test_a_path_that_the_terminal_cannot_show_is_printed_with_escapes(tmp_path, config):

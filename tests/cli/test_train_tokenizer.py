@@ -14,17 +14,20 @@ NUMBERED = [f"{word} {number}" for number in range(300) for word in WORDS[:2]]
 CHARACTERS = ["".join(map(chr, range(0x4E00, 0x5000)))] * 5
 
 
-def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works():
-    for texts, size, model_type, message in (
+@pytest.mark.parametrize(
+    ("texts", "size", "model_type", "message"),
+    [
         (NUMBERED, 9000, "bpe", "the texts are too few for 9,000 pieces"),
         (NUMBERED, 9000, "unigram", "the texts are too few for 9,000 pieces"),
         (CHARACTERS, 300, "bpe", "300 pieces can't hold the different characters of the texts"),
-    ):
-        with pytest.raises(PrepareError, match=message) as error:
-            train_tokenizer(texts, size, model_type=model_type)
-        assert "INTERNAL" not in str(error.value)
-        works = int(str(error.value).rsplit("--vocab-size ", 1)[1].split()[0].rstrip("."))
-        assert train_tokenizer(texts, works, model_type=model_type)
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works(texts, size, model_type, message):
+    with pytest.raises(PrepareError, match=message) as error:
+        train_tokenizer(texts, size, model_type=model_type)
+    assert "INTERNAL" not in str(error.value)
+    works = int(str(error.value).rsplit("--vocab-size ", 1)[1].split()[0].rstrip("."))
+    assert train_tokenizer(texts, works, model_type=model_type)
 
 
 def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained_once():
@@ -34,9 +37,10 @@ def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained
 
 
 def test_no_text_and_a_special_token_that_is_not_utf_8_are_sentences():
-    for texts in ([], [""]):
-        with pytest.raises(PrepareError, match="hold no text to train on"):
-            train_tokenizer(texts, 400)
+    with pytest.raises(PrepareError, match="hold no text to train on"):
+        train_tokenizer([], 400)
+    with pytest.raises(PrepareError, match="hold no text to train on"):
+        train_tokenizer([""], 400)
     with pytest.raises(PrepareError, match=r"special token '<.udcff>' contains NUL or a byte that is not UTF-8"):
         train_tokenizer(WORDS, 300, ["<\udcff>"])
 

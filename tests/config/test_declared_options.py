@@ -71,8 +71,9 @@ def test_options_have_the_defaults_and_the_help_texts_of_the_declaration():
     assert OPTIONS["ripe"].help == OPTIONS["fresh"].help == "Whether it is."
 
 
-def test_a_mistake_in_a_section_is_named():
-    for section, message in (
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
         ({"name": None}, ".name is None; expected text."),
         ({"kind": "aple"}, ".kind is 'aple'; expected one of apple, pear, or package.mod"),
         ({"ripe": 1}, ".ripe is 1; expected true or false."),
@@ -80,10 +81,12 @@ def test_a_mistake_in_a_section_is_named():
         ({"prices": {1: 2}}, ".prices: a key is 1; expected text."),
         ({"basket": {"size": 0}}, ".basket.size is 0; expected an integer (1 or more)."),
         ({"basket": 3}, ".basket is 3; expected a section with size."),
-    ):
-        with pytest.raises(ConfigError) as error:
-            check({"name": "x", **section}, OPTIONS, "a.yaml: shop")
-        assert str(error.value).startswith(f"a.yaml: shop{message}")
+    ],
+)
+def test_a_mistake_in_a_section_is_named(section, message):
+    with pytest.raises(ConfigError) as error:
+        check({"name": "x", **section}, OPTIONS, "a.yaml: shop")
+    assert str(error.value).startswith(f"a.yaml: shop{message}")
 
 
 def test_a_right_section_is_taken_and_the_command_line_has_the_same_options(capsys):

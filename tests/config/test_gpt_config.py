@@ -97,9 +97,9 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     assert len(set(rows.tolist())) < len(rows)
 
 
-def test_mistakes_are_named(data, tmp_path):
-    path, keys = tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data)}
-    for changes, expected in (
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
         ({"epoch_sed": 1}, "unknown key 'epoch_sed'. The nearest known: 'epoch_seed'."),
         ({"batch_sampling_mode": "epochs"}, "batch_sampling_mode is 'epochs'; expected one of epoch, random."),
         ({"block_size": 0}, "block_size is 0; expected an integer (1 or more)."),
@@ -108,13 +108,21 @@ def test_mistakes_are_named(data, tmp_path):
         ({"dataset_dir": 5}, "dataset_dir is 5; expected text."),
         ({"sampler": {"sed": 5}}, "sampler: unknown key 'sed'. The nearest known: 'seed'."),
         ({"layout": {"kind": "padded"}}, "unknown key 'batch_size'"),
-    ):
-        message = error_of(write_config(path, {**keys, **changes}))
-        assert message.startswith(f"{path}: ") and expected in message
-    for key in ("dataset_dir", "batch_size", "block_size"):  # the loader has no default for these
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(data, tmp_path, changes, expected):
+    path = write_config(tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data), **changes})
+    message = error_of(path)
+    assert message.startswith(f"{path}: ") and expected in message
+
+
+def test_keys_for_which_the_loader_has_no_default_are_required(data, tmp_path):
+    path, keys = tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data)}
+    for key in ("dataset_dir", "batch_size", "block_size"):
         message = error_of(write_config(path, {name: value for name, value in keys.items() if name != key}))
         assert message.startswith(f"{path}: a GPTConfig lacks the key {key!r}.")
-        assert (key == "dataset_dir") == ('here it is a key: "dataset_dir": "data/chat_sft".' in message)
+        assert (key == "dataset_dir") == ('here it is a key: "dataset_dir": "data/chat_sft".' in message), key
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

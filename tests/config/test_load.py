@@ -60,7 +60,7 @@ def test_a_transform_is_a_name_or_a_name_with_options_and_targets_are_shifted_by
         ([{"ngram_filter": None}], (NgramFilter(),)),
         ([{"ngram_filter": {"min_period": 2}}], (NgramFilter(min_period=2),)),
     ):
-        assert repr(load(config | {"transforms": stated}).transforms) == repr(expected)
+        assert repr(load(config | {"transforms": stated}).transforms) == repr(expected), stated
     del config["transforms"]
     assert repr(load(config).transforms) == repr((ShiftTargets(),))
 

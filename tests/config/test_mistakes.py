@@ -43,7 +43,7 @@ def test_a_mistake_is_named_with_the_config(config, tmp_path):
     ):
         path = write_config(tmp_path / "a.yaml", put(config, place, value))
         message = error_of(path)
-        assert message.startswith(f"{path}: ") and expected in message
+        assert message.startswith(f"{path}: ") and expected in message, (place, value)
 
 
 def test_a_mistake_in_a_layout_of_documents_is_named(chats):
@@ -53,7 +53,7 @@ def test_a_mistake_in_a_layout_of_documents_is_named(chats):
         ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
         ("layout.keep", "last", "keep is an option of kind padded; kind packed takes sequence_length, algorithm,"),
     ):
-        assert expected in error_of(put(chats, place, value))
+        assert expected in error_of(put(chats, place, value)), (place, value)
 
 
 def test_an_error_is_named_with_the_config_and_keeps_its_class(config):
@@ -147,9 +147,9 @@ def test_what_is_not_a_config_is_an_error_and_runs_nothing(tmp_path, monkeypatch
         ("a.yaml", "null", "expected sections corpus, layout, sampler; found a NoneType."),
     ):
         Path(name).write_text(text)
-        assert error_of(name).startswith(f"{tmp_path}/{name}: {expected}")
-        assert ("A YAML config is named .yaml" in error_of(name)) == (expected == "not JSON: ")
-        assert {*os.listdir()} <= {"a.json", "a.yaml"}
+        assert error_of(name).startswith(f"{tmp_path}/{name}: {expected}"), text[:30]
+        assert ("A YAML config is named .yaml" in error_of(name)) == (expected == "not JSON: "), text[:30]
+        assert {*os.listdir()} <= {"a.json", "a.yaml"}, text[:30]
 
 
 def test_a_config_or_a_key_that_cant_be_read_is_named(config, tmp_path):

@@ -163,7 +163,7 @@ def test_a_wrong_replacement_is_named(paths):
         ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
         ({"source": "b", "file": "x"}, "file"),
     ):
-        assert message in error_of(config_of(paths, [{"replace": {"from": 3, **section}}]))
+        assert message in error_of(config_of(paths, [{"replace": {"from": 3, **section}}])), section
     mixed = config_of(paths, [{"replace": {"from": 3, "source": "b", "weight": 2}}])
     corpus = {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}
     for changed in ({"corpus": corpus}, {"stages": [{"steps": 3}, {"corpus": corpus}]}):

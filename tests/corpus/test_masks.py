@@ -22,9 +22,10 @@ def test_parts_with_and_without_masks_are_refused_with_both_names_unless_masks_a
     index = parts / "index.json"
     open_corpus([first, second], dtype="uint16", use_loss_mask=False).save(index)
     sft.masks_of(parts)[1].unlink()
+    expected = f"{second}: has no loss mask, but {first} has {sft.masks_of(parts)[0]}"
     for where in ([first, second], [second, first], f"{parts}/token_ids_part_*.npy"):
-        expected = f"{second}: has no loss mask, but {first} has {sft.masks_of(parts)[0]}"
-        assert expected in (message := sft.error_of(where)) and "use_loss_mask=False" in message
+        message = sft.error_of(where)
+        assert expected in message and "use_loss_mask=False" in message, where
     assert expected in sft.error_of(index, use_loss_mask=True)
     assert "lacks labels_mask_part_0001.npy" in sft.error_of(parts)
     for where in (parts, [first, second]):

@@ -17,6 +17,7 @@ from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, 
 from grain_sft.cli.main import main
 from grain_sft.verify import verify
 
+LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 SUBSETS = ("train", "valid", "test")
 # Documents, each a list of sequences of tokens.
 DOCS = [[[5, 6, 7], [8]], [[]], [[9, 10, 11, 12], [], [13, 14]], [], [[15, 16, 17]]]
@@ -56,15 +57,15 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
         assert found == tokens
 
 
-def test_a_header_may_count_entries_and_a_document_that_a_split_cuts_is_in_both_parts(tmp_path):
-    """The header counts documents, or entries of the document index. The size of the .idx file tells which."""
+def test_a_split_cuts_a_document_into_two_whatever_the_header_counts(tmp_path):
+    """A header counts documents, or entries of the document index. The size of the .idx file tells which."""
     for name, entries in (("a", True), ("b", False)):
         prefix = write_megatron(tmp_path / name, DOCS, entries=entries)
         corpus = open_corpus(prefix)
-        assert lists(corpus, corpus.documents) == [joined(document) for document in DOCS]
+        assert lists(corpus, corpus.documents) == [joined(document) for document in DOCS], name
         found = [open_corpus(prefix, split="3,4,0", subset=subset) for subset in SUBSETS[:2]]
         one, other = ([[5, 6, 7, 8], []], [[9, 10, 11, 12, 13, 14], [], [15, 16, 17]])
-        assert [lists(part, part.documents) for part in found] == [one, other]
+        assert [lists(part, part.documents) for part in found] == [one, other], name
         assert open_corpus(prefix, split="1").fingerprint != corpus.fingerprint
 
 
@@ -98,17 +99,21 @@ def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
     assert (mixed.fingerprint, [shard.label for shard in mixed.shards]) == (both, ["web", "code"])
 
 
-def test_a_split_or_a_blend_is_not_saved_as_maxtexts_index_and_a_layout_follows_weights_or_refuses_them(tmp_path):
+@pytest.mark.parametrize("kind", ["split", "blend"])
+def test_a_split_or_a_blend_is_not_saved_as_maxtexts_index(tmp_path, kind):
     """MaxText would read the first tokens of the file, which belong to another subset, or would ignore the weights."""
     prefix, save = write_megatron(tmp_path / "a", DOCS), {"format": "maxtext", "sequence_length": 4}
-    blend = open_corpus([1, prefix, 2, prefix])
-    for corpus in (open_corpus(prefix, split="1,1", subset="valid"), blend):
-        with pytest.raises(GrainSftError, match="lists whole files in order"):
-            corpus.save(tmp_path / "index.json", **save)
+    where, options = (prefix, {"split": "1,1", "subset": "valid"}) if kind == "split" else ([0.5, prefix], {})
+    with pytest.raises(GrainSftError, match="lists whole files in order"):
+        open_corpus(where, **options).save(tmp_path / "index.json", **save)
     open_corpus(prefix).save(tmp_path / "index.json", **save)
-    for layout in (WindowLayout, PaddedLayout, PackedLayout):
-        with pytest.raises(GrainSftError, match=r"a blend of weights .* does not follow. Leave the weights out"):
-            NpyDataSource(layout(blend, 4))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_does_not_follow_the_weights_of_a_blend_is_refused(tmp_path, layout):
+    prefix = write_megatron(tmp_path / "a", DOCS)
+    with pytest.raises(GrainSftError, match=r"a blend of weights .* does not follow. Leave the weights out"):
+        NpyDataSource(layout(open_corpus([1, prefix, 2, prefix]), 4))
 
 
 def test_layouts_read_every_token_of_a_split(tmp_path):
@@ -154,14 +159,14 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
-def test_a_negative_token_is_never_in_a_row(tmp_path, dtype):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_negative_token_is_never_in_a_row(tmp_path, dtype, layout):
     prefix = write_megatron(tmp_path / "a", [[[5, 6, 7]] * 3, [[8, -9, 10]]], dtype)
     byte = 10 * np.dtype(dtype).itemsize
-    for layout in (WindowLayout, PaddedLayout, PackedLayout):
-        source = NpyDataSource(layout(open_corpus(prefix, eos_token_id=0), 12))
-        for read in (source.read, source.read_rows) if dtype != "int64" else (source.read,):
-            with pytest.raises(GrainSftError, match=rf"a.bin: byte {byte}: token 10 is -9; expected 0 or more"):
-                read(range(len(source)))
+    source = NpyDataSource(layout(open_corpus(prefix, eos_token_id=0), 12))
+    for read in (source.read, source.read_rows) if dtype != "int64" else (source.read,):
+        with pytest.raises(GrainSftError, match=rf"a.bin: byte {byte}: token 10 is -9; expected 0 or more"):
+            read(range(len(source)))
 
 
 def test_verify_finds_a_negative_token_between_the_ends(tmp_path):

@@ -39,7 +39,7 @@ def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path, write_
     path = write_tokens("a.npy", [1, 2])
     for mark, newline in itertools.product(("", "\ufeff"), ("\n", "\r\n")):
         mix = write_mix(tmp_path, mark + "web,a.npy\n\nweb,a.npy\n".replace("\n", newline))
-        assert shards(mix) == [("web", str(path), 2)] * 2
+        assert shards(mix) == [("web", str(path), 2)] * 2, (mark, newline)
 
 
 @pytest.mark.parametrize("options", [{"tokenizer": TOKENIZER}, {"path_remap": {"{TOKENIZER}": TOKENIZER}}])

@@ -133,7 +133,7 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
 def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens):
     for dtype in ("uint32", "u4", "<u4", np.uint32, np.dtype("uint32")):
         corpus = open_corpus(write_tokens("a.npy", range(4)), dtype=dtype)
-        assert corpus.dtype == np.uint32 and corpus.num_tokens == 4
+        assert corpus.dtype == np.uint32 and corpus.num_tokens == 4, dtype
 
 
 @pytest.mark.parametrize("where", [5, None, 1.5, b"a.npy", {"a": 1}, [5], ["a.npy", None], object()])
@@ -213,7 +213,7 @@ def test_sidecars_change_the_fingerprint(tmp_path):
     for name in ("mask.bin", "episodes.idx"):
         path = write_episodes(tmp_path / name, documents()) / "train" / "shard_00000" / name
         np.memmap(path, np.uint8, "r+")[8] ^= 1
-        assert fingerprint(tmp_path / name) != same
+        assert fingerprint(tmp_path / name) != same, name
 
 
 def test_the_first_and_the_last_4_kib_change_the_fingerprint(folder):
@@ -222,7 +222,7 @@ def test_the_first_and_the_last_4_kib_change_the_fingerprint(folder):
         changed = VARIED.astype(np.uint32)
         changed[place] += 1
         changed.tofile(folder / "a.npy")
-        assert fingerprint(folder) != before
+        assert fingerprint(folder) != before, place
 
 
 def test_the_fingerprint_is_the_recorded_one(folder):

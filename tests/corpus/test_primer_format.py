@@ -71,7 +71,7 @@ def test_starts_may_be_raw_and_have_an_end_and_must_ascend(tmp_path):
             ([], "lists no document"),
         ):
             write(path, np.array(wrong, "<i8"))
-            assert f"{path}: {expected}" in error_of(tmp_path)
+            assert f"{path}: {expected}" in error_of(tmp_path), wrong
     for wrong, expected in (
         (starts.astype("i4"), "dtype '<i4'; expected little-endian int64"),
         (starts.astype(">i8"), "dtype '>i8'; expected little-endian int64"),

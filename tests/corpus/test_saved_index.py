@@ -220,13 +220,15 @@ def test_an_index_for_maxtext_needs_a_sequence_length_and_warns_of_headers(tmp_p
     assert str(tmp_path / "a.npy") in caplog.text and "header" in caplog.text
 
 
-@pytest.mark.parametrize(("count", "verb"), [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")])
-def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(remapped, write_tokens, count, verb):
+@pytest.mark.parametrize(
+    ("count", "change"), [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
+)
+def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(remapped, write_tokens, count, change):
     path = write_tokens("data/a/part-1.npy", range(count or 0))
     if count is None:
         path.unlink()
     message = error_of(GOLDEN, **remapped)
-    assert f"{path}: {verb}" in message
+    assert f"{path}: {change}" in message
     assert count is None or f"{count} tokens, but MaxText's index {GOLDEN} lists 128" in message
 
 

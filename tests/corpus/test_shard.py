@@ -183,6 +183,6 @@ def test_a_raw_file_that_does_not_look_like_uint32_asks_for_its_dtype(write_toke
     for dtype in ("uint8", "uint16", "uint64"):
         tokens = np.random.default_rng(0).integers(1, np.iinfo(dtype).max % 100_000, 4096)
         path = write_tokens("a.npy", tokens, dtype)
-        assert "no dtype was given. Give dtype=uint8, uint16, uint32 or uint64" in error_of(path)
+        assert "no dtype was given. Give dtype=uint8, uint16, uint32 or uint64" in error_of(path), dtype
         np.testing.assert_array_equal(read_all(path, dtype=dtype), tokens)
     assert open_corpus(write_tokens("zeros.npy", np.zeros(100))).num_tokens == 100

@@ -57,7 +57,7 @@ def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, capsys):
 
 
 def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
-    """Only the metadata of the first folder state that its document continues after the EOS at the end of the first part."""
+    """Each folder has one document in two parts. The first part of `a` ends with an EOS, and metadata state that it goes on."""
     folders = []
     for name, text in (("a", [5, EOS, 6, EOS]), ("b", [5, 6, 7, EOS])):
         folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))

@@ -27,7 +27,7 @@ class Folders:
         self._printed: dict[str, list[tuple[pages.Block, str]]] = {}
 
     def run(self, page: str) -> list[tuple[pages.Block, str]]:
-        """Return the blocks of `page` and what each printed. They run once, in a copy of the folder of the page before."""
+        """Return the blocks of `page` and what each printed. They run once, in a copy of the folder of `runs_after(page)`."""
         if page not in self._printed:
             folder = self._root / Path(page).stem
             before = pages.runs_after(page)
@@ -61,7 +61,7 @@ class Folders:
 
 
 def first_lost(block: pages.Block, printed: str) -> str | None:
-    """Return the first line of `block.shows` that `printed` lacks after the lines before it. None: it has all lines.
+    """Return the first line of `block.shows` that `printed` lacks after the lines before it; None if it has all lines.
 
     The width of spaces, and what `block.varies` lists, may differ.
     """

@@ -65,6 +65,6 @@ def test_an_output_is_compared_but_for_what_varies_and_brought_up_to_date_line_b
         ("a 1 in 0.02 s\n", ("numbers",), "b 2 in 0.35 s\n", "a 1 in 0.02 s"),
         ("sha256:0123456789abcdef\n", ("numbers",), "sha256:0123456789abcdee\n", "sha256:0123456789abcdef"),
     ):
-        assert first_lost(block._replace(shows=shows, varies=varies), printed) == lost
+        assert first_lost(block._replace(shows=shows, varies=varies), printed) == lost, (shows, varies)
     shown = block._replace(shows="a 1\nd 4\n\nb sha256:0123456789abcdef\n")
     assert updated(shown, "a 7\nb 1\nb sha256:fedcba9876543210\n") == "a 7\nd 4\n\nb sha256:fedcba9876543210\n"

@@ -60,7 +60,7 @@ def write_plain(folder: Path, number: int) -> None:
 
 
 def write(folder: Path, number: int) -> None:
-    """Write corpus `number` in three formats, which differ in the middle: in tokens, index and weights, or Parquet's tokens."""
+    """Write corpus `number` in three formats. Corpora differ in the middle of files: in tokens, or in lengths and weights."""
     write_plain(folder / "plain", number)
     common, own = np.random.default_rng(2), np.random.default_rng([3, number])
     length = common.integers(2, 30, EPISODES)

@@ -34,7 +34,7 @@ def test_nothing_in_the_package_unpickles_evaluates_or_runs_what_it_reads():
         assert "_Loader)" not in text or "class _Loader(yaml.SafeLoader)" in text, name
     assert not found
     for line in ("import pickle", "eval('1')", "yaml.load(text)", "np.load(path, allow_pickle=True)"):
-        assert RUNS_CODE.search(line)
+        assert RUNS_CODE.search(line), line
     assert not RUNS_CODE.search("re.compile('x'); yaml.load(text, _Loader)")
 
 

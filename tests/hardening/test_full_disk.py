@@ -109,7 +109,7 @@ def data(open_folder):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """(folder, limit): a folder with space for 24 KiB, and 0; if none can be mounted, the largest size of a file in bytes."""
+    """(folder, limit): a folder of 24 KiB, and 0. Where none can be mounted, `limit` is the largest size of a file in bytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24k", "none", str(folder)]

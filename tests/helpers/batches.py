@@ -86,7 +86,7 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequence[int], worker_count: int = 0) -> None:
-    """Check that all ways to read `steps` give the same batches: hosts, a pickle, a restored state, threads, workers, Grain."""
+    """Check that `steps` have the same batches on each number of `hosts`, from a restored pickle, and by every way to read."""
     whole = load(Host(0, 1))
     expected = [whole[step] for step in steps]
     for count in hosts:

@@ -21,12 +21,13 @@ class Proxy:
     """A proxy that listens on `address`. It draws for every GET whether and how the request fails.
 
     Attributes:
-      refused, cut, reset: Shares of GETs that are answered with status 503 or 429, with half of the body (half of these state
-        the Content-Length of the whole body), and with a reset connection.
-      slow, delay: Share of requests that are answered late, and the seconds that these are late.
+      refused: Share of GETs that are answered with status 503 or 429.
+      cut: Share of GETs that are answered with half of the body. Half of these state the Content-Length of the whole body.
+      reset: Share of GETs whose connection is reset.
+      slow: Share of requests that are answered `delay` seconds late.
       latency: Seconds that every answer is late.
       silent: Whether no request is answered.
-      body, share: What is wrong with the bodies of objects, a key of WRONG_BODIES or "", and the share of wrong bodies.
+      body: What is wrong with a `share` of the bodies of objects: a key of WRONG_BODIES, or "" for nothing.
       before: Function that is called before each answer to a request for an object's bytes, with its number (from 1).
       endless: Whether answers to other GETs, for metadata and listings, have no end.
     """

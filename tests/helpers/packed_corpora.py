@@ -136,7 +136,7 @@ def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLik
 
 
 def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[str, Any]:
-    """Return what golden files keep of packed rows: of the `row_digest` and the places of each row."""
+    """Return what golden files keep of rows, given the `row_digest` and the places, (file, start, stop), of each row."""
     last = len(places)
     lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
     shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})
@@ -151,7 +151,7 @@ def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[st
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:
     """Return OLMo-core's `doc_lens` for a row of these segments, where padding counts as a document of its own.
 
-    With `bos`, only a BOS begins a document, so padding, and the last fragment of a long document, count to the one before.
+    With `bos`, only a BOS begins a document: padding, and the last fragment of a long document, belong to the document before.
     """
     borders = np.flatnonzero(np.diff(segment_ids)) + 1
     starts = [0, *(border for border in borders.tolist() if not bos or tokens[border] == BOS)]

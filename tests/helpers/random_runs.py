@@ -98,7 +98,7 @@ def sections_of(amendments, kind):
 
 
 def with_weights(config, bounds, reweights):
-    """Return the config with `reweights`, (data step, weights), in mixtures and schedules, and whether it took all of them."""
+    """Return the config with `reweights`, (step of the run without skips, weights from it on), and whether all had a stage."""
     stages, taken = copy.deepcopy(config["stages"]), []
     for data_step, changed in reweights:
         taken.append(False)

@@ -19,9 +19,8 @@ class VslCorpus(NamedTuple):
     documents: tuple[int, ...]  # of each file
     mean: float  # of the logarithm of a document's length
     deviation: float
-    repetitive: bool = (
-        False  # whether the n-gram filter rejects the rows of every third document, which repeats a token
-    )
+    repetitive: bool = False
+    """Whether every third document repeats a token so often that the n-gram filter rejects its rows."""
 
 
 class VslRun(NamedTuple):

@@ -240,7 +240,7 @@ class RowSums(grain.transforms.Map):
         return {**element, "sum": element["inputs"].sum(axis=-1)}  # one value for each row
 
 
-def test_a_transform_may_cut_the_last_column_of_every_batch_and_prepare_drop_arrays_without_columns(folder, pipeline):
+def test_a_transform_may_cut_the_last_column_and_prepare_must_drop_arrays_without_columns(folder, pipeline):
     cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position", f"{__name__}:RowSums"]})
     arrays = GlobalBatches(cut, sharding(), prepare=lambda step, block, batch: {key: batch[key] for key in pipeline[0]})
     batch, whole = next(arrays), next(GlobalBatches(pipeline, sharding()))

@@ -212,18 +212,23 @@ def test_a_trainer_of_texts_refuses_pairs_and_a_trainer_of_pairs_refuses_texts(c
     texts, pairs = load(str(config)), load(sections(tmp_path / "pairs", 32, layout="pairs"))
     amendments = [{"withdraw": {"from": 9, "documents": 3}}]
     withdrawn = load(sections(tmp_path / "whole", 32, layout="pairs") | {"amendments": amendments})
-    for trainer, algorithm, prompt_length, data, message in (
-        ("dpo", "dpo", 16, pairs, None),
-        ("sft", "dpo", 16, pairs, "rows are preference pairs, but this trainer takes texts.* of the command: dpo"),
-        ("dpo", "dpo", 16, texts, "rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"),
-        ("dpo", "orpo", 16, pairs, r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"),
-        ("dpo", "orpo", 16, withdrawn, "withdrawn pairs have no tokens, and ORPO's loss"),
-        ("dpo", "dpo", 8, pairs, "prompt_ids has 16 tokens .* 8 by .*length: 32 and layout.prompt_length: 8, or"),
-    ):
+
+    def check_with(data, trainer="dpo", algorithm="dpo", prompt_length=16):
         of_pairs = types.SimpleNamespace(max_prompt_length=prompt_length, algo=algorithm)
         keys = maxtext_config(max_target_length=32, dpo=of_pairs, vocab_size=256, gradient_accumulation_steps=1)
-        with refused(message) if message else contextlib.nullcontext():
-            check(keys, data, trainer)
+        check(keys, data, trainer)
+
+    check_with(pairs)
+    with refused("rows are preference pairs, but this trainer takes texts.* first word of the command: dpo"):
+        check_with(pairs, trainer="sft")
+    with refused("rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"):
+        check_with(texts)
+    with refused(r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
+        check_with(pairs, algorithm="orpo")
+    with refused("withdrawn pairs have no tokens, and ORPO's loss"):
+        check_with(withdrawn, algorithm="orpo")
+    with refused(r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"):
+        check_with(pairs, prompt_length=8)
 
 
 def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data_were_made():

@@ -54,8 +54,10 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
 
 
 def row_of_spans(made: Made, layout: Layout, row: int) -> tuple[list[tuple[int, int, int]], dict[str, np.ndarray]]:
-    """Return the segments of a row, (document, tokens of the document before the segment, tokens), and the arrays of the row,
-    computed from the spans that the layout states."""
+    """Return the segments and the arrays of a row, computed from its spans.
+
+    A segment is (document, number of the document's tokens before the segment, number of its tokens).
+    """
     firsts = np.cumsum([0, *(shard.num_tokens for shard in made.corpus.shards)]).tolist()
     pieces = []
     for span in layout.spans(row):

@@ -1,4 +1,4 @@
-"""Layout `megatron_gpt` gives the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's two kinds."""
+"""Layout `megatron_gpt` gives the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's `mmap*`."""
 
 import hashlib
 import re

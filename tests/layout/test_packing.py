@@ -18,7 +18,7 @@ CAPACITY = 24
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=120)
 SEGMENTS = st.one_of(st.none(), st.integers(1, 6))
 BEST_FIT = importlib.import_module("grain_sft.layout.packing.best_fit_decreasing")
-MANY = (10**9, 0)  # values of `_MANY`: best fit places documents by row, and together
+MANY = (10**9, 0)  # values of `_MANY`: best fit places documents row by row, or many at once
 
 
 def pack(name: str, lengths: list[int], capacity: int = CAPACITY, **options) -> PackedRows:
@@ -30,7 +30,7 @@ def documents_of(rows: PackedRows) -> list[list[int]]:
 
 
 def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Sequence[int] = ()) -> list[list[int]]:
-    """Return the rows of a naive first fit or best fit. Rows with `spaces` exist from the start.
+    """Return the rows of a naive first fit or best fit, the longest document first. Rows with `spaces` exist from the start.
 
     Best fit takes the row with the least sufficient space; among equal spaces, the row that has had its space for longest.
     """
@@ -91,7 +91,7 @@ def test_balanced_rows_hold_each_document_once_and_are_few(lengths):
 
 @pytest.mark.parametrize(("median", "capacity", "light"), [(180, 4096, 0.95), (5400, 32_768, 0.7)])
 def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, light):
-    """The 1 % quantile of the costs is near their median. No row costs much more than its longest document or the median."""
+    """A row costs the sum of its documents' squares. Few cost less than the median, none much more than it or one document."""
     lengths = np.random.default_rng(0).lognormal(np.log(median), 1, 20_000).astype(np.int64).clip(1, capacity)
     lightest = {}
     for name in ("best_fit_decreasing", "balanced"):

@@ -129,7 +129,7 @@ def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
 
 
 def watched(expected) -> bool:
-    """Return whether the watchdog's thread lives (True) or has ended (False) within 5 minutes."""
+    """Wait up to 5 minutes until a watchdog's thread lives (`expected` True) or none does. Return whether this came."""
     end = time.monotonic() + 300
     while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
         if time.monotonic() > end:

@@ -131,7 +131,7 @@ def raise_at(point):
 def raise_at_checks(iterator, taken, stride, draw):
     """Call `next` until a batch comes. Each call raises 1 to 2 * `stride` - 1 checks later than the one before.
 
-    Return the number of the check that the last call did not reach."""
+    Return the number of the check that the last call, which returned the batch, did not reach."""
     point = 0
     sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes to the first trace
     while True:

@@ -70,7 +70,7 @@ def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
 
 
 def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:
-    """Return the hash of every file below `out`, and of its rejected records. In texts, replace a path that may differ."""
+    """Return the hash of each file below `out` and of its rejected records, after `replace`, (old, new), in .json and .txt."""
     found = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     rejected = Path(f"{out}.rejected.jsonl")
     found |= {"rejected": rejected.read_bytes()} if rejected.exists() else {}

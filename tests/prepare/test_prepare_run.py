@@ -175,7 +175,7 @@ def test_a_damaged_manifest_is_named(place: Place) -> None:
     place.prepare(place.request())
     for damaged in (b"{", b"[]", b"\xff"):
         (place.out / "prepare.json").write_bytes(damaged)
-        assert "prepare.json: damaged (" in place.fails(place.command(place.request()))
+        assert "prepare.json: damaged (" in place.fails(place.command(place.request())), damaged
 
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])

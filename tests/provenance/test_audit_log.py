@@ -190,7 +190,7 @@ def test_setting_an_iterator_to_another_step_is_logged_as_a_resumption(make, tmp
     state = iterator.get_state()
     for _ in range(3):
         next(iterator)
-    for step in (2, 3):  # at the second, it already is
+    for step in (2, 3):  # the iterator already is at step 3, so this is no resumption
         iterator.set_state({**state, "next_step": step})
         next(iterator)
     assert actions(tmp_path / "audit.jsonl") == [("dataset_load", None, None), ("epoch_start", 0, 0), ("resume", 2, 0)]

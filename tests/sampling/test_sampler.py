@@ -196,17 +196,24 @@ def test_arguments_that_do_not_fit_are_named(arguments, message):
         IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})
 
 
-def test_hosts_steps_and_records_out_of_range_are_errors():
-    for host, message in ((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more"):
-        with pytest.raises(GrainSftError, match=f"host {message}"):
-            Host(*host)
+@pytest.mark.parametrize(
+    ("host", "message"), [((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more")]
+)
+def test_hosts_out_of_range_are_errors(host, message):
+    with pytest.raises(GrainSftError, match=f"host {message}"):
+        Host(*host)
+
+
+def test_steps_and_records_out_of_range_are_errors():
     assert len(sampler(100, 10, "shuffle")) == sys.maxsize
     ending = sampler(105, 10, "shuffle", Host(0, 2), epochs=3)
     assert len(ending) == 3 * 10 * 5
-    for name, read, end in ("step", ending.rows, 30), ("record", ending.__getitem__, 150):
-        for number in (-1, end):
-            with pytest.raises(IndexError, match=f"{name}={number}"):
-                read(number)
+    for step in (-1, 30):
+        with pytest.raises(IndexError, match=f"step={step}"):
+            ending.rows(step)
+    for record in (-1, 150):
+        with pytest.raises(IndexError, match=f"record={record}"):
+            ending[record]
     with pytest.raises(IndexError, match="step=28: expected 0 to 27"):  # not the sampler's own step, 30
         MappedSampler(ending, [(3, 2)]).slots(range(20, 29))
 

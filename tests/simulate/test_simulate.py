@@ -135,9 +135,10 @@ def test_rows_that_are_read_65536_times_are_counted(write_tokens):
     pipeline = load(config_of(corpus, {"kind": "windows", "sequence_length": 8}, 1 << 15, last_batch="run_on"))
     expected = {"rows_read": 1 << 17, "slots": 1 << 17, "distinct": 2, "most_often": 1 << 16}
     assert simulate(pipeline, 1, range(4))["coverage"] == expected
-    for steps, hosts in ((range(0, 4, 2), None), (range(4), 0)):
-        with pytest.raises(SamplerError, match=r"range\(0, 4, 2\): expected consecutive|count=0"):
-            simulate(pipeline, 1, steps, restart_hosts=hosts)
+    with pytest.raises(SamplerError, match=r"range\(0, 4, 2\): expected consecutive"):
+        simulate(pipeline, 1, range(0, 4, 2))
+    with pytest.raises(SamplerError, match="count=0"):
+        simulate(pipeline, 1, range(4), restart_hosts=0)
 
 
 def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_path):

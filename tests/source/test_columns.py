@@ -191,9 +191,11 @@ def test_the_load_balanced_order_is_that_of_maxtext(run):
 @pytest.mark.parametrize("columns", [(0, 0), (5, 3), (-1, 4), (1.5, 3), (0, LENGTH + 1), (LENGTH, LENGTH + 1)])
 def test_columns_that_do_not_exist_are_refused(corpora, columns):
     pipeline = load(config_of(corpora["plain"], "windows"))
-    for read in (lambda: pipeline.read(0, np.arange(2), columns=columns), lambda: pipeline.source.columns(*columns)):
-        with pytest.raises(GrainSftError, match=f"expected (0 <= start < stop <= {LENGTH}|an integer)"):
-            read()
+    expected = f"expected (0 <= start < stop <= {LENGTH}|an integer)"
+    with pytest.raises(GrainSftError, match=expected):
+        pipeline.read(0, np.arange(2), columns=columns)
+    with pytest.raises(GrainSftError, match=expected):
+        pipeline.source.columns(*columns)
 
 
 @pytest.mark.parametrize("kind", [WindowLayout, PackedLayout])

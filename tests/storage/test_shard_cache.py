@@ -85,7 +85,7 @@ def cached(folder, suffix=""):
 
 
 def sizes_of(folder):
-    """Return the bytes of each file or folder (0) below `folder`, by path and inode."""
+    """Return the size in bytes of each file below `folder`, by path and inode. A folder has 0 bytes."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -150,7 +150,7 @@ DAMAGES = {
     "emptied": lambda data, other: b"",
     "swapped": lambda data, other: other,
 }
-"""Functions of the bytes of a file of the cache, and of those of another."""
+"""Functions that return damaged bytes of a file of the cache, from its bytes and those of another file."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

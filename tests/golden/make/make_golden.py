@@ -3,8 +3,8 @@
 olmo_order.json: batches that OLMo-core's `NumpyFSLDataLoader` yields to each rank, and digests of a larger global order.
 maxtext_order.json: shards, and records over three epochs, of MaxText's `OlmoIndexSampler`.
 maxtext/index.json: an index file as MaxText's `build_index(...).save(path)` writes it.
-olmo_filter.npz: rows of tokens, those of the existing file, and whether OLMo-core's (`instance_mask`) and MaxText's repetition
-  filters let each row pass.
+olmo_filter.npz: the rows of tokens that the file already has, and whether the repetition filters of OLMo-core
+  (`instance_mask`) and of MaxText let each row pass.
 
 Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), grain 0.2.18, numpy 2.4.6, and MaxText 0.2.5 as an unpacked wheel
 (pip download --no-deps maxtext==0.2.5; python -m zipfile -e maxtext-*.whl maxtext-wheel). They give the same bytes.

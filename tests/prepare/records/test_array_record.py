@@ -98,7 +98,7 @@ def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
 
 
 def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path):
-    """Both files have one size, a multiple of 64 KiB, but the footer of the first is no footer of the second."""
+    """Both files have the same size, a multiple of 64 KiB. The cached footer of the first must not be used for the second."""
     url = "gs://bucket/replaced.array_record"
     for count, group in ((6, 2), (9, 3)):
         records = [f"{count} {number}".encode() for number in range(count)]
