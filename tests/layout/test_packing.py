@@ -91,7 +91,7 @@ def test_balanced_rows_hold_each_document_once_and_are_few(lengths):
 
 @pytest.mark.parametrize(("median", "capacity", "light"), [(180, 4096, 0.95), (5400, 32_768, 0.7)])
 def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, light):
-    """A row costs the sum of squared lengths. Few cost less than the median, none much more than it or their longest document."""
+    """A row costs the sum of squared lengths. Few cost less than the median, none much more than it or their longest one."""
     lengths = np.random.default_rng(0).lognormal(np.log(median), 1, 20_000).astype(np.int64).clip(1, capacity)
     lightest = {}
     for name in ("best_fit_decreasing", "balanced"):
