@@ -64,8 +64,7 @@ def pack(parser: Parser) -> None:
     add = parser.add_argument
     add("corpus", nargs="+", help="corpus that open_corpus takes: a prepared corpus, a mix, an index, ...")
     add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
-    compared = "Packing algorithm. Without it, all algorithms are compared."
-    parser.add_declared(PackedLayout, ("algorithm",), default=None, help=compared)
+    parser.add_declared(PackedLayout, ("algorithm",), default=None, help="packing algorithm (default: compare all)")
     add("--compare", action="store_true", help="also compare all algorithms, after the report of --algorithm")
     parser.add_declared(PackedLayout, PACKING, parser.add_argument_group("rows"))
     parser.add_corpus_options(parser.add_argument_group("files"))

@@ -102,8 +102,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             if loss is None or loss.any():
                 found = f"the documents are longer than sequence_length={layout.sequence_length}"
                 reason = "only tokens that are not in these rows take loss: they were cut off, or are in other rows"
-                fix = "Give a longer sequence_length, or keep the other end of documents"
-                return f"{found}, and {reason}. {fix}."
+                return f"{found}, and {reason}. Give a longer sequence_length, or keep the other end of documents."
     found = "the loss mask is 0 for each token of these rows and of their documents"
     reason = "the mask holds only zeros, or the documents are prompts without an answer"
     return f"{found}: {reason}. Prepare the corpus again, or give use_loss_mask: false."

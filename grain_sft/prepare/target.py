@@ -135,8 +135,7 @@ class Target:
                 os.makedirs(self.work, exist_ok=True)
                 fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                problem = f"{self.work}: can't be made ({error.strerror})"
-                raise StorageError(f"{problem}. Give an output in a folder that can be written to.") from error
+                raise StorageError(f"{self.work}: can't be made ({error.strerror}). Give another output.") from error
             with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait):
                 if is_at(fd, lock):
                     yield

@@ -144,8 +144,7 @@ def iter_trace(
         raise RowIndexError(f"{steps}: expected consecutive steps. Give a range without a stride.")
     if steps.start < pipeline.first_step or steps.stop > pipeline.end_step:
         last = "on" if pipeline.num_steps is None else f"to {pipeline.num_steps - 1}"
-        found = f"steps {steps.start} to {steps.stop - 1}"
-        raise RowIndexError(f"{found}: expected steps from {pipeline.first_step} {last}.")
+        raise RowIndexError(f"{steps}: expected steps from {pipeline.first_step} {last}.")
     names = RunNames(pipeline)
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
         steps_of_stage = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))

@@ -52,8 +52,7 @@ class StepMap:
         self._ends = [*self.steps[1:], sys.maxsize]  # first step of the trainer to which each shift no longer applies
         self._data_steps = [step + shift for step, shift in zip(self.steps, self._shifts, strict=True)]
         if max(self.steps[-1], self._data_steps[-1]) > sys.maxsize:
-            problem = f"step {self.steps[-1]} would read data step {self._data_steps[-1]}"
-            raise SamplerError(f"skip: {problem}. Skip fewer steps.")
+            raise SamplerError(f"skip: step {self.steps[-1]} reads data step {self._data_steps[-1]}. Skip fewer steps.")
 
     def data_step(self, step: int) -> int:
         """Return the data step that the trainer's `step` reads. A step before `origin` is shifted as `origin` is."""

@@ -67,8 +67,7 @@ class SourceOrder:
             problem = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
             raise SamplerError(f"{problem}. Take another chunk_size, or a layout with max_target_sequence_length.")
         if self.start[1] >= self.num_instances:
-            expected = f"an epoch, and an index from 0 to {self.num_instances - 1}"
-            raise SamplerError(f"start={self.start}: expected {expected}.")
+            raise SamplerError(f"start={self.start}: expected an epoch, and an index below {self.num_instances}.")
 
     @property
     def num_rows(self) -> int | None:

@@ -82,8 +82,7 @@ def size_change(stored: FileStamp, size: int) -> str:
     """Return the message for a file whose size, now `size` bytes, changed after it was indexed."""
     verb = "grew" if size > stored.size else "shrank"
     problem = f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}"
-    fix = "Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)"
-    return f"{problem}. {fix}."
+    return f"{problem}. Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."
 
 
 def replaced(stored: FileStamp) -> str:

@@ -59,8 +59,7 @@ def outside(path: str, real: str, root: str) -> CorpusError:
     """Return the error for `path`, whose real path `real` lies outside of the folder `root`."""
     target = "" if real == path else f"; its real path is {real}"
     problem = f"{path}: lies outside of {root}, which was given as the root of all files{target}"
-    fix = "Fix the mix, the index or the link that leads there, or give a root that holds it"
-    return CorpusError(f"{problem}. {fix}.")
+    return CorpusError(f"{problem}. Fix the mix, the index or the link that leads there, or give a root that holds it.")
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

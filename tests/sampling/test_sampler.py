@@ -180,7 +180,7 @@ WRONG_ARGUMENTS = [
     ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
     ({"global_batch_size": 1 << 63}, r"at most 2\^62"),
     ({"schedule": [(1 << 61, 8)]}, r"rows up to step 2305843009213693952; expected at most 2\^62"),
-    ({"start": (0, 100)}, "an index from 0 to 99"),
+    ({"start": (0, 100)}, "an index below 100"),
     ({"start": (0, 2.5)}, r"start=\(0, 2.5\): a number=2.5: expected an integer, 0 or more"),
     ({"schedule": [(0, 8)]}, "schedule: step=0: expected an integer, 1 or more"),
     ({"schedule": [(5, 8), (5, 16)]}, "step 5 follows step 5"),

@@ -33,8 +33,7 @@ def parse_json(line: bytes) -> object:
     except RecordError:
         raise
     except UnicodeDecodeError as error:
-        byte = f"{line[error.start]:#04x}"
-        raise RecordError(f"byte {error.start} ({byte}) is not UTF-8. Convert the file to UTF-8.") from error
+        raise RecordError(f"byte {error.start} ({line[error.start]:#04x}) is not UTF-8. Convert the file.") from error
     except json.JSONDecodeError as error:
         near = error.doc[error.pos : error.pos + 20]
         where = shown(near) if near else "the end of the line"
