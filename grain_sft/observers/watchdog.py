@@ -31,7 +31,7 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-_CHECKS = 8  # number of checks until a wait is a stall, or between two summaries
+_CHECKS = 8  # least number of checks until a wait is a stall, or between two summaries
 _LONGEST_PAUSE = 1.0  # most seconds between two checks
 
 Wait = tuple[int, float]

@@ -95,6 +95,7 @@ class StagedPipeline(Pipeline):
         return self.at(step)[step]
 
     def read(self, step: int, slots: Ints, *, columns: tuple[int, int] | None = None) -> Element:
+        self.sampler.at(step)  # as in `__getitem__`
         return self.at(step).read(step, slots, columns=columns)
 
     @property

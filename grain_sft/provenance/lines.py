@@ -117,8 +117,8 @@ def trace(
       pipeline: Pipeline of any host.
       steps: Consecutive steps, such as `range(1000, 7000)`.
       host: Host whose rows are traced. None traces the rows of all hosts.
-      trainable: Whether to count tokens that take loss. This reads loss files, and tokens if a transform such as `NgramFilter`
-        needs them.
+      trainable: Whether to count tokens that take loss. This reads loss files. It also reads tokens: of all rows if a
+        transform such as `NgramFilter` needs them, else of rows with withdrawn documents.
       block_rows: Number of rows traced together.
 
     Raises:

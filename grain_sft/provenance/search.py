@@ -58,7 +58,7 @@ def find_tokenizer(corpus: Corpus) -> str | None:
     """
     path = files.sidecar(corpus.shards[0].path, "tokenizer")
     if path is not None and corpus.tokenizer_sha256 is None:
-        logging.warning("%s: used as the corpus's tokenizer, but no hash confirms it. --tokenizer gives another.", path)
+        logging.warning("%s: used as the corpus's tokenizer. No hash confirms it: check it, or give --tokenizer.", path)
     return path
 
 

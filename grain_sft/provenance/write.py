@@ -54,7 +54,7 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
     """
     make, binary = WRITERS[kind]
     if binary and not output:
-        raise PipelineError(f"format {kind}: expected a file, because the format is not text. Name one with --output.")
+        raise PipelineError(f"format {kind}: expected a file, because the format is not text. Give --output FILE.")
     target: Any = files.atomic_write(output, "wb" if binary else "w") if output else contextlib.nullcontext(sys.stdout)
     with target as file, make(file, receipt, about) as write:
         yield write

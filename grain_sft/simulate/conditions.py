@@ -72,7 +72,7 @@ class Waits:
         self._answered = 0.0  # time of the bucket's last answer
 
     def add(self, seconds: npt.NDArray[np.float64], bucket_seconds: float = 0.0) -> float:
-        """Return the seconds for which the trainer waits for the next step.
+        """Move the clock to the end of the next step. Return the seconds for which the trainer waits for this step.
 
         Args:
           seconds: float64 [hosts], seconds of each host to read its batch, if the bucket answers at once.

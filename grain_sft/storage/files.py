@@ -77,7 +77,7 @@ def read_text(path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         problem = f"{path}: byte {error.start} is not UTF-8, so this is not a text file (mix, index or config)"
-        raise CorpusFileError(f"{problem}. A file of tokens is given as a .npy path, a glob or a list.") from error
+        raise CorpusFileError(f"{problem}. Give token files as a .npy path, a glob or a list.") from error
 
 
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:

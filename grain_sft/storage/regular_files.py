@@ -109,7 +109,7 @@ def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
         problem = f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file"
-        raise CorpusFileError(f"{problem}. Give the path of one.")
+        raise CorpusFileError(f"{problem}. Give the path of a file.")
 
 
 def _check_is_allowed(path: str, fd: int) -> None:

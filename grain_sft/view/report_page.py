@@ -121,7 +121,7 @@ def _sources(report: Report) -> str:
     sampled = report["sampled"]
     note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps."
     if not sampled["ends"]:
-        note += " The run never ends; these steps read as many rows as the layout has."
+        note += f" The run never ends; its first {sampled['of']:,} steps read as many rows as the layout has."
     elif sampled["steps"] == sampled["of"]:
         note = f"All {sampled['of']:,} steps."
     return _note(note) + _table("sources-table", head, lines)
