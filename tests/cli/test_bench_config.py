@@ -179,7 +179,7 @@ def test_failures_are_a_sentence_with_status_2_for_wrong_arguments_and_1_for_oth
         if words == [path]:
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
         status, error = failure("bench", *words)
-        assert status == 1 and re.match(r"grain-sft bench: (?!FileExistsError)", error)
+        assert status == 1 and re.match(r"grain-sft bench: (?!FileExistsError)", error), words
 
 
 def test_the_limit_copies_each_array_of_the_batch_once():

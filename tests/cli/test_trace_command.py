@@ -133,9 +133,7 @@ def test_what_cannot_be_answered_is_an_error(config, failure):
 
 
 def test_options_that_do_not_apply_to_a_question_are_refused(config, failure):
-    questions = (
-        "--steps A:B | --between NAME NAME | --document [SOURCE:]N | --record ID | --find TEXT | --checkpoints [N]"
-    )
+    usage = "--steps A:B | --between NAME NAME | --document [SOURCE:]N | --record ID | --find TEXT | --checkpoints [N]"
     for arguments, unused in (
         ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
         ("--steps 1:2 --epochs 1", "--epochs"),
@@ -143,7 +141,7 @@ def test_options_that_do_not_apply_to_a_question_are_refused(config, failure):
     ):
         status, error = failure("trace", config, *arguments.split())
         assert status == 2 and f"{arguments.split()[0]} does not use {unused}. Leave it out." in error, arguments
-        assert f"usage: grain-sft trace ({questions}) config [options]\n" in error, arguments
+        assert f"usage: grain-sft trace ({usage}) config [options]\n" in error, arguments
 
 
 def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):

@@ -169,7 +169,7 @@ def test_inheriting_in_a_circle_or_through_hundreds_of_configs_is_an_error(confi
     one, two, itself = (str(tmp_path / f"{name}.yaml") for name in ("one", "two", "self"))
     assert error_of(itself).startswith(f"{itself}: inherits itself: {itself} -> {itself}. Remove")
     for given in (one, tmp_path / "outside.yaml"):
-        assert f"{one}: inherits itself: {one} -> {two} -> {one}. Remove" in error_of(given)
+        assert f"{one}: inherits itself: {one} -> {two} -> {one}. Remove" in error_of(given), given
     assert f"{two}: inherits itself: {two} -> {one} -> {two}. Remove" in error_of({"inherits": two})
     write_config(tmp_path / "0.json", config)
     for number in range(1, 300):

@@ -134,7 +134,7 @@ def test_boundaries_that_are_cut_short_are_an_error(tmp_path):
     for size in range(len(data)):
         path.write_bytes(data[:size])
         message = error_of(tmp_path, eos_token_id=EOS)
-        assert str(path) in message and ("cut short" in message or "Copy the file again" in message)
+        assert str(path) in message and ("cut short" in message or "Copy the file again" in message), size
 
 
 def test_boundaries_are_read_in_blocks_with_carriage_returns_gaps_and_no_last_newline(tmp_path, monkeypatch):

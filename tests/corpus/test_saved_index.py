@@ -75,9 +75,9 @@ def test_an_index_opens_from_any_working_directory_and_its_relative_paths_are_re
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
     shutil.copy(moved / "index.json", index)
-    assert open_corpus(index, path_remap={f"{folder}/": f"{moved}/"}).fingerprint == corpus.fingerprint
+    assert open_corpus(index, path_remap={f"{folder}/": f"{moved}/"}).fingerprint == corpus.fingerprint  # whole
     (moved / "sub").rename(moved / "other")
-    again = open_corpus(moved / "index.json", path_remap={"sub/": "other/"})
+    again = open_corpus(moved / "index.json", path_remap={"sub/": "other/"})  # as the index has them
     assert again.shards[0].path == str(moved / "other" / "a.npy") and again.fingerprint == corpus.fingerprint
 
 

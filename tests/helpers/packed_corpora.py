@@ -35,7 +35,7 @@ class PackedCase(NamedTuple):
     files: int = 1
     dtype: str = "uint16"
     tail: int = 0  # tokens after the last EOS, in every second file
-    long: str = "truncate"  # or "fragment", which divides documents longer than a row
+    long: str = "truncate"  # cuts documents longer than a row; "fragment" divides them
     group: int = 1  # files that are packed together
     mask: bool = False  # whether there are label masks
     bos: bool = False  # whether each document begins with a BOS; an EOS ends a document only if a BOS follows

@@ -46,7 +46,7 @@ def run(jobs: list[dict[str, Any]], processes: int, devices: int) -> list[list[d
 
 
 def digests(pipeline: Any, steps: Iterable[int], num_rows: int = 0, order: Any = slice(None)) -> dict[int, Any]:
-    """Return the digests of the arrays of each step, filled up to `num_rows` with rows of zeros."""
+    """Return the digests of the arrays of each step, with rows in `order` and then rows of zeros up to `num_rows`."""
 
     def filled(array):
         return np.pad(array[order], ((0, max(0, num_rows - len(array))), (0, 0)))

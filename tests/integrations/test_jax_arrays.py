@@ -98,7 +98,7 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
     for case in CASES:
         reads = [next(line["reads"] for line in lines if (line["job"], line["case"]) == ("", case)) for lines in every]
         whole = case == "columns" or "over hosts" in case
-        assert reads == ([list(range(8))] * 2 if whole else [[0, 1, 2, 3], [4, 5, 6, 7]])
+        assert reads == ([list(range(8))] * 2 if whole else [[0, 1, 2, 3], [4, 5, 6, 7]]), case
 
 
 @pytest.mark.processes

@@ -121,9 +121,9 @@ def test_a_run_whose_work_folder_another_run_discarded_locks_the_new_folder(tmp_
     produce = functools.partial(target.Target(tmp_path / "out").produce, {"key": "same"}, overwrite=False)
     work, exclusive, locked = tmp_path / ".out.grain_sft-work", target.exclusive, []
 
-    def discarded_before(fd, *arguments, **options):
+    def exclusive_after_discard(fd, *arguments, **options):
         if not locked:
-            shutil.rmtree(work)
+            shutil.rmtree(work)  # as another run does, after this run opened the folder and before it locks it
         locked.append(fd)
         return exclusive(fd, *arguments, **options)
 
@@ -133,5 +133,5 @@ def test_a_run_whose_work_folder_another_run_discarded_locks_the_new_folder(tmp_
         (work / "corpus").mkdir()
         return {}
 
-    monkeypatch.setattr(target, "exclusive", discarded_before)
-    assert produce(make) == {} and len(locked) == 3
+    monkeypatch.setattr(target, "exclusive", exclusive_after_discard)
+    assert produce(make) == {} and len(locked) == 3  # the old folder, the new folder, and the run that was refused

@@ -22,14 +22,12 @@ pytest.importorskip("gcsfs")
 
 URL = "gs://some-bucket/data/tokens.npy"
 CREDENTIALS = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_GS", "NO_GCE_CHECK")
-
-
 REFUSAL = b'{"error": {"code": 401, "message": "Anonymous caller does not have access"}}'
 
 
 @contextlib.contextmanager
 def serving(statuses, body):
-    """Serve `body` with the next of `statuses` to each request. Yield the server's address."""
+    """Answer each request with the next of `statuses` and with `body`. Yield the server's address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
