@@ -251,7 +251,7 @@ def test_samplers_sources_and_keys_that_do_not_belong_together_are_refused(folde
         Pipeline(source, MixtureSampler(Mixture({"b": (1, rows), "a": (1, rows)}), global_batch_size=8))
     with pytest.raises(GrainSftError, match="one for each of a, b"):
         Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, {"a": 1}),))
-    with pytest.raises(GrainSftError, match="at step 5 is 3 .*expected weights by name"):
+    with pytest.raises(GrainSftError, match=r"at step 5 is 3 .*expected weights by name"):
         Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, 3),))
     with pytest.raises(IndexError):
         source.read([80])

@@ -70,7 +70,7 @@ def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, lay
 def test_only_packed_rows_are_written_and_only_into_a_folder_that_holds_nothing_else(tmp_path, layout):
     with pytest.raises(LayoutError, match=r"^PaddedLayout\(.*: only the rows of a PackedLayout can be written"):
         materialize(PaddedLayout(layout.corpus, LENGTH), tmp_path / "rows")
-    with pytest.raises(LayoutError, match="^5: only the rows of a PackedLayout can be written"):
+    with pytest.raises(LayoutError, match=r"^5: only the rows of a PackedLayout can be written"):
         materialize(5, tmp_path / "rows")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
