@@ -172,8 +172,8 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
 def _least_end(begin: int, records: int) -> int:
     """Return the smallest end that Riegeli allows for a chunk.
 
-    A chunk takes at least one byte of the file for each record, and does not end in a block header. A chunk of
-    many empty records has less data, so Riegeli pads the chunk to this end.
+    A chunk takes at least one byte of the file for each record, and does not end in a block header. Riegeli pads shorter
+    chunks, such as those of many empty records, to this end.
     """
     end = begin + records
     in_block = end % _BLOCK

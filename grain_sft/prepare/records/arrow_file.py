@@ -86,7 +86,7 @@ def _without_none(value: Any) -> Any:
 
 
 class _Stream(io.RawIOBase):
-    """Stream in which pyarrow reads the bytes of a scanner, without the magic of an Arrow file."""
+    """Stream of a scanner's bytes for pyarrow, without the magic of an Arrow file."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner

@@ -22,7 +22,7 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-MAX_BLOCKS = 8  # most blocks of `BLOCK` bytes in a unit of plain lines, and fewest in a part of a compressed file
+MAX_BLOCKS = 8  # most blocks of `BLOCK` bytes in a unit of plain lines, and fewest in a part of most other files
 MANY_BLOCKS = 1024  # an input of at most this many blocks has units of one block, a larger input has larger units
 _TAIL = 1 << 14  # bytes read after a unit to find the end of its last line; a longer line is read further
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
@@ -32,7 +32,7 @@ SCAN_THREADS = 8  # threads that open files
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether
 a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of its `Input`. Parts have at
-least `least` bytes after decompression, except the last, and except in Parquet. `rows(entry, unit)` yields the rows of a unit.
+least `least` bytes of records, except the last, and except in Parquet. `rows(entry, unit)` yields the rows of a unit.
 """
 
 
@@ -180,7 +180,7 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return a unit with the byte before it, which shows whether a line begins at the unit's start, and the unit alone."""
+    """Return the bytes of a unit after the byte before it, which may end a line, and the bytes of the unit alone."""
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
     return data, memoryview(data)[unit.start - begin :]

@@ -159,7 +159,7 @@ def optional_text(record: Record, key: str) -> str | None:
 def _weight_of(entry: Record, where: str) -> float | None:
     """Return the weight of a message, from 0 to 1e30, where true is 1 and false is 0; None if it has none.
 
-    A mask under another key, such as `train: false`, is refused, because it has no effect.
+    A mask under another key, such as `train: false`, is refused, because no code reads it.
     """
     for key in sorted(entry.keys() & _ALL_MASKS):
         value = entry[key]

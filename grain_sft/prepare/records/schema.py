@@ -26,7 +26,7 @@ class Schema(NamedTuple):
     Attributes:
       parse: Function from a record to its conversation.
       keys: Keys of a record. `--schema` can map them to other keys of the file.
-      turn_keys: Keys of a message in a record that `--schema` can map.
+      turn_keys: Keys of a message in a record. `--schema` can map them, too.
       signs: Keys by which "auto" recognizes a record: every record of this schema has them. "messages", "episode" and "tools"
         have none, because their keys are those of "chat". "text" has none: "auto" takes it if no other schema fits.
     """
@@ -185,7 +185,7 @@ def _parse_preference(record: Record) -> Conversation:
 
     If both responses begin with the messages of the prompt, these are removed. Further messages with which both begin move to
     the prompt, but each response keeps its last message. The assistant's messages in the prompt get weight 0. For responses
-    that are texts, the prompt may be Alpaca's "instruction", "input" and "history". Without a prompt, they are plain documents.
+    that are texts, the prompt may be Alpaca's "instruction", "input" and "history". Texts without a prompt are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)

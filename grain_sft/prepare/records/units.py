@@ -41,8 +41,8 @@ class Input:
       parts: Parts of the file. None for a file of plain lines, which can be cut at any byte.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
-      note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, its version in a bucket, or the
-        time of the last change of a local file. "" for other kinds.
+      note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, the version of a remote file or
+        the time of the last change of a local file. "" for other kinds.
     """
 
     dataset: int
@@ -74,7 +74,7 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes after decompression. A Parquet file of 5 parts has units of a fifth of the file's size each."""
+        """Number of bytes after decompression. In a Parquet file of 5 parts, each unit counts as a fifth of the file."""
         return self.stop - self.start
 
 

@@ -23,7 +23,7 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split of each word, which may be the name of a folder above a file, or the beginning of the file's own name."""
+"""Splits by word. A word is the name of a folder above a file, or the first word of the file's own name."""
 
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
@@ -41,9 +41,9 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder names the files of records below it, or else the texts below it. It does not name files in folders whose names
-    begin with a point or an underscore, prepared corpora and their rejected records, metadata and caches of datasets, and
-    metadata of macOS (`._NAME`).
+    A folder names the files of records below it, or else the texts below it. It leaves out folders whose names begin with a dot
+    or an underscore, prepared corpora and their rejected records, metadata and caches of datasets, and metadata of macOS
+    (`._NAME`).
 
     Raises:
       CorpusFileError: No file has this name, links lead to one folder twice, or a folder has several splits or a damaged copy

@@ -92,8 +92,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        The template must write this token, and an EOS after it. If the template writes nothing between two messages, and the
-        second begins with "<|im_end|>", the turn ends at `stop`.
+        A token, or an EOS after it, ends the turn only if the template writes it. If the template writes nothing between two
+        messages, and the second begins with "<|im_end|>", the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -105,7 +105,7 @@ class Chat(Template):
 
 
 class Olmo(Chat):
-    """Chats as in `Chat`, or by OLMo's template if neither the options nor the tokenizer have one."""
+    """Chats as in `Chat`. OLMo's template renders them if neither the options nor the tokenizer have a template."""
 
     name = "olmo"
 

@@ -37,7 +37,8 @@ class RenderedChat:
     def contents(self) -> Spans | None:
         """Span of each message's content.
 
-        None if the template changes or leaves out a content, or if the chat has tools or other keys of messages.
+        None for a chat that has tools, or message keys other than `role` and `content`. None, too, if the template leaves out a
+        content or changes more than the whitespace at its ends.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None

@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Any] | None
 Spans = list[tuple[int, int]]
 
-# Markup that templates write around turns. Without such a token in the tokenizer, it is encoded as ordinary text.
+# Markup that templates write around turns. If it is not a token of the tokenizer, it is encoded as ordinary text.
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
 _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 
@@ -99,7 +99,7 @@ class ChatTemplate:
         return list(zip(stops[:-1:2], stops[1::2], strict=True))
 
     def end_of_turn(self, text: str, stop: int) -> int:
-        """Return the end of a turn whose content ends at `stop`: after the token that ends it, if there is one."""
+        """Return the end of a turn whose content ends at `stop`: after the token that ends the turn, or else `stop`."""
         token = self._special_next.match(text, stop)
         return token.end() if token and token.group(1) in self._ends else stop
 
@@ -113,13 +113,13 @@ class ChatTemplate:
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the text ends with the assistant's last content, as by GLM's template; False if `marks_turns`."""
+        """Return whether texts end with the assistant's last content, as those of GLM's template; False if `marks_turns`."""
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Return where the content of the turn text[start:stop] ends: before the token that ends it, and before whitespace."""
+        """Return the end of the content of the turn text[start:stop], without whitespace and the token that ends the turn."""
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 
@@ -155,7 +155,7 @@ def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
     """Return `count` characters that occur in no string of `values`, by default from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+nFFFE and U+nFFFF are no characters
+    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+nFFFE and U+nFFFF are not characters
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
         raise RecordError("messages: contain too many different characters: none is left to mark places in the text.")

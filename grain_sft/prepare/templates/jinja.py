@@ -34,7 +34,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace. It refuses names that begin with an underscore, because a template can leave the sandbox by them."""
+    """Jinja's namespace. It refuses names that begin with an underscore: by these, a template could leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`
@@ -81,7 +81,7 @@ def compile_template(text: str) -> jinja2.Template:
 
 
 def marks_turns(text: str) -> bool:
-    """Return whether a template has the tag {% generation %}, the only one that calls a method of an extension."""
+    """Return whether a template has {% generation %}, the only tag that calls a method of an extension."""
     return ENVIRONMENT.parse(text).find(jinja2.nodes.ExtensionAttribute) is not None
 
 

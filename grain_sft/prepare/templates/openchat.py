@@ -57,8 +57,8 @@ class OpenChat(PiecesTemplate):
         """See `PiecesTemplate.document`. `seq_level_weight` divides a message's weight by its tokens after the prefix."""
         if self.chosen.seq_level_weight:
             pieces = list(pieces)
-            # Each message, from the last one on, has three pieces: prefix, text and end of turn. A system text before the first
-            # message has the weight 0, which may be divided, too.
+            # From the end, every three pieces are a message: prefix, text and end of turn. The pieces before the first message
+            # have the weight 0, which may be divided, too.
             for end in range(len(pieces) - 1, 1, -3):
                 num_tokens = len(ids[end - 1]) + len(ids[end])
                 for number in (end - 1, end):

@@ -49,7 +49,7 @@ class Template(abc.ABC):
       masked: Whether some tokens may take no loss.
       weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
-      trim_trailing: Whether the tokens after the last token with loss are cut off. A document without loss is dropped.
+      trim_trailing: Whether the tokens after the last token with loss are cut off, and documents without loss are dropped.
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
@@ -150,7 +150,7 @@ RENDER_IT = "Choose a Jinja template that renders it (--template FILE.jinja)."
 
 
 def unread(key: str) -> str:
-    """Return the end of a message: what to do if the template does not render the key `key` of a record."""
+    """Return the end of an error message: what to do if the template does not render the key `key` of a record."""
     return f"{RENDER_IT} To ignore it: --schema 'chat:{key}='."
 
 
@@ -177,7 +177,7 @@ class PiecesTemplate(Template):
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`. If a text can't be encoded, conversations are rendered one by one, so that only one fails."""
+        """See `Template.render`. If a text can't be encoded, conversations are rendered one by one: the others succeed."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
@@ -210,7 +210,7 @@ class PiecesTemplate(Template):
 
 
 def _as_array(ids: list[int]) -> Ids:
-    """Return ids as uint32. Those that are negative or too large become Python objects, which `templates.render` refuses."""
+    """Return ids as uint32, or as Python objects if an id is negative or too large. `templates.render` refuses such an id."""
     try:
         return np.array(ids, np.uint32)
     except OverflowError:
@@ -226,9 +226,9 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 
 
 class SpecialText:
-    """Search for special tokens in text.
+    """Finder of special tokens in text.
 
-    `find` first looks for their first characters: a text without these takes 0.2 ns a character, not up to 13.
+    `find` first looks for their first characters, which takes 0.2 ns a character. The pattern takes up to 13 ns.
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:

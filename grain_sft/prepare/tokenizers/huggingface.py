@@ -234,7 +234,7 @@ def renamed(spelling: str) -> str:
 
 
 def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
-    """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids, and no text becomes one."""
+    """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids, and no text becomes such a token."""
 
     def name_of(piece: str) -> str:
         return renamed(piece) if piece in special else piece

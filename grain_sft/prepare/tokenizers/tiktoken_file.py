@@ -20,8 +20,8 @@ _CHARACTERS = (
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
 
-# All ordered pairs of `_CHARACTERS`. A split pattern loses characters that it does not match. The pairs don't find all such
-# patterns: `a|[^b]` loses "b", which is not in them.
+# All ordered pairs of `_CHARACTERS`. A split pattern loses the characters that it does not match. The pairs don't reveal all
+# such patterns: `a|[^b]` loses "b", which is in no pair.
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
@@ -118,7 +118,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
     def _check_pattern(self) -> None:
-        """Refuse a pattern that does not match every character: tiktoken leaves such characters out of the ids."""
+        """Refuse a pattern that does not match every character: tiktoken leaves out text that the pattern does not match."""
         where = f"{self._where}.json: pattern"
         try:
             decoded = self.decode(self.encode([_ALL_PAIRS])[0])
