@@ -41,6 +41,7 @@ def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
 
     Raises:
       CorpusError: A shard has no boundary file, or a file is damaged.
+      CorpusFileError: A file is missing, or not the file that was indexed.
     """
     return _documents(corpus, *_read_pieces(corpus, by_sequence=by_sequence))
 
@@ -63,7 +64,7 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
 
 
 def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
-    """Return the boundary file of each shard; raise a CorpusError if a shard has none."""
+    """Return the boundary file of each shard; raise a CorpusError if a shard has no such file."""
     boundaries = []
     for shard in corpus.shards:
         if shard.boundaries is None:

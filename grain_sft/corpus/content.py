@@ -58,7 +58,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 
 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
-    """Return the key of the cached hashes of files. It changes whenever one of the files is written to.
+    """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
     Return None if the hashes are not cached, because the files are small, an object has no version, or a file was written to in
     the last two seconds. A further write within this time may not change the file's times.

@@ -121,7 +121,7 @@ class Corpus(CorpusData):
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
-          CorpusError: A token is negative.
+          CorpusError: A token or a weight is negative, or a weight is not finite.
         """
         start, stop = operator.index(start), operator.index(stop)
         if not 0 <= start <= stop <= self.num_tokens:

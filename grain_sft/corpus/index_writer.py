@@ -38,7 +38,7 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a file that are not None, without `root`, which is an argument of `open_corpus`."""
+        """Return the fields of a file that are not None, without `root`, which `open_corpus` sets."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:

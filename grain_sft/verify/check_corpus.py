@@ -196,8 +196,8 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
-    Documents without EOS are only noted if they are at most half of all, because they may have been cut, or if nearly all
-    documents of boundary files end with one token, because a template may have its own end token.
+    There are two cases in which documents without EOS are only noted. If they are at most half of all, they may have been cut.
+    If nearly all documents of boundary files end with the same token, it may be the end token of a template.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos

@@ -157,7 +157,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     wrong: dict[str, Bools] = {}
     if not positions_apart:
         wrong["a segment does not begin at position 0"] = np.diff(segments, axis=1, prepend=0) * positions != 0
-        wrong["a position does not count on in its segment"] = inside & (np.diff(positions, axis=1) != 1)
+        wrong["a position is not 1 more than the position before it"] = inside & (np.diff(positions, axis=1) != 1)
     in_loss = target_segments != 0
     wrong["a target is not the token that follows"] = inside & in_loss[:, :-1] & (targets[:, :-1] != inputs[:, 1:])
     wrong["a target takes loss in another segment than its input"] = in_loss & (target_segments != segments)
@@ -202,7 +202,7 @@ def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> DocumentFinder:
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check that no row of a plan has too many pieces, that no token is in two rows, and that pieces lie in their documents.
+    """Check that no row of a plan has too many pieces, that no token is in two pieces, and that pieces lie in their documents.
 
     Args:
       arrays: Columns of the plan, which `check_columns` accepts.
@@ -216,7 +216,8 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = crowded.argmax()
         sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_count(crowded, 'Rows')}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # Sort the pieces by document and start. If two pieces have a token in common, some piece overlaps the one before it.
+    # Sort the pieces by document and start. If two pieces have a token in common, then in this order, some piece begins before
+    # its predecessor ends.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
@@ -224,7 +225,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     if repeated.any():
         piece = repeated.argmax()
         row = np.searchsorted(ends, piece, side="right")
-        sentence = f"of document {document[piece]} is in row {row} a second time.{_count(repeated, 'Pieces')}"
+        sentence = f"of document {document[piece]} is repeated in row {row}.{_count(repeated, 'Pieces')}"
         report.wrong("plan", where, sentence, f"token {start[piece]}")
     if corpus is not None:
         with report.errors("boundaries", corpus.shards[0].path):

@@ -40,7 +40,7 @@ class Report:
     Attributes:
       what: Kind of what is verified: "corpus", "plan" or "config".
       where: Path of what is verified, or name of a part of it, such as "stage 2".
-      full: Whether everything was read, not only sizes, headers, boundaries and the ends of files.
+      full: Whether all bytes were read; see `verify`.
       findings: Findings in the order of the checks. Each check lists at most `LISTED` wrong findings of each stage or source.
       figures: Facts by name: counts of shards, tokens, documents and rows, the fingerprint, the figures of each part.
       left_out: Number of wrong findings beyond `LISTED`, by check.

@@ -35,7 +35,8 @@ def verify(
 
     Args:
       where: Path of a corpus, as in `open_corpus`; of a plan, as `grain-sft pack` prints it; or of a config.
-      full: Whether to read all bytes, in bounded memory. False reads only sizes, headers, boundaries and the ends of files.
+      full: Whether to read all bytes, in bounded memory. False reads sizes, headers, boundaries, the ends of files, and samples
+        of documents, rows and batches.
       what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
       vocab_size: Number of ids of the vocabulary. None takes it from prepare.json, or from the tokenizer next to the corpus.
       corpus: Corpus that a plan is compared with; None checks the plan alone.
@@ -89,7 +90,7 @@ def _note_other_split(report: Report, path: str) -> None:
 
 
 def _check_config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
-    """Check that a config loads, and the corpora, layout, sampler and batches of each stage."""
+    """Load a config, and check the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
         vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by `corpus_key`, because stages may share a corpus

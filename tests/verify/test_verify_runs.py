@@ -66,7 +66,7 @@ def _put(name, place, value):
 
 
 PLAN_FAULTS = {
-    "a document twice": (_twice, r"token \d+: of document \d+ is in row \d+ a second time"),
+    "a document twice": (_twice, r"token \d+: of document \d+ is repeated in row \d+"),
     "a row that is too long": (_put("length", 0, LENGTH + 1), r"holds \d+ tokens, more than 64"),
     "a piece outside its document": (_put("start", 5, 1), "but document"),
     "a document that is not there": (_put("document", 5, 300), "its documents are 0 to 300, but the corpus has 300"),
@@ -167,7 +167,7 @@ def test_a_batch_that_is_not_aligned_is_found_out(config):
     for key, place, value, sentence in (
         ("targets", (0, 0), 7, "a target is not the token that follows: row 0"),
         ("inputs_position", (1, 0), 3, "does not begin at position 0: row 1"),
-        ("inputs_position", (0, 1), 9, "does not count on"),
+        ("inputs_position", (0, 1), 9, "is not 1 more than the position before it"),
         ("targets_segmentation", (2, 0), 9, "takes loss in another segment"),
         ("inputs", (0, 0), 5000, "holds the token 5000"),
     ):

@@ -1,6 +1,6 @@
 """Format episodes: the dataset that MyPT's `prepare_chat_sft.py` and `prepare_tool_sft.py` write. An episode is a document.
 
-The folders `train/` and `val/` hold one shard, or several folders `shard_*/` with one shard in each. The files of a shard are:
+Each of the folders `train/` and `val/` holds one shard, or folders `shard_*/` with one shard each. The files of a shard are:
   - `tokens.bin`: uint16 or uint32;
   - `mask.bin` (uint8) or `mask_weighted.bin` (float32 weights): the loss;
   - `episodes.idx`: start and length of each document, as uint64 pairs;

@@ -109,7 +109,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     options.check_paths([path for path, _ in labelled])  # before any file is opened
     remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
     if len(remote_folders) > 1:
-        in_threads(listing.names, remote_folders)  # a listing takes a request, so they run at the same time
+        in_threads(listing.names, remote_folders)  # at the same time, because each takes a request
 
     parts: list[TokenFile] = []
     splits: list[Split] = []  # the split of each of `parts`
@@ -204,9 +204,9 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". The result is False if the split has another file before
-    `part`. If the split does not list `part` (a name without a number, a folder that can't be listed), both files must be in
-    one folder.
+    `before` is the token file before `part` in the corpus, or "". The result is False if the split lists another file than
+    `before` as the predecessor of `part`. If the split does not list `part` (a name without a number, a folder that can't be
+    listed), the result is False for files in two folders.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues

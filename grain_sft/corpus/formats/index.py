@@ -130,10 +130,10 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 
 
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
-    """Return the corpus of the index at `path` with the loss files that `options` ask for: the caller's, the index's, or none.
+    """Return the corpus of the index at `path` with the loss files that `options` ask for.
 
-    `indexed` is `use_loss_mask` in the index. It is None if no masks existed when the index was written, or if version 0.1.0 of
-    grain_sft wrote the index, which did not find the masks of listed files.
+    `indexed` is `use_loss_mask` in the index. It is None if no masks existed when the index was written, or if grain_sft 0.1.0
+    wrote the index: this version did not find the masks of listed files.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask

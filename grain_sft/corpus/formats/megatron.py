@@ -50,7 +50,7 @@ class Megatron(Format):
         return path if prefixes or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether `paths` are a blend, include a prefix or a folder of prefixes, or are all .bin or .idx files."""
+        """Return whether `paths` are a blend, include a prefix or a folder of prefixes, or are all files of prefixes."""
         if _is_blend(paths):
             return True
         without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]

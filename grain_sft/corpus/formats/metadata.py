@@ -89,7 +89,7 @@ class DirectoryListing:
         return Json.load(path) if path else Json("", {})
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of the names `candidates` that exist in the folder of the file `path`, even if it can't be listed."""
+        """Return those of the names `candidates` that exist in the folder of `path`, even if the folder can't be listed."""
         folder = files.parent(path)
         try:
             names = self.names(folder)

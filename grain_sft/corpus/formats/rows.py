@@ -4,7 +4,7 @@ A folder holds the manifest `rows.json`, and for each shard NNNN:
   - `rows_NNNN.bin`: rows as `RowFormat` lays them out;
   - `documents_NNNN.idx`: start and length of every segment, in tokens, as uint64 pairs;
   - `loss_NNNN.bin`: uint8 masks or float32 weights, only if the packed corpus has loss files.
-If the packed corpus has sources, `sources.bin` holds the source of each segment, through all shards.
+If the packed corpus has sources, `sources.bin` holds the source of each segment of all shards.
 """
 
 import dataclasses
