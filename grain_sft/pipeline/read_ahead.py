@@ -74,7 +74,7 @@ class ReadAhead(Generic[T]):
         names = [f"{name}_{number}" for number in range(threads)]
         self.threads = [threading.Thread(target=self._work, name=each, daemon=True) for each in names]
         self._starting, self._started = threading.Lock(), False
-        _open.add(self)
+        _open_readers.add(self)
 
     def get(self, step: int) -> Slot[T]:
         """Wait for the result of `step`, and return it. `step` must not be before the step of the last `advance`."""
@@ -141,7 +141,7 @@ class ReadAhead(Generic[T]):
         self._wanted.put(None)  # ends the next thread
 
 
-_open: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
+_open_readers: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
 
 
 def _refuse(step: int) -> NoReturn:
@@ -151,9 +151,9 @@ def _refuse(step: int) -> NoReturn:
 
 def _forked() -> None:
     """In a forked child, let `get` raise an error instead of waiting forever, and `close` not end the parent's workers."""
-    for reader in list(_open):
+    for reader in list(_open_readers):
         reader.slots, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
-    _open.clear()
+    _open_readers.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -162,7 +162,7 @@ os.register_at_fork(after_in_child=_forked)
 @atexit.register
 def _end() -> None:
     """End all threads before the interpreter ends, because its end would stop them in the middle of native code."""
-    deadline, readers = time.monotonic() + _ENDS_IN, list(_open)
+    deadline, readers = time.monotonic() + _ENDS_IN, list(_open_readers)
     for reader in readers:
         reader.close()
     for thread in [thread for reader in readers for thread in reader.threads if thread.ident is not None]:

@@ -188,7 +188,7 @@ class NpyDataSource(RowSource):
             if shifted:
                 length = self.layout.sequence_length
                 lasts = [row * length + end - 1 for row, of_row in enumerate(ends) for end in of_row]
-                _take_loss(read, np.array(lasts, np.int64))
+                _fill_target_segments(read, np.array(lasts, np.int64))
         return read, None, fit
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
@@ -233,7 +233,7 @@ class NpyDataSource(RowSource):
         targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]
         targets[:, -1] = 0
         if loss is not None:
-            _take_loss(read, lasts)
+            _fill_target_segments(read, lasts)
         elif not whole:
             target_segments[...] = segments
             target_segments.reshape(-1)[lasts] = 0
@@ -262,7 +262,7 @@ def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> 
     return reader.gather(pieces.shard, pieces.start, offsets, pieces.length, shape[0] * shape[1]).reshape(shape)
 
 
-def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
+def _fill_target_segments(read: ReadRows, lasts: Ints | slice) -> None:
     """Fill `read.target_segment_ids` from `read.loss`: the segment id where the target takes loss, else 0.
 
     Example: a row has segment ids 1 1 1 2 2 and loss 0 1 1 1 1. The target of column 0 is the token in column 1, which takes

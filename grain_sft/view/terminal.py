@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 
 def wants_colour() -> bool:
-    """Return whether to print in colour: to a terminal or notebook, unless disabled (https://no-color.org, TERM=dumb)."""
+    """Return whether to print in colour: to a terminal or notebook, unless colour is off (https://no-color.org, TERM=dumb)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty() or "ipykernel" in type(sys.stdout).__module__
