@@ -155,14 +155,16 @@ def _weights_to_restate(
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # for each source: the step of the latest amendment of its weight, and step and weight of the schedule's latest entry
+        # for each source: the step of the latest amendment of its weight, and step and weight of the schedule's latest change
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
-        scheduled = {
-            name: (begin + entry["step"], weight)
-            for entry in stage["sampler"].get("schedule", ())
-            if begin + entry["step"] <= division
-            for name, weight in (entry.get("weights") or {}).items()
-        }
+        planned = {name: source["weight"] for name, source in stage["corpus"]["mixture"].items()}
+        scheduled: dict[str, tuple[int, Any]] = {}
+        for entry in stage["sampler"].get("schedule", ()):
+            for name, weight in (entry.get("weights") or {}).items():
+                # an entry that repeats the planned weight leaves an amendment in force, as in `Mixture.reweighted`
+                if begin + entry["step"] <= division and weight != planned[name]:
+                    planned[name] = weight
+                    scheduled[name] = (begin + entry["step"], weight)
         # A source without an amendment is left out: its new stage begins with the weight of the schedule.
         restored = {name: weight for name, (step, weight) in scheduled.items() if amended_at.get(name, step) < step}
         if restored:

@@ -115,6 +115,14 @@ def test_a_scheduled_weight_stays_after_a_replacement_and_ends_with_its_stage(pa
         assert len(changed["b"]) == pytest.approx(len(plain["b"]), abs=2)
 
 
+def test_a_schedule_that_repeats_the_planned_weight_leaves_an_amendment_in_force_after_a_replacement(paths):
+    reweight = {"reweight": {"from": 0, "weights": {"b": 20}}}
+    replace = {"replace": {"from": 4, "source": "a", "path": paths["new"]}}
+    for amendments in ([reweight], [reweight, replace]):
+        config = config_of(paths, amendments, schedule=[{"step": 2, "weights": {"b": 1}}])
+        assert len(streams_of(load(config), range(4, 30))["b"]) == pytest.approx(26 * 6 * 20 / 22, abs=2)
+
+
 def test_a_source_has_another_weight_and_repeat_cap(paths):
     weight = {"replace": {"from": 5, "source": "b", "weight": 4}}
     reweight = {"reweight": {"from": 5, "weights": {"b": 4}}}
