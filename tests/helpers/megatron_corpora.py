@@ -115,7 +115,7 @@ BLEND_SIZE = 20_000
 
 
 def maxtext_runs() -> dict[str, dict[str, Any]]:
-    """Return runs of MaxText by name, with `variant` of the layout. Prefixes without weights are joined to one data set."""
+    """Return runs of MaxText by name, with the layout's `variant`. Prefixes without weights are joined to one data set."""
     found: dict[str, dict[str, Any]] = {}
 
     def add(name: str, **options: Any) -> None:
