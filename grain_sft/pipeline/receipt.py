@@ -24,8 +24,8 @@ from grain_sft.source import MixtureSource, NpyDataSource
 class Receipt:
     """Everything that decides the global batches of a run.
 
-    Two runs with the same receipt have the same batches. Conversely, if two runs read the same token files and have the same
-    batches, they have the same receipt.
+    Two runs with the same receipt have the same batches. Runs with different receipts may also have the same batches: for
+    example, if one has a filter that rejects no row, and the other has no filter.
 
     A receipt includes which tokens each row has, and the sizes and the first and last bytes of the token files, as in
     `Corpus.ends_fingerprint`. If EOS tokens end the documents, it also includes a hash of all tokens. It leaves out how

@@ -31,7 +31,7 @@ class Trace:
 
     A line is a piece: consecutive tokens of one document in one shard, read in one row. A document that continues in the next
     shard has two lines. A row that holds only padding is one line of 0 tokens, whose instance, segment, shard, document,
-    source and record are -1.
+    source and record are -1. In a mixture, its epoch is -1 too.
 
     Attributes:
       step: Step, from 0.

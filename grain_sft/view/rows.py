@@ -60,7 +60,7 @@ class RowView:
     """A row of a batch, token by token.
 
     Attributes:
-      step, epoch: Step and epoch, from 0.
+      step, epoch: Step and epoch, from 0. In a mixture, a row of padding alone has the epoch -1.
       row: Index of the row in this host's batch.
       slot: Index of the row in the global batch.
       instance: Number of the row in the layout; -1 for a row of padding alone.

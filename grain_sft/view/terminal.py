@@ -65,7 +65,8 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     below 25 counts as 25. The responses of a preference pair are side by side if `width` has room for them.
     """
     content = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
-    yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{content}", _BOLD, colour)
+    epoch = f", epoch {view.epoch}" if view.epoch >= 0 else ""
+    yield _styled(f"step {view.step:,}{epoch}, row {view.row}{content}", _BOLD, colour)
     yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
     yield from view.notes
     runs = segment_runs(view)

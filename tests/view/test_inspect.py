@@ -89,6 +89,15 @@ def test_rows_of_each_host_have_their_slot_and_rows_of_padding_say_so(config):
     assert "of padding alone" in lines[0] and lines[-1].startswith("padding: 512 tokens")
 
 
+def test_a_row_of_padding_in_a_mixture_is_shown_without_an_epoch(run):
+    mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1, "sampler": {"epochs": 1}}}
+    sampler = {"global_batch_size": 7, "last_batch": "fill", "on_exhausted": "stop"}
+    pipeline = load(sections(None, 512, corpus={"mixture": mixture}, **sampler))
+    view = view_rows(pipeline, len(pipeline) - 1)[-1]
+    heading = next(row_lines(view, TokenTexts(None), colour=False, width=80))
+    assert (view.epoch, heading) == (-1, f"step {len(pipeline) - 1}, row 6, of padding alone")
+
+
 def test_a_changed_batch_is_noted(pipeline):
     class Change(grain.transforms.Map):
         def __init__(self, change):

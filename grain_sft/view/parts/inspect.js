@@ -108,7 +108,8 @@
     const instance = of.instance < 0 ? "nothing but padding" : `instance ${number(of.instance)} of the layout`;
     const host = data.host[1] > 1 ? `, host ${data.host[0]} of ${data.host[1]}` : "";
     document.querySelector("h1").textContent = `Step ${step.step}: ${data.title}`;
-    find("about").textContent = `Epoch ${of.epoch}, row ${of.row} of this host, slot ${of.slot} of the global batch` +
+    const epoch = of.epoch < 0 ? "Row" : `Epoch ${of.epoch}, row`;
+    find("about").textContent = `${epoch} ${of.row} of this host, slot ${of.slot} of the global batch` +
       `${host}: ${instance}. ${number(of.length)} tokens. Receipt ${data.receipt}.`;
     find("notes").replaceChildren(...of.notes.map((note) => element("li", note)));
     const runs = state.segment === null ? of.segments : names.filter(([name]) => name === state.segment);
