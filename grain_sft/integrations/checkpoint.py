@@ -15,7 +15,7 @@ _STEP, _PARTS = "next_step", "parts"
 def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:
     """Return the state of a run's data for a checkpoint: `{"next_step": k, "receipt": …, "parts": {…}}`.
 
-    The state has only values of JSON. It is the same on all hosts, and for any number of hosts.
+    The state has only values of JSON. It is the same on all hosts, and depends on their number only in orders like `maxtext`.
 
     Raises:
       RowIndexError: `next_step` is negative, or not an integer.
@@ -170,7 +170,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
 
 
 def read_record(path: str) -> list[dict[str, Any]]:
-    """Return the states in a record, in the order of their steps; [] without a file. Another file is a `PipelineError`."""
+    """Return the states in a record, in the order of their steps; [] without a file. Any other content is a `PipelineError`."""
     if not files.exists(path):
         return []
     try:

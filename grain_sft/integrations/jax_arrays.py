@@ -27,7 +27,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
     Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
     only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process reads only the columns on
-    its devices, unless a transform needs whole rows (`Pipeline.reads_columns` is False). If the sharding puts a row on the
+    its devices, unless `Pipeline.reads_columns` is False or `loaders` is given. If the sharding puts a row on the
     devices of several processes, each of these processes reads the row.
 
     Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt

@@ -97,10 +97,10 @@ def packed_loss(
     targets_segmentation: _Rows,
     targets_weights: _Weights | None = None,
 ) -> Float[jax.Array, ""]:
-    """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
+    """Return the mean cross entropy of the targets that take loss, weighted by `targets_weights` if given.
 
-    Use it instead of Tunix's own loss, which takes loss on prompts and lets the documents of a row attend to each other. With
-    `gradient_accumulation_steps` above 1, Tunix takes the mean of the micro-batches' means.
+    Give it to `PeftTrainer.with_loss_fn`. Tunix's own loss takes loss on prompts and lets the documents of a row attend to each
+    other. With `gradient_accumulation_steps` above 1, Tunix takes the mean of the micro-batches' means.
 
     Args:
       model: As for `token_losses`.

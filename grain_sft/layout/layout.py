@@ -27,7 +27,7 @@ RECEIPT_VERSION = 2
 """Version of the hashes in receipts. It increases when their content or method changes, and is a part of every hash."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
-"""Segments of a row: their first tokens, as numbers of tokens of the corpus; their lengths; and where the row begins. A row of
+"""Segments of a row: the token offset in the corpus at which each begins; their lengths; and where the row begins. A row of
 `ColumnsLayout` begins inside a longer row, at (number of whole segments before it, position in the next segment).
 """
 

@@ -38,7 +38,7 @@ class OlmoPlan:
 
     folder: Path
     hashes: tuple[str, ...]  # HASH in the names of the files of each group
-    digest: str  # of the contents of all files
+    digest: str  # hash of the contents of all files
 
 
 def find_plan(

@@ -17,8 +17,8 @@ from grain_sft.types import Ints
 class OlmoVslLayout(Layout):
     """Rows of several lengths: the powers of two from `min_sequence_length` to `sequence_length`.
 
-    A document is cut into chunks of `sequence_length` tokens. Its remainder is cut into shorter chunks, longest first, whose
-    lengths are the powers of two that add up to its length. Chunks shorter than `min_sequence_length` are dropped. Each row
+    A document is cut into chunks of `sequence_length` tokens. The remainder is cut into shorter chunks, longest first. Their
+    lengths are the powers of two that add up to the remainder. Chunks shorter than `min_sequence_length` are dropped. Each row
     holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a batch from
     one bucket, and every batch has the same number of tokens.
 

@@ -49,7 +49,7 @@ class PackedLayout(Layout):
         as numpy does on a CPU with AVX-512, with AVX2, and with neither. This CPU must have these instructions, too.
       max_segments: Maximum number of documents in a row; None for any number.
       boundaries: Where documents end. With "auto", documents are those of the corpus. With "eos", a document ends after each
-        EOS token and at the end of each file, as in OLMo-core for local files.
+        EOS token, as in OLMo-core for local files, and tokens after the last EOS of a file are left out.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
       seed: Seed of an algorithm that packs each epoch anew.
       epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. The rows of epoch 1 follow those of epoch
@@ -234,9 +234,9 @@ class PackedLayout(Layout):
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, counts["padding"]),
         ]
-        if self.packing.boundaries == "auto":
-            lines.append(("in no document", None, self.corpus.num_tokens - int(self.corpus.documents.length.sum())))
-        return lines
+        # every epoch has all documents
+        in_documents = (counts["tokens"] + counts["cut_tokens"] + counts["dropped_tokens"]) // self.epochs
+        return [*lines, ("in no document", None, self.corpus.num_tokens - in_documents)]
 
     @property
     def split_documents(self) -> int:

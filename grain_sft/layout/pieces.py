@@ -45,7 +45,7 @@ class Pieces(NamedTuple):
       start: First token of the piece, counted from the shard's first token.
       length: Tokens of the piece.
       segment, position: Number of the segment in its row, from 1, and position of the piece's first token in the segment. Both
-        are None where each row is one whole segment.
+        are None if each row is one segment without padding.
       document: As in `Span`, or -1 for a piece outside all documents. None if the layout states no documents.
     """
 

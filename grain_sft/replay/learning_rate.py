@@ -49,8 +49,8 @@ def learning_rate_of(ratio: float, batch_tokens: int, ranks: int = 1, model_type
 def supervised_ratio(corpus: Corpus) -> float:
     """Return the number of tokens that take loss, divided by the number of tokens of all documents.
 
-    The first token of a document is never a target, so it takes no loss. If the corpus has loss files, all tokens and loss
-    files are read.
+    The first token of a document is never a target, so it takes no loss. If the corpus has loss files, this function
+    reads them and all tokens.
 
     Raises:
       CorpusError: The ends of the documents are unknown, or the documents have no tokens.

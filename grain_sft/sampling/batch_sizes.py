@@ -32,7 +32,7 @@ class BatchSizes:
     Attributes:
       steps: Step 0, and each step at which the size changes.
       sizes: Size from each of `steps` on. In a `ComputedSizes`, every size that some step may have.
-      schedule: The pairs (step, size) of the argument.
+      schedule: Pairs (step, size) of the entries of `steps` after step 0.
 
     Raises:
       SamplerError: Sizes or steps that are not positive integers, steps that don't ascend, or more than 2^62 rows.

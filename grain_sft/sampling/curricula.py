@@ -23,7 +23,7 @@ Each cycle goes from short rows to long rows, and has one subcycle for each buck
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
     """Return the number of batches of each bucket in an epoch, int64 [buckets].
 
-    `rows` and `sizes` are the numbers of rows of each bucket and of each bucket's batches, int64 [buckets]. The other arguments
+    `rows` is the number of rows of each bucket, and `sizes` that of each of its batches: int64 [buckets]. The other arguments
     are those of `CurriculumSampler`. If no batch is left, or OLMo-core refuses the curriculum, raise a `SamplerError`.
     """
     counts: Ints = rows // sizes
@@ -105,7 +105,7 @@ class CurriculumSizes(ComputedSizes):
     """Batch sizes of a run with a curriculum. Every epoch has the same batches, in another order.
 
     Args:
-      rows, sizes, counts: int64 [buckets], numbers of a bucket's rows, rows of its batches, and its batches in an epoch.
+      rows, sizes, counts: int64 [buckets], rows of each bucket, rows of one of its batches, and its batches in an epoch.
       order: Function of an epoch's number that returns the order of the epoch's batches, as `batch_order` does.
 
     Attributes:

@@ -116,7 +116,7 @@ class Mixture:
 
     @property
     def data_key(self) -> str:
-        """Text with all that decides the rows. It keeps `when_dry`, once the name of `on_exhausted`, as receipts hash it."""
+        """Text with all that decides the rows. Receipts hash it, so `on_exhausted` keeps its former name `when_dry` here."""
         sources = ", ".join(
             f"{name!r}: ({share}, {rows.data_key})"
             for share, (name, (_, rows)) in zip(self._shares(self._weights[0]), self.sources.items(), strict=True)

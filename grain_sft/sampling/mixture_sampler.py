@@ -121,7 +121,7 @@ class MixtureSampler(StreamSampler):
 
     @property
     def most_rows_off(self) -> float | None:
-        """Most rows by which a source may differ from its share, after any number of rows; None if weights change."""
+        """Most rows by which a source of `mixture` itself may differ from its share at any row; None if weights change."""
         return self._proportions.bound
 
     @property

@@ -21,7 +21,7 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Highest sum of integer weights for a `ScheduleTable`, which repeats after that many rows. Others take a `HalvingTree`."""
+"""Highest sum of integer weights for a `ScheduleTable`, whose period is this sum. Higher sums take a `HalvingTree`."""
 
 
 class _Phase(NamedTuple):

@@ -30,10 +30,10 @@ class Sampler(abc.ABC):
 
     Attributes:
       num_instances: Number of rows to choose from.
-      first_step: First step of the sampler: not 0 in a later stage of a run.
+      first_step: First step of the sampler, above 0 in a later stage of a run.
       batch_sizes: Rows of the global batch of each step.
       schedule: Changes of the batch size: pairs (step, global_batch_size).
-      global_batch_size: Rows of the global batch of step 0; in a curriculum, of a batch of the longest rows.
+      global_batch_size: Rows of the first step's global batch; of a `CurriculumSampler`, rows of a batch of the longest rows.
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
@@ -136,7 +136,7 @@ class Sampler(abc.ABC):
 
     @property
     def changes(self) -> list[int]:
-        """Steps at which the batch size or weights of sources change."""
+        """Steps at which a schedule changes the batch size or weights of sources, and steps before which steps are skipped."""
         return self.batch_sizes.steps[1:]
 
     def check_from(self, step: int) -> None:
@@ -173,7 +173,7 @@ class Sampler(abc.ABC):
 
     @functools.cached_property
     def rows_per_host(self) -> int:
-        """Rows that this host reads in a step. With a schedule: in step 0. In a curriculum: in a step of the longest rows."""
+        """Number of rows that this host reads of a batch of `global_batch_size` rows."""
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
 

@@ -210,5 +210,12 @@ class MappedSampler(Sampler):
 
     @property
     def data_key(self) -> str:
+        return self._key(self.sampler.data_key)
+
+    @property
+    def receipt(self) -> str:
+        return self._key(self.sampler.receipt)
+
+    def _key(self, sampler: str) -> str:
         steps = f", origin={self.origin}, end_step={self.end}" if self.origin or self.end is not None else ""
-        return f"MappedSampler({self.sampler.data_key}, skips={list(self.skips)}{steps})"
+        return f"MappedSampler({sampler}, skips={list(self.skips)}{steps})"

@@ -81,7 +81,7 @@ class StreamSampler(Sampler):
         indices_of_steps = indices + stride * np.arange(max(1, count))[:, np.newaxis]
         try:
             return self._rows(step, indices_of_steps.reshape(-1)).reshape(indices_of_steps.shape)
-        except GrainSftError:  # raised for a later epoch, which the caller did not request
+        except GrainSftError:  # perhaps raised for a later step, which the caller did not request
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOrder:
-    """Order in which a run reads the rows of one source. The epochs follow each other without a gap.
+    """Order in which a run reads the rows of one source. In a mixture, the epochs follow each other without a gap.
 
     Args:
       num_instances: Number of rows of the source.
@@ -152,7 +152,8 @@ class EpochStream:
       first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
       begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
         earlier steps read. If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2).
-      span: Function of an epoch that returns its `EpochSpan`; None if the run reads no row of the epoch.
+      span: Function of an epoch that returns its `EpochSpan`, which has 0 rows if the run skips the whole epoch. None if the
+        epoch is before the run or after its end.
       rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
       batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later

@@ -18,7 +18,7 @@ class SplitPairs(grain.transforms.Map):
     MaxText's `DPODataFormatting`. So a padding token in a text is masked, too, and a warning is logged once.
 
     Args:
-      prompt_length: `prompt_length` of the layout: P, the length of `prompt_ids`.
+      prompt_length: P, the length of `prompt_ids`. The layout has the same `prompt_length`.
       pad_token_id: Padding token of the trainer's tokenizer.
     """
 

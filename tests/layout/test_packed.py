@@ -102,6 +102,7 @@ def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_p
     layout = PackedLayout(made.corpus, 32, boundaries="eos", cache_dir=tmp_path)
     assert sorted(span.stop - span.start for row in range(len(layout)) for span in layout.spans(row)) == [4, 10, 14]
     assert layout.statistics["documents"] == 3
+    assert layout.left_out()[-1] == ("in no document", None, 8)
 
 
 @pytest.mark.parametrize("algorithm", BY_EPOCH)

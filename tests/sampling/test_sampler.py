@@ -153,6 +153,7 @@ def test_a_copy_gives_the_same_rows_at_late_steps_too_and_carries_no_permutation
     other = mine.with_host(Host(2, 3))
     assert repr(other) == repr(sampler(100_000, 12, order, Host(2, 3), last_batch=last_batch))
     assert other.receipt == mine.receipt
+    assert MappedSampler(other, [(1, 2)]).receipt == MappedSampler(mine, [(1, 2)]).receipt
 
 
 def test_the_repr_contains_what_decides_the_rows():

@@ -84,9 +84,9 @@ def make_train_iterator(
 def make_eval_iterator(
     config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
 ) -> MaxTextBatches:
-    """Return the batches of evaluation. Each `iter` begins at the first batch. `load_evaluation` decides where the data end.
+    """Return the batches of evaluation: at most MaxText's `eval_steps`, if above 0. Each `iter` begins at the first batch.
 
-    The arguments are as in `make_train_iterator`.
+    The arguments are as in `make_train_iterator`. The pipeline is that of `load_evaluation`.
 
     Raises:
       GrainSftError: The config is missing or contradicts MaxText's config, or its data never end.

@@ -56,7 +56,7 @@ class Options:
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path of the option `name`. If it is not given, raise a ConfigError that calls its file `noun`."""
+        """Return the path that the option `name` has. Without a path, raise a ConfigError that calls the file `noun`."""
         path: str = getattr(self, name)
         if not path:
             name = PREFIX + name

@@ -9,7 +9,7 @@ from grain_sft.errors import ConfigError
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Keys of MaxText's batches of texts, int32 [rows, L]."""
 PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")
-"""Keys of MaxText's batches of preference pairs: int32 [rows, P] for prompts, [rows, L - P] for responses."""
+"""Keys of MaxText's batches of preference pairs: int32 [rows, P] for prompts, [rows, max_target_length - P] for responses."""
 
 
 @dataclasses.dataclass(frozen=True)

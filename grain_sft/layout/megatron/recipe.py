@@ -23,8 +23,8 @@ class Variant(NamedTuple):
 
     extra: bool = True  # whether a row also holds the first token of the next row by default
     shuffles: bool = True  # whether documents and samples are shuffled
-    # Whether blends follow megatron-core's rules. Then each shard is a data set. Otherwise, all shards of a corpus without
-    # weights are one data set. They also round up the shares of a blend: with weights 0.5 and 0.5, 5 samples are 3 + 3.
+    # Whether blends follow megatron-core: each shard is a data set, and the shares of a blend are rounded up. With weights 0.5
+    # and 0.5, 5 samples are 3 + 3. If False, all shards of a corpus without weights are one data set.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
     resets: bool = True  # whether attention and positions begin anew after each EOD by default

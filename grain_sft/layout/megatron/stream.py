@@ -30,7 +30,7 @@ class Cut:
         """Return the number of samples in a stream.
 
         Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be wrong
-        for a long stream. This function returns a count that is too low like megatron-core, but never one that is too high.
+        for a long stream. This function returns megatron-core's count if it is too low, and the exact count if it is too high.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length

@@ -1,7 +1,7 @@
 """NumPy's default argsort as another CPU computes it.
 
 The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for all others. The three differ in the order of
-equal values. To sort as on a CPU with fewer features, this module starts a process whose numpy does not use the rest.
+equal values. To sort as on a CPU with fewer features, this module starts a process whose numpy does not use the others.
 """
 
 import subprocess

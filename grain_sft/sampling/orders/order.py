@@ -47,10 +47,10 @@ class Order:
         takes `costs: Costs`. It raises a `SamplerError` for a `num_rows` or seed that it refuses. Every epoch has each row
         once, except in order `random`.
       host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H. Otherwise
-        it reads rows h, h + H, ... of each batch.
+        host h reads slots h, h + H, ... of each batch.
       runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
       sequential: Whether rows are read in ascending order, without a seed.
-      by_cost: Whether the order depends on the `Costs` of the rows. A mixture refuses it, because its sources share steps.
+      by_cost: Whether the order depends on the `Costs` of the rows. No mixture takes such an order: its sources share steps.
       epoch_seed: Function of the run's seed and an epoch that returns the seed of that epoch, for the audit log.
     """
 
@@ -96,7 +96,7 @@ class Order:
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
-        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # a built-in order
+        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # checked or built-in
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
