@@ -1,8 +1,10 @@
 """`grain-sft prepare --template`: Jinja chat templates in files, and template classes of other packages."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from documents import request_of, write
 from prepared import CHATML, chat, turns
@@ -11,8 +13,9 @@ from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
-from grain_sft.errors import RecordError
+from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, load_tokenizer, prepare
+from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.templates.chat_template import ChatTemplate
 
 
@@ -121,3 +124,33 @@ def test_an_id_that_the_tokenizer_lacks_is_an_error_of_its_record(number, tmp_pa
     expected = f":3: template test_template_file:WrongId made the id {number}; expected 0 to {size - 1}"
     with pytest.raises(RecordError, match=expected):
         prepare(request_of(model, path, template="test_template_file:WrongId"), tmp_path / "out", workers=1)
+
+
+class WrongResult(TEMPLATES["text"]):
+    """A template with a mistake, which the text of the first document names."""
+
+    weighted = True
+
+    def render(self, conversations):
+        mistake, results = conversations[0].messages[0].content, super().render(conversations)
+        loss = {"fewer": np.ones(1), "nan": np.full(len(results[0].tokens), np.nan)}
+        if mistake in loss:
+            return [Rendered(results[0].tokens, loss[mistake]), *results[1:]]
+        return [] if mistake == "none" else results[mistake]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kind", "expected"),
+    [
+        ("fewer", RecordError, r":1: template \S+:WrongResult made loss of shape \(1,\); expected \(\d+,\)"),
+        ("nan", RecordError, ":1: .* made the loss nan; expected a finite number"),
+        ("none", PrepareError, "made 0 documents of 2 conversations"),
+        ("key", PrepareError, "WrongResult can't render: TypeError"),
+    ],
+)
+def test_a_result_that_does_not_fit_its_conversation_is_an_error(mistake, kind, expected, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    request = request_of(save_sentencepiece(tmp_path), write(tmp_path / "a.jsonl", [mistake, "b"]))
+    request = dataclasses.replace(request, template="test_template_file:WrongResult", format="episodes")
+    with pytest.raises(kind, match=expected):
+        prepare(request, tmp_path / "out", workers=1)
