@@ -11,7 +11,7 @@ from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat import as_template
 from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
-from grain_sft.registry import Registry, entry_errors, is_ours
+from grain_sft.registry import Registry, is_ours
 
 __all__ = ["TEMPLATES", "Rendered", "Result", "Template", "render", "result_of"]
 
@@ -41,32 +41,35 @@ def render(
     """Return the document of each conversation, or the RecordError that explains why it has no document.
 
     Raises:
-      PrepareError: The template can't be used with this tokenizer or these options, or the code of another package fails.
+      PrepareError: The template can't be used with this tokenizer or these options, or makes too many or too few documents.
     """
     made: Template = _make(template, tokenizer, options)
     if is_ours(template):
         return made.render(conversations)
     name = f"template {template.__module__}:{template.__qualname__}"
-    with entry_errors(PrepareError, f"{name} can't render", "Fix its code."):
-        results = made.render(conversations)
-        if len(results) != len(conversations):
-            problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
-            raise PrepareError(f"{problem}; expected one of each. Fix its code.")
-        return [result_of(_checked, result, name, tokenizer.vocab_size) for result in results]
+    results = made.render(conversations)
+    if len(results) != len(conversations):
+        problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
+        raise PrepareError(f"{problem}; expected one of each. Fix its code.")
+    return [result_of(_checked, result, template, name, tokenizer.vocab_size) for result in results]
 
 
-def _checked(result: Result, name: str, vocab_size: int) -> Result:
+def _checked(result: Result, template: type[Template], name: str, vocab_size: int) -> Result:
     """Return a result of another package's template, or raise a RecordError for wrong token ids or a wrong loss."""
     if isinstance(result, RecordError):
         return result
     ids, loss = np.asarray(result.tokens), np.asarray(result.loss)
+    wrong_loss = loss[~np.isfinite(loss) | (loss < 0) if template.weighted else (loss != 0) & (loss != 1)]
     problem = ""
     if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
         problem = f"made the id {wrong[0]}; expected 0 to {vocab_size - 1}"
     elif loss.shape != ids.shape:
         problem = f"made loss of shape {loss.shape}; expected {ids.shape}, that of the tokens"
-    elif len(wrong := loss[~np.isfinite(loss) | (loss < 0)]):
-        problem = f"made the loss {wrong[0]}; expected a finite number, 0 or more"
+    elif len(wrong_loss):
+        expected = "a finite number, 0 or more" if template.weighted else "0 or 1, or `weighted = True` in the class"
+        problem = f"made the loss {wrong_loss[0]}; expected {expected}"
+    elif not template.masked and not loss.all():
+        problem = "made a token without loss; expected loss for every token, or `masked = True` in the class"
     if problem:
         raise RecordError(f"{name} {problem}. Fix its code.")
     return result

@@ -129,27 +129,28 @@ def test_an_id_that_the_tokenizer_lacks_is_an_error_of_its_record(number, tmp_pa
 class WrongResult(TEMPLATES["text"]):
     """A template with a mistake, which the text of the first document names."""
 
-    weighted = True
-
     def render(self, conversations):
         mistake, results = conversations[0].messages[0].content, super().render(conversations)
-        loss = {"fewer": np.ones(1), "nan": np.full(len(results[0].tokens), np.nan)}
+        ones = np.ones(len(results[0].tokens))
+        loss = {"fewer": ones[1:], "nan": ones * np.nan, "half": ones * 0.5, "unmasked": np.cumsum(ones) > 1}
         if mistake in loss:
             return [Rendered(results[0].tokens, loss[mistake]), *results[1:]]
-        return [] if mistake == "none" else results[mistake]
+        return results[1:]
 
 
 @pytest.mark.parametrize(
     ("mistake", "kind", "expected"),
     [
-        ("fewer", RecordError, r":1: template \S+:WrongResult made loss of shape \(1,\); expected \(\d+,\)"),
-        ("nan", RecordError, ":1: .* made the loss nan; expected a finite number"),
-        ("none", PrepareError, "made 0 documents of 2 conversations"),
-        ("key", PrepareError, "WrongResult can't render: TypeError"),
+        ("fewer", RecordError, r":1: template \S+:WrongResult made loss of shape \(\d+,\); expected \(\d+,\)"),
+        ("half", RecordError, "made the loss 0.5; expected 0 or 1, or `weighted = True`"),
+        ("unmasked", RecordError, "made a token without loss; expected loss for every token, or `masked = True`"),
+        ("nan", RecordError, "made the loss nan; expected a finite number, 0 or more"),
+        ("none", PrepareError, "made 1 documents of 2 conversations"),
     ],
 )
 def test_a_result_that_does_not_fit_its_conversation_is_an_error(mistake, kind, expected, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setattr(WrongResult, "weighted", mistake == "nan")
     request = request_of(save_sentencepiece(tmp_path), write(tmp_path / "a.jsonl", [mistake, "b"]))
     request = dataclasses.replace(request, template="test_template_file:WrongResult", format="episodes")
     with pytest.raises(kind, match=expected):
