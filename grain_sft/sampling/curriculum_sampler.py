@@ -107,11 +107,11 @@ class CurriculumSampler(EpochSampler):
         return self.row_lengths[int(self._sizes.epoch(epoch).bucket[step_of_epoch])]
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
-        epoch, index = starts[""]
+        epoch, index = starts.get("", (0, 0))
         if self.epochs is not None and epoch >= self.epochs:
             raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
         steps_read = self._sizes.step_of(epoch * self._sizes.num_rows + index)
-        return MappedSampler(self, [(0, steps_read)])
+        return MappedSampler(self, [(0, steps_read)] if steps_read else [])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
         # all rows of a step are of one bucket, so this takes 4 us; `_rows_of`, for indices of any steps, takes 20 us

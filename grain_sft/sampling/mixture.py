@@ -111,7 +111,7 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows of the mixture; None if it never ends, or has a schedule, because the sizes of steps are unknown."""
+        """Number of rows of the mixture. None if it never ends, fails, or has a schedule, as the sizes of steps are unknown."""
         return None if self.schedule or not self._ending_sources() else self.proportions(lambda step: 0).length
 
     @property

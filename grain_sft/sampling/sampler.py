@@ -110,7 +110,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """Return the slots that `hosts` read in `steps`, a range of consecutive steps. None means all hosts."""
+        """Return the slots that `hosts` (None: all) read in consecutive `steps`. Steps out of range are a RowIndexError."""
 
     @abc.abstractmethod
     def find_slots(
@@ -210,6 +210,10 @@ class Sampler(abc.ABC):
             end = "or more" if self.num_steps is None else f"to {self.num_steps - 1}"
             raise RowIndexError(f"step={step}: expected {self.first_step} {end}.")
         return step
+
+    def _check_steps(self, steps: range) -> None:
+        for step in (*steps[:1], *steps[-1:]):
+            self._checked_step(step)
 
     def _with(self, **changes: Any) -> Self:
         """Return a sampler whose constructor's arguments are those of this one, with `changes`."""

@@ -63,6 +63,7 @@ class StagedSampler(Sampler):
         return self.at(step).rows_at(step, places)
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
+        self._check_steps(steps)
         parts = []
         for stage, end in zip(self.stages, [*self._first_steps[1:], steps.stop], strict=True):
             steps_of_stage = range(max(steps.start, stage.first_step), min(steps.stop, end))

@@ -191,8 +191,7 @@ class MappedSampler(Sampler):
             raise NoRowLeftError(self._map.step_of(data_step), text) from None
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        if steps:
-            self._checked_step(steps[-1])
+        self._check_steps(steps)
         first, last = self._map.data_step(steps.start), self._map.data_step(steps.stop - 1)
         ranges = self._map.read_between(first, last + 1)
         slots = BatchSlots.joined(self._read(self.sampler.slots, data_steps, hosts=hosts) for data_steps in ranges)

@@ -99,8 +99,7 @@ class StreamSampler(Sampler):
         return self._rows(step, indices[places])
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        if steps:
-            self._checked_step(steps[-1])
+        self._check_steps(steps)
         numbers = np.arange(steps.start, steps.stop)
         sizes = self.batch_sizes.of_steps(numbers).size
         which, slot = expand_counts(sizes)

@@ -130,3 +130,8 @@ IMPOSSIBLE_BUCKETS = [
 def test_impossible_buckets_are_refused_with_a_sentence(buckets, sentence):
     with pytest.raises(SamplerError, match=sentence):
         CurriculumSampler(buckets, global_batch_size=4, seed=0)
+
+
+def test_a_curriculum_of_which_no_row_was_read_continues_at_its_first_step():
+    fresh = CurriculumSampler([(4, 8), (8, 8)], global_batch_size=4, seed=0)
+    assert fresh.continued({}).rows(1).tolist() == fresh.rows(1).tolist()

@@ -212,6 +212,9 @@ def test_steps_and_records_out_of_range_are_errors():
     for step in (-1, 30):
         with pytest.raises(IndexError, match=f"step={step}"):
             ending.rows(step)
+    for steps in (range(-1, 2), range(29, 31)):
+        with pytest.raises(IndexError, match=r"step=(-1|30)"):
+            ending.slots(steps)
     for record in (-1, 150):
         with pytest.raises(IndexError, match=f"record={record}"):
             ending[record]

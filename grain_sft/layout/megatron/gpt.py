@@ -28,7 +28,7 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. The row numbers are in Megatron's shuffled order. So by default a config reads them once, in order `sequential`.
+    shards. Except in variant "mmap", row numbers follow Megatron's shuffle, so that a config reads them in order by default.
     Documents may be cut at the ends of rows. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
