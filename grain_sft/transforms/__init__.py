@@ -28,7 +28,7 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
     base=grain.transforms.Map,
 )
 """Transforms by their name in a config. The arguments of the constructor are the options. `trait` and `column_reach`
-describe the attributes that a transform may have besides `map`."""
+describe attributes that a transform may have. `no_loss_reason` may be text for an error about batches without loss."""
 
 __all__ = [
     "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",
