@@ -42,7 +42,7 @@ class MixtureCorpus(Corpus):
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Documents of all corpora. Their starts are token offsets in the mixture; see `Corpus.documents`."""
+        """`start` (as token offsets in the mixture) and `length` of the documents of all corpora, without other facts."""
         documents = [part.documents for part in self.parts]
         first_tokens = np.cumsum([0, *(part.num_tokens for part in self.parts[:-1])])
         starts = [own.start + first_token for own, first_token in zip(documents, first_tokens, strict=True)]

@@ -137,7 +137,7 @@ class DirectPlacement(Placement):
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """See `Placement.part`. Each range of columns that `ContextOrder.sources` returns for the part is in one block."""
+        """See `Placement.part`. `ContextOrder.sources` returns ranges of columns; each range is inside one of `blocks`."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
         first_column, end_column, _ = index[1].indices(self.shape[1])

@@ -43,8 +43,8 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
     Args:
       kind: Name of one of `WRITERS`.
       output: Local path or URL; None or "" for standard output.
-      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`. JSON lines begin with an object of
-        the receipt, its parts and `about`, and a Parquet file has this object in its metadata.
+      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`. For JSON lines, the first
+        line is an object with the receipt, its parts and `about`. A Parquet file has this object in its metadata.
       about: Description of the lines, in a few words.
 
     Raises:

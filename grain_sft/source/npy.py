@@ -140,7 +140,7 @@ class NpyDataSource(RowSource):
 
     @property
     def sources(self) -> dict[str, NpyDataSource]:
-        """This source under the name that it has in `layout.parts`."""
+        """This source under the name "", as in `layout.parts`."""
         return {"": self}
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:

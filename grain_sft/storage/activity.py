@@ -51,7 +51,7 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return lines for the threads that make batches (of `pipeline`, if given), oldest batch first, then for open requests."""
+    """Return lines for the batches that threads make (of `pipeline`, if given) and then for open requests, oldest first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda item: item[1][1]):

@@ -54,7 +54,7 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Raise CorpusError if the caller gave another dtype than `dtype`, which the file `path` states (as `name`)."""
+        """Raise CorpusError if `self.dtype` is set and is not `dtype`, the file's. The message calls it `name`, if given."""
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
 
@@ -86,7 +86,7 @@ class Split:
     """One split of a corpus, such as the training split: its token files and its metadata.
 
     Attributes:
-      files: Paths of all token files of the split, in order; () for token files that belong to no split.
+      files: Paths of all token files of the split, in order; () if the format does not list them, or for several splits joined.
       metadata: Tokenizer and ids.
       dtype: Dtype of the tokens, or its name; None if unknown.
       dtypes: Names of the dtypes that the format allows.
@@ -237,5 +237,5 @@ def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
     for token_file, mask, token_number, mask_number in zip(tokens, masks, *numbers, strict=True):
         if token_number != mask_number:
             problem = f"label_mask_paths: {mask} is listed for {token_file}, and the numbers in their names differ"
-            fix = "Globs are sorted as text, and directories by number. Name the masks in the order of the token files"
+            fix = "Files of a glob are sorted as text: 10 is before 2. List the masks in the order of the token files"
             raise CorpusError(f"{problem}. {fix}.")

@@ -27,8 +27,8 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file. See `inputs.ROW_FILES`.
 
-    The rows of a part are in one range of bytes for each column. So the bytes `start` to `stop` of a part, which are hashed,
-    are not those of its rows: part 2 of 5 has the second fifth of the file.
+    Parquet stores each column by itself, so the rows of a part are not consecutive bytes. `start` and `stop` of a part
+    therefore divide the file evenly, for its hash: part 2 of 5 has the second fifth of the bytes.
     """
     version = _version(path)
     metadata = _open(path).metadata
