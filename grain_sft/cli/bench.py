@@ -46,9 +46,9 @@ def bench(parser: Parser) -> None:
     add = parser.add_argument_group("measurements of a config").add_argument
     add("--host", type=host_of, metavar="h/H", help="measure as host h of H (default: 0/1, all rows)")
     add_stage(add)
-    speed = "speed of one accelerator (default: a table of several)"
+    speed = "tokens per second of one accelerator (default: several speeds)"
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
-    step = "time of a training step without its data; may be given several times (default: 10 and 50)"
+    step = "time of a training step, not counting the wait for data; may be given several times (default: 10 and 50)"
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
     add("--max-workers", type=at_least(0), metavar="N", help="most workers to try (default: the cores, up to 8)")
     made_up = parser.add_argument_group("measurements of made-up corpora, without CONFIG")

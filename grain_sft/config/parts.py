@@ -83,7 +83,7 @@ class PartsMaker:
     def _mixture(
         self, corpus: Section, layout: Section, sampler: Section, schedule: Sizes
     ) -> tuple[MixtureSource, MixtureSampler]:
-        """Return the source and the sampler of a mixture. Its sources inherit the keys of all three sections."""
+        """Return source and sampler of a mixture. Each source inherits `corpus`, `layout`, `order`, `seed` and `shuffle`."""
         _check_sampler(sampler, False, self._where)
         orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
         sources: dict[str, NpyDataSource] = {}
@@ -101,7 +101,7 @@ class PartsMaker:
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            # adds the source `name` to `sources`, or those of its mixture
+            # adds the source `name` to `sources`; if it is a mixture, adds the sources of that mixture
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -127,7 +127,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
-        name = getattr(tokenizer, "name", tokenizer)  # as the config states it, without its folder
+        name = getattr(tokenizer, "name", tokenizer)  # as the config states it, not joined to the config's folder
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
     if "pad_token_id" not in section:
@@ -141,7 +141,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
 
 @contextlib.contextmanager
 def naming(where: str, section: str | None = None) -> Iterator[None]:
-    """Begin the message of each error in the context with `where`, a config's name, or `section`, such as "a.yaml: layout"."""
+    """Prefix errors in the context with `section`, such as "a.yaml: layout". If it is None, use `where`, the config's name."""
     prefix = section or where
     try:
         yield
@@ -208,11 +208,11 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs all epochs when the layout is made.
 
-    The sampler then has to read each row once, in the order of the row numbers. So the config states either of these:
-      `layout.seed`, and a sampler with order `sequential` and one epoch;
-      the order whose batches the algorithm replays, such as `openchat` for `multipack`. Then the layout takes the sampler's
-        `seed` and `epochs`, and the sampler becomes sequential with one epoch.
-    An algorithm that packs whole batches also takes the batch size from the sampler.
+    The sampler must then read each row once, in the order of the row numbers. The config may be written in two ways:
+      `layout` has a `seed`, and `sampler` is sequential and has one epoch.
+      `sampler` has the order that the algorithm replays, such as `openchat` for `multipack`. Its `seed` and `epochs` are
+        copied to `layout`. Then the sampler becomes sequential, with one epoch.
+    If the algorithm packs whole batches, the batch size is copied to `layout.batch_rows`.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:

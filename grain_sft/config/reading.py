@@ -67,7 +67,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file, merged with those that it inherits. They are not validated yet.
 
-    Append to `inheriting` the path, and the paths that it inherits. If `inheriting` is [a, b], a inherits b, and b `path`.
+    `inheriting` [a, b] means: a inherits b, and b inherits `path`. Append `path`, and the paths that it inherits.
     """
     if path in inheriting:
         circle = " -> ".join([*inheriting[inheriting.index(path) :], path])
@@ -196,7 +196,7 @@ class TokenizerPath(str):
 
 
 def _locate_tokenizer(name: object, folder: str) -> object:
-    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if either is remote or the path does not exist."""
+    """Return the `TokenizerPath` of `name` in `folder`; `name` itself if one of the two is remote, or no such path exists."""
     if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
         return name
     path = TokenizerPath(_joined(folder, name))

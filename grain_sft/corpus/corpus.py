@@ -156,7 +156,7 @@ class Corpus(CorpusData):
         """
         start, length = self.documents
         stop = start + length
-        # Some formats list documents in any order. A document that begins before its predecessor ends begins a new block.
+        # Some formats list documents in any order. If a document begins before the previous one ends, a new block starts.
         run_ends = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))
         first = 0
         while first < len(start):

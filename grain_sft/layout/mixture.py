@@ -17,8 +17,8 @@ from grain_sft.types import Ints
 class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length, numbered layout after layout.
 
-    If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. Documents are
-    numbered first through the layouts that state the documents of their rows (`follows_documents`), then through the others.
+    If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. So are
+    documents, but the layouts that do not state the documents of their rows (`follows_documents`) come last.
 
     Args:
       parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".

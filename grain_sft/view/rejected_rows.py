@@ -22,8 +22,8 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
       used: Whether the pipeline has the filter.
       rows, rejected: Number of all rows, and number of rejected rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: Up to 5 rejected rows that would fail without their padding, too: dicts of the row's `step`, its number
-        `instance`, and the values of `_example`.
+      examples: Up to 5 of the other rejected rows, as dicts. Their keys are `step`, `instance` (the row's number), and the
+        keys of `_example`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
     ngram_filter = own_filters[0] if own_filters else NgramFilter()
@@ -57,7 +57,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()
     min_period, max_period, repeats = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
     repetitions = [(0, 1, 1)]  # first token, period, times
-    # a rejected row has at least three repeats, so a period is at most a third of the row
+    # `NgramFilter` needs at least three repeats to reject a row, so a period is at most a third of the row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
         # in run i, tokens `starts[i]` to `ends[i]` (exclusive) equal the tokens one period later

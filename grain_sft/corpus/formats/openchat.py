@@ -91,7 +91,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the folder's metadata, or the file's own metadata if the folder has none or those of another tokenizer."""
+    """Return the folder's metadata, or `own_metadata` if the folder has none or has another tokenizer."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder
