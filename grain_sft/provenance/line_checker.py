@@ -72,7 +72,7 @@ class LineChecker:
         self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker that compares the next lines with `pipeline`, the version that wrote them."""
+        """Return a copy of this checker that compares the next lines with `pipeline`, one version of the run."""
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline
@@ -106,7 +106,7 @@ class LineChecker:
         shift = number - self._line
         if shift in self._shifts:
             self._shifts = {shift}
-        elif "chain" not in fields:  # lines with a `chain` are of an older log, which does not count unfinished lines
+        elif "chain" not in fields:  # in older logs, which have `chain`, `entry` does not count unfinished lines
             expected = f"expected {self._line + min(self._shifts)}"
             reason = "A line before it is missing, or it was changed, added or moved."
             self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
@@ -114,7 +114,7 @@ class LineChecker:
                 self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Report each amendment or stage of `pipeline` that the last load lacked, although its first step was delivered."""
+        """Report each amendment or stage of `pipeline` whose first step was delivered, but which the last load lacks."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._position.delivered:
                 without = f"without {change.kind} of the config: {change}"
@@ -170,18 +170,18 @@ class LineChecker:
 
     def _event(self, fields: Mapping[str, str]) -> None:
         if self._needed == RESUME:
-            self._report(f"action={fields['action']} after {LOAD} in a continued log; expected {RESUME} before it.")
+            self._report(f"action={fields['action']} after {LOAD} in a continued log; expected {RESUME} between them.")
             self._needed = None
         position = self._position
         due, event = position.due, self._event_of(fields)
-        if event is None or event != due:
-            if position.is_known:
-                expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
-                self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # A known step becomes unknown: this line or an earlier line is wrong. If it was unknown, this line states it.
-            position.is_known = event is not None and not position.is_known
-            if event is None:
-                return
+        if position.is_known and (event is None or event != due):
+            expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
+            self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
+        # This line states the step, unless it has no event or contradicts a known step. Then it or an earlier line is wrong.
+        position.is_known = event is not None and (event == due or not position.is_known)
+        if event is None:
+            return
+        if event != due:
             position.go_to(event)
         unknown = {"since_step"} if position.since is None else set()
         self._compare(fields, position.events.entry(event, position.since or 0), unknown)
@@ -200,7 +200,7 @@ class LineChecker:
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None
             step = span.first if fields["action"] == START else span.last
-            # If an endless run may never complete the epoch, `last` is `end_step`, which has no event (see `EpochSpan`).
+            # If an endless run may never complete the epoch, `last` is `end_step` (see `EpochSpan`): the run has no such event.
             return Event(step, fields["action"], epoch, number) if step < self._pipeline.end_step else None
         return None
 
