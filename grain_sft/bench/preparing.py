@@ -17,8 +17,7 @@ VOCAB_SIZE = 8000
 MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
-# Programs for a process of their own: `_COMMON` followed by `_MEMORY`, or by `_SPEED`. `run_program` imports their modules, and
-# defines `memory`.
+# `run_program` runs `_COMMON + _MEMORY` or `_COMMON + _SPEED` in a subprocess, after some imports and its function `memory`.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
@@ -65,8 +64,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    The speed is in CPU time on all documents, and compared with the tokenizer's own batch call. The memory is measured on a
-    tenth of the documents, too, to show that it does not grow.
+    Speed is text per CPU second, on all documents, of `prepare` and of the tokenizer's own batch call. Memory is also measured
+    on a tenth of the documents, to show that it does not grow.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())
@@ -83,7 +82,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
             rows[title] = run_program(_COMMON + _MEMORY, *files, str(folder / title), template)
         # the speed is only in the row of all documents
         rows[title] |= run_program(_COMMON + _SPEED, *files, str(folder / kind), template, str(scale.repeats))
-    columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
+    columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of tokenizer": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
     yield Table("prepare", "preparing, one core", columns, rows)
 

@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
     if "output_dir" in options:
         source, output = "", options.output_dir.rstrip("/") or options.output_dir  # the root folder stays "/"
     else:
-        # the template "primer" gives its name to the folder and to the source
+        # the corpus is named after its template, "primer", and so is its folder in `out_dir`
         source, output = template, files.join(files.normalize(options.out_dir), template)
     Target(output).check_writable()  # before `_tokenizer`, which may train a tokenizer
     request = Request(
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:
-    """Return --tokenizer, $GRAIN_SFT_TOKENIZER, or the first of `TOKENIZER_PATHS` and `trained` that exists, or train one."""
+    """Return the user's path, or the path of a tokenizer that exists. If none exists, train one and write it to `trained`."""
     if options.tokenizer is not None:
         return str(options.tokenizer)
     named = os.environ.get(TOKENIZER_VARIABLE)

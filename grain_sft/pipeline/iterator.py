@@ -67,7 +67,7 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # until the workers have started, the main script is hidden from other processes that the caller starts
+            # wait: `__main__` is hidden while workers start, and a process that the caller starts then could not import it
             with self._from_workers.started:
                 pass
 
@@ -92,7 +92,7 @@ class PipelineIterator(StepIterator[Element]):
 
         Raises:
           PipelineError: `state` is not a state, or it is the state of a pipeline with other data, other amendments or other
-            later stages. Amendments and stages after the step are not compared.
+            later stages. Amendments and stages from the step on are not compared.
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or _STEP not in state:

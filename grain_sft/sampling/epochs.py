@@ -76,8 +76,8 @@ class _Phase(NamedTuple):
     step: int  # first step of the phase
     size: int  # rows of each step
     epoch: int  # epoch in which the previous phase ended, or the run starts
-    first_index: int  # index in `epoch` after the rows that earlier steps read; it may be the end of `epoch`
-    steps_left: int  # steps of `size` rows from there to the end of `epoch`
+    first_index: int  # index in `epoch` of the first row that earlier steps do not read; `num_rows` if they read all
+    steps_left: int  # steps from `first_index` to the end of `epoch`
     steps_per_epoch: int  # steps in each later epoch
 
     def begin(self, step: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class MixtureSampler(StreamSampler):
         self.streams = ()
         self._paths: list[Path] = []  # path from `mixture` to the source of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
-        """For each mixture, an entry for each source: the index of its stream, or its `Proportions` if it is a mixture."""
+        """Sources of each mixture: `Proportions` for a source that is a mixture, the index of the stream for any other."""
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:
@@ -121,7 +121,7 @@ class MixtureSampler(StreamSampler):
 
     @property
     def most_rows_off(self) -> float | None:
-        """Most rows by which a source of `mixture` itself may differ from its share at any row; None if weights change."""
+        """Most rows by which a source of the outermost mixture is ever off its share; None if weights change."""
         return self._proportions.bound
 
     @property
@@ -171,8 +171,8 @@ class MixtureSampler(StreamSampler):
     def _choose(self, mixture: Proportions, rows: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Return the stream of each row of a mixture, and the number of earlier rows of that stream in the run: int64 [n] each.
 
-        `mixture` is the sampler's mixture, or a mixture in it. `rows` are rows of `mixture`, and `indices` are the same rows as
-        rows of the sampler's mixture.
+        `mixture` is the sampler's mixture, or a mixture in it. `rows` are row numbers in `mixture`. `indices` are the numbers
+        of the same rows in the sampler's mixture.
         """
         if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
             self._fail((mixture, mixture.failure[1]), int(lacking.min()))
@@ -188,7 +188,7 @@ class MixtureSampler(StreamSampler):
         return streams, rows_of_sources
 
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
-        """Raise the error that `lacking`, an entry of a `Path`, has no row for `index` of the sampler's mixture."""
+        """Raise the error that the source `lacking`, an entry of a `Path`, has no row for row `index` of `self.mixture`."""
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
         fix = "End the run before this step, or amend it with other weights from an earlier step."
@@ -201,7 +201,7 @@ class MixtureSampler(StreamSampler):
 
     def _span(self, number: int, epoch: int) -> EpochSpan | None:
         source, path = self.streams[number].source, self._paths[number]
-        # begin and end of the epoch in rows of the stream: row 0 is the first row that the run reads
+        # begin and end of the epoch as rows of the stream. Row 0 of the stream is the first row that the run reads.
         epoch_begin = epoch * source.num_instances - source.rows_before
         begin, end = max(0, epoch_begin), epoch_begin + source.num_instances
         if end <= 0:
