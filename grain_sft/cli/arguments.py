@@ -54,8 +54,8 @@ class Parser(argparse.ArgumentParser):
 
         Args:
           group: Group of arguments that gets the options; by default this parser.
-          spelled: Flags of an option, by name of the argument. An argument without an entry gets the flag `--NAME`.
-          changes: Fields of `Option` that replace those of the declaration, in all these options.
+          spelled: Flags of each option, by name of its argument. The default is `--NAME`, with hyphens for underscores.
+          changes: New values of fields of `Option`, such as `help`, for all of these options.
         """
         options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}
         add_arguments(group or self, options, spelled or {})
@@ -131,7 +131,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of the argument `config` for `--host`. Refuse `outputs` that would replace a file of its inputs."""
+    """Return the pipeline that `config` describes, for `--host`. Refuse outputs that would replace a file that it reads."""
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host

@@ -77,7 +77,7 @@ def _maxtext_json(corpus: CorpusData, sequence_length: int | None, tokenizer: st
         raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the corpus with use_loss_mask=False.")
     if corpus.weights or any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
         problem = "format='maxtext': MaxText's index lists whole files in order, without weights or ranges"
-        raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the files without weights and split.")
+        raise CorpusError(f"{problem}. Save the index as 'grain_sft', or open the files without weights or split.")
     check_type("tokenizer", tokenizer, str | None, "a name")
     tokenizer = tokenizer or corpus.tokenizer or ""
     entries: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> 
     for key, array in (batch if isinstance(batch, dict) else {}).items():
         if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
             problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
-            raise PipelineError(f"step {step}: {problem}. Keep all rows, and take the loss off rows not to train on.")
+            raise PipelineError(f"step {step}: {problem}. Keep all rows, and mask the loss of unwanted rows.")
 
 
 def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:

@@ -31,10 +31,10 @@ class StepMap:
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0, or data step 3 if 3 data steps are skipped before `origin`.
+      origin: Step of the trainer that reads data step 0. If 3 steps are skipped at or before it, it reads data step 3.
 
     Attributes:
-      steps: `origin` and the later steps of the trainer before which data steps are skipped, ascending.
+      steps: `origin`, then the later values of `step` in `skips`, ascending.
 
     Raises:
       SamplerError: A `step` below 0, a `num_steps` below 1, or steps beyond int64.
@@ -88,7 +88,7 @@ class MappedSampler(Sampler):
     Args:
       sampler: Sampler of the data steps.
       skips: Pairs (step, num_steps), as in `StepMap`.
-      origin: Step of the trainer that reads step 0 of `sampler`, or a later one if steps are skipped before `origin`.
+      origin: Step of the trainer that reads step 0 of `sampler`, as in `StepMap`.
       end: Step of the trainer after its last one; None for the end of `sampler`.
 
     Raises:
@@ -131,7 +131,7 @@ class MappedSampler(Sampler):
             """Return the number of rows of `span` that data steps before `data_step` read."""
             epoch_at_step, rows = stream.begin(data_step)
             if epoch_at_step == epoch:
-                return rows - span.start * stream.num_blocks  # `rows` counts rows of all blocks, `span.start` of one
+                return rows - span.start * stream.num_blocks  # `span.start` counts rows of one host's block
             return span.rows if epoch_at_step > epoch else 0
 
         def step_that_reads(row: int, data_steps: range) -> int:

@@ -58,7 +58,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the element of `step`, one more than in the last call."""
+        """Return the next element. Callers pass consecutive steps, so it is the element of `step`."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
@@ -81,7 +81,7 @@ class InOrder:
 
 
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
-    """Return a function that stops a Grain iterator, once: at the latest when `owner` is collected or the interpreter exits."""
+    """Return a function that stops a Grain iterator once. It also runs when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
     # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. Exit
     # functions run in reverse order, and `finalize` may have registered its own before `multiprocessing` did.
@@ -92,8 +92,8 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 def stop(iterator: Any) -> None:
     """Close a Grain iterator. A thread that waits for the iterator's next element gets an error.
 
-    This takes at most 10 s, because Grain waits forever for a lock that a killed worker held. A worker that still runs then
-    ends with this process.
+    Grain would wait forever for a lock that a killed worker held. So `stop` returns after at most 10 s. A worker that did not
+    end by that time ends with this process.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     closed = threading.Lock()
@@ -109,7 +109,7 @@ def stop(iterator: Any) -> None:
     try:  # Ctrl-C in a direct call of `thread.start` could leave a lock held, and the new thread would wait for it forever
         _thread.start_new_thread(thread.start, ())
         closed.acquire(timeout=_CLOSES_IN)
-    except RuntimeError:  # the interpreter ends, and starts no threads any more
+    except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator)
     # otherwise Grain would close these iterators again when their modules are gone, and print a traceback
     for each in list(_tree(iterator)):

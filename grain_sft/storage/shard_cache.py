@@ -35,8 +35,8 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. The bucket is
-    also read if other processes fetch the blocks, but write to none of their files for `limits.seconds`.
+    If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. A reader
+    waits for blocks that other processes fetch. If none of their files grows for `limits.seconds`, it reads the bucket.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -72,7 +72,7 @@ class ShardCache:
             missing = awaited
 
     def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:
-        """Return `pieces`, cut where blocks end, by block."""
+        """Cut `pieces` where blocks end, and return the parts by block."""
         pieces_of: dict[Block, list[RemotePiece]] = {}
         for file, offset, place, size in pieces:
             block_bytes = self._block_bytes or max(1, file.size)

@@ -33,7 +33,7 @@ BLOCK = 1 << 10
 """Number of samples of a chain."""
 
 STEPS = 4
-"""Number of steps per data set that a chain runs to correct its guess."""
+"""Number of correcting steps of a chain for each data set, but at most half a block in all."""
 
 _CHAINS = 1 << 13  # most chains that run at once: their arrays stay in the processor's cache
 
@@ -48,7 +48,7 @@ class Blend(NamedTuple):
         """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each."""
         dataset = self.chosen[rows].astype(np.int64)
         block, within = np.divmod(rows, BLOCK)
-        number: Ints = self.taken[block, dataset]  # earlier samples of the data set, so far without those of the block
+        number: Ints = self.taken[block, dataset]  # samples before the block; the loop adds those in the block
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
         for in_block in np.split(by_block, borders):  # one or two passes for a batch of consecutive rows

@@ -70,12 +70,12 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     # a pair may have its prompt under a key that no schema knows, such as "question"
     has_prompt = not conversation.rejected or conversation.messages[0].role not in (DOCUMENT, "assistant")
     if schema == "auto" and not has_prompt and (hint := command_for(record)):
-        raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}; else add --schema preference.")
+        raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}. Else add --schema preference.")
     return conversation
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of a record of `inputs.read_records`: JSON, a row, or a RecordError, which is raised."""
+    """Return the conversation of `raw`, a record from `inputs.read_records`. If it is a RecordError, raise it."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -183,7 +183,7 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
-    If both responses begin with the messages of the prompt, these are removed. Further messages with which both begin move to
+    If both responses begin with the prompt, it is removed from them. If they then begin with the same messages, these move to
     the prompt, but each response keeps its last message. The assistant's messages in the prompt get weight 0. For responses
     that are texts, the prompt may be Alpaca's "instruction", "input" and "history". Texts without a prompt are plain documents.
     """

@@ -38,7 +38,7 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes, in order. `placed` is False if they may be elsewhere in the chat's text."""
+    """Control tokens that the template writes, in order. If `placed` is False, their indices may be wrong."""
 
     controls: list[Control]
     placed: bool
@@ -61,7 +61,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     disguise = Disguise(chat, special)
     expected = disguise.expected_controls(find)
     if expected is None:
-        raise RecordError("messages: the chat template refuses other characters. Use a template that accepts any text.")
+        raise RecordError("messages: the chat template fails with other texts. Use a template that accepts any text.")
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its

@@ -43,7 +43,7 @@ def write(plan: Plan, task: Task) -> None:
         return  # an earlier run has finished this part
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         written = 0  # tokens
-        start = task.skip  # number of tokens at the beginning of the block that are in earlier parts
+        start = task.skip  # tokens of the first block that are in earlier parts
         for block in plan.blocks(task):
             stop = min(len(block.tokens), start + task.tokens - written)
             tokens.write(block.tokens[start:stop].tobytes())
@@ -88,7 +88,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
         **({} if plan.masked else {LABEL_MASKS: False}),
     }
-    # parts that begin with the rest of a document, which the boundary file of the part lists as if it were a whole document
+    # parts that begin inside a document; their boundary files list the rest of it like a whole document
     continued = [task.number for task in tasks(plan, split) if task.skip]
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)
