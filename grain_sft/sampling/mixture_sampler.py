@@ -217,8 +217,8 @@ class MixtureSampler(StreamSampler):
         elif self.num_steps is None:
             last_step = sys.maxsize
         else:  # the run ends inside the epoch
-            end = count_drawn(path, self.batch_sizes.before(self.num_steps))
-            last_step, num_rows = self.batch_sizes.step_of(int(find_drawn(path, np.array([end - 1]))[0])), end - begin
+            last_step = self.num_steps - 1
+            num_rows = count_drawn(path, self.batch_sizes.before(self.num_steps)) - begin
         return EpochSpan(self.batch_sizes.step_of(first), last_step, num_rows, begin - epoch_begin)
 
     def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:

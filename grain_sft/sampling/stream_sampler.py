@@ -95,7 +95,7 @@ class StreamSampler(Sampler):
         first, last = np.min(places, initial=0), np.max(places, initial=0)
         if first < 0 or last >= len(indices):
             wrong = first if first < 0 else last
-            raise RowIndexError(f"place {wrong} in step {step}: expected 0 to {len(indices) - 1}, this host's rows.")
+            raise RowIndexError(f"slot {wrong} of step {step}: expected 0 to {len(indices) - 1}, this host's rows.")
         return self._rows(step, indices[places])
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:

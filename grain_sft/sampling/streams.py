@@ -129,8 +129,9 @@ class EpochSpan(NamedTuple):
     """Part of an epoch that a run reads. If the run ends inside the epoch, the span ends there too.
 
     Attributes:
-      first, last: First and last step that read rows of the epoch. In a run without end, an epoch stays unfinished if the
-        weight of its source becomes 0 for good. Then `last` is `sys.maxsize`: an amendment may give the source a weight again.
+      first, last: First and last step that read rows of the epoch. If a mixture's run ends inside the epoch, `last` is the
+        run's last step. In a run without end, an epoch stays unfinished if the weight of its source becomes 0 for good. Then
+        `last` is `sys.maxsize`: an amendment may give the source a weight again.
       rows: Number of rows of the epoch that the run reads.
       start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, it is an
         index in each block.

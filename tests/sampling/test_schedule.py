@@ -179,11 +179,3 @@ def test_an_endless_run_that_starts_inside_an_epoch_counts_the_steps_to_the_end_
         mixture.steps_of_epochs(0)
     parts = {"a": (1, SourceOrder(40, 1, epochs=1)), "b": (3, SourceOrder(40, 2, epochs=2))}
     assert MixtureSampler(Mixture(parts, on_exhausted="renormalize"), global_batch_size=8).steps_of_epochs(2) == 15
-
-
-def test_the_last_step_of_an_epoch_that_a_mixture_does_not_complete_reads_a_row_of_it():
-    sources = {name: (weight, SourceOrder(7, 0, epochs=1)) for name, weight in {"often": 5, "once": 1}.items()}
-    sampler = MixtureSampler(Mixture(sources, on_exhausted="stop"), global_batch_size=2)
-    slots = sampler.slots(range(sampler.num_steps))
-    assert sampler.num_steps == 4 and slots.step[slots.source == 1].tolist() == [1]
-    assert sampler.streams[1].span(0) == (1, 1, 1, 0)
