@@ -67,7 +67,7 @@ class Runner:
             yield from _render_by_workers(job, groups, num_workers)
         else:
             for group in groups:
-                job.make_chunk(group)
+                job.chunks.write(group, job.chunk(job.groups[group]))
                 yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
