@@ -103,8 +103,8 @@ class MappedSampler(Sampler):
         self.first_step = self._map.step_of(sampler.first_step)
         sizes = JoinedSizes((step, sampler.batch_sizes, self._map.data_step(step) - step) for step in self._map.steps)
         super().__init__(sizes, sampler.host)
-        for name in ("num_instances", "epochs", "runs_on", "host_blocks", "consecutive_slots"):
-            setattr(self, name, getattr(sampler, name))
+        self.num_instances, self.epochs, self.runs_on = sampler.num_instances, sampler.epochs, sampler.runs_on
+        self.host_blocks, self.consecutive_slots = sampler.host_blocks, sampler.consecutive_slots
         self.streams = tuple(map(self._stream, sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:
