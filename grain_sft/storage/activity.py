@@ -1,6 +1,7 @@
-"""Record of what each thread is doing now, and counters of what this process has done, for the watchdog and the metrics.
+"""Record of what each thread is doing now, and counters of what this process has done.
 
-A thread records a format text and its values: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog formats them.
+The readers of the record are the watchdog, which logs what a run waits for, and the metrics. A thread records a format text and
+its values: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog formats the text, because formatting costs time.
 """
 
 import collections
@@ -26,7 +27,7 @@ AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the 
 _NAMED_REQUESTS = 4  # most requests that `describe_makers` names
 
 doing: dict[int, tuple[object, ...]] = {}  # by thread: the operation now, as a format text and its values
-making: dict[int, tuple[int, float, object]] = {}  # by thread: step, begin and pipeline of its batch
+making: dict[int, tuple[int, float, object]] = {}  # by thread: step, time of the start, and pipeline of its batch
 recent: collections.deque[float] = collections.deque(maxlen=256)  # seconds that each of the last batches took to make
 counts = collections.Counter[str]()  # a forked child begins with its parent's counts
 _lock = ForkSafeLock()
@@ -51,10 +52,14 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return lines for the batches that threads make (of `pipeline`, if given) and then for open requests, oldest first."""
+    """Return a line for each batch that a thread makes, then a line for each open request. The oldest are first in both.
+
+    With a `pipeline`, batches of other pipelines are left out.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda item: item[1][1]):
+    oldest_first = sorted(making.copy().items(), key=lambda item: item[1][1])  # by the time of the start
+    for thread, (step, since, its_pipeline) in oldest_first:
         if pipeline is None or its_pipeline is pipeline:
             text, *values = doing.get(thread, ("no details",))
             seconds, operation = time.perf_counter() - since, str(text).format(*values)
@@ -80,7 +85,10 @@ _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grai
 
 @contextlib.contextmanager
 def open_request(what: str) -> Iterator[None]:
-    """Record that this task waits for `what`. A request that is opened inside another request is not recorded."""
+    """Record that this task waits for `what`, such as "bytes 0 to 9 of gs://bucket/a.npy".
+
+    A request that is opened inside another request is not recorded.
+    """
     if _current.get() is not None:
         yield
         return

@@ -49,7 +49,7 @@ def load_or_make(
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
-        are downloaded into the user's cache. Arrays that are not at the URL either are made and uploaded.
+        are downloaded into the user's cache. Arrays that the URL lacks are made, and then uploaded.
       check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
@@ -79,7 +79,7 @@ def load_or_make(
                 with _warning("Other machines will make it again."):
                     files.upload(target, url)
             return open_file(target)[0]
-        return arrays
+        return arrays  # in memory, because `_warning` has caught an error of `save` or `open_file`
 
 
 @contextlib.contextmanager
@@ -182,9 +182,9 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
         shape, dtype = tuple(map(int, entry["shape"])), np.dtype(str(entry["dtype"]))
         offset = header_end + int(entry["at"])
         if dtype.kind not in "biuf":
-            raise ValueError(f"an array of {dtype}")
+            raise ValueError(f"its array {name!r} has dtype {dtype}; expected numbers or booleans")
         if offset < 0:
-            raise ValueError("an array before the file's first byte")
+            raise ValueError(f"its array {name!r} begins before the file's first byte")
         is_empty = 0 in shape  # zero bytes can't be mapped
         array: npt.NDArray[Any] = np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset, shape)
         ranges.append((file.fileno(), offset, offset + array.nbytes))
@@ -198,7 +198,10 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays of a file of the cache. Return None if the file is missing, unreadable or damaged, or `check` fails."""
+    """Return the arrays of the file `target` of the cache, or None if it is missing.
+
+    Also return None, after a warning, if the file is unreadable or damaged, has other `depends`, or fails `check`.
+    """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
@@ -216,4 +219,5 @@ def open_cached(
 
 
 def _header_hash(depends: Any, described: Any) -> bytes:
+    """Return the hash of the header's `depends` and `arrays`, with which the checksum begins."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

@@ -21,7 +21,8 @@ from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # most bytes of NAME in a temporary file's name, which may have 255 bytes in all
-_ABANDONED_AFTER = 86_400.0  # seconds since the last write, for files of other hosts: their locks may be invisible
+# seconds from the last write until a file of another host may be removed: its lock may be invisible on this host
+_ABANDONED_AFTER = 86_400.0
 
 _cleaned_folders: set[str] = set()  # by this process
 _temporary_paths: set[str] = set()  # files that this process writes now
@@ -47,7 +48,8 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     _temporary_paths.add(path)
     try:
         with lock or contextlib.nullcontext():
-            # if the file system has no locks, `_create` has closed its descriptor, so the file is opened by its path
+            # with a lock: a duplicate of its descriptor, because `HeldLock` closes the descriptor itself
+            # without locks in the file system: `_create` has closed its descriptor, so the file is opened by its path
             with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
@@ -78,7 +80,7 @@ def _create(target: Path) -> tuple[str, HeldLock | None]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(fd, wait=False)
-        except BlockingIOError:  # another process has locked the new file, takes it for abandoned, and will remove it
+        except BlockingIOError:  # another process locked the new file first, and will remove it as abandoned
             continue
         except OSError:
             return path, None

@@ -22,7 +22,7 @@ from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
 PART = ".part"
 BLOCKS = "blocks"  # subfolder of the cache's folder; other files in the cache's folder are left alone
-LOCK_BYTES = 4096  # of the cache's size, kept for the lock file of `Space`
+LOCK_BYTES = 4096  # of the cache's size, reserved for the lock file of `Space`
 SPARE = 10  # a full cache frees 1/SPARE of its size at once, so that it lists its folder less often
 
 _MAGIC = b"GSFTBLK1"
@@ -90,7 +90,7 @@ class Block(NamedTuple):
             out[piece.place : piece.place + piece.size] = data[start - checked_start : stop - checked_start]
 
     def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write a part of the block, which begins at `offset` of the remote file, and the checksums of the part.
+        """Write `data`, a part of the block, and its checksums. The part begins at byte `offset` of the remote file.
 
         A part begins a multiple of 32 KiB after the start of the block. All parts but the last are multiples of 32 KiB long.
         """
@@ -139,9 +139,9 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file holds the number of bytes in use. The size of a file is added before the file is written, and subtracted after
-    the file is removed. So a killed process may leave the number too high. A process corrects the number by
-    listing the files, on its first use of the cache and whenever it needs room.
+    A lock file contains the number of bytes in use. The size of a file is added before the file is written, and subtracted
+    after the file is removed. So a killed process may leave the number too high. To correct the number, each process lists the
+    files on its first use of the cache, and whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -150,7 +150,10 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Give the claimed file `fd` a length of `size` bytes. If the cache has no room, cut the file to 0 and return False."""
+        """Extend the file `fd`, which `claim` opened, to `size` bytes, and return True.
+
+        If the cache has no room, cut the file to 0 bytes and return False.
+        """
         with self._locked() as lock:
             # `_used` counts the bytes that a killed process may have left in the file
             used = self._used(lock) - os.fstat(fd).st_size
@@ -185,11 +188,12 @@ class Space:
         return HeldLock(os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
     def _used(self, lock: HeldLock) -> int:
-        """Return the bytes in use, from the lock file or, on the first use in this process, from a listing."""
+        """Return the bytes in use: the number in the lock file. List the files instead on the first use in this process."""
         recorded = os.pread(lock.fd, 64, 0).strip()
         if self._has_counted and recorded.isdigit():
             return int(recorded)
-        return self._list()[2]
+        _, _, used = self._list()
+        return used
 
     def _record(self, lock: HeldLock, used: int) -> None:
         os.pwrite(lock.fd, b"%-64d" % used, 0)

@@ -14,7 +14,7 @@ from grain_sft.storage.regular_files import inside, pread, read_regular
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 DIGEST_BYTES = 4096  # bytes that are hashed at the start of a file's data, and at its end
-MOST_HEADER_BYTES = 10_000  # of a .npy file, as in `numpy.load`
+MOST_HEADER_BYTES = 10_000  # longest header of a .npy file, as in `numpy.load`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FileStamp:
       digest: Hash of the first and last bytes of the data; see `digest_of`.
       data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
       version: Version of a remote file, such as "generation 1712"; None for a local file, or in a store without versions.
-      root: Folder that the file has to be in whenever it is opened; None means any folder. A saved index does not contain it.
+      root: Folder that the file has to be in whenever it is opened; None means any folder. It is not saved in an index.
     """
 
     path: str

@@ -47,7 +47,7 @@ def absolute(path: str) -> str:
 def reading(path: str, part: str = "") -> Iterator[None]:
     """Turn any exception of the file system in this context into a CorpusFileError about `path`.
 
-    `part` names the bytes that are read, such as "bytes 0 to 9 "; "" for the whole file.
+    `part` names the bytes that are read, such as "bytes 0 to 9 "; it is "" if the whole file is read.
     """
     try:
         yield
@@ -65,13 +65,13 @@ def remote(path: str) -> Iterator[Any]:
 
 
 def read_bytes(path: str, *, version: str | None = None) -> bytes:
-    """Return a whole small file, local or remote; `version` as in `read_range`."""
+    """Return the bytes of a whole small file, local or remote. For `version`, see `read_range`."""
     with reading(path):
         return remote_files.read(path, version=version) if is_remote(path) else read_regular(path)
 
 
 def read_text(path: str) -> str:
-    """Return a whole small UTF-8 text file, local or remote."""
+    """Return the text of a whole small UTF-8 file, local or remote."""
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
@@ -120,7 +120,7 @@ def is_folder(path: str) -> bool:
 
 
 def _remote_kind(path: str) -> str | None:
-    """Return "file", "directory" or None. fsspec's own `exists` treats any failure as absence."""
+    """Return "file", "directory", or None if nothing exists. (fsspec's `exists` would return False for any failure, too.)"""
     with remote(path) as client:
         try:
             return str(client.info(path)["type"])
@@ -137,7 +137,7 @@ def glob(pattern: str) -> list[str]:
     if is_remote(pattern):
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
-    folders = pattern
+    folders = pattern  # for a/*/b/*.npy, the loop lists the folders a/*/b, then a/*, then a
     while local_glob.has_magic(folders):
         folders = os.path.dirname(folders)
         for folder in local_glob.iglob(os.path.join(folders, ""), recursive=True):
@@ -152,7 +152,7 @@ def glob(pattern: str) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """Raise a CorpusFileError for a folder that can't be listed, because its files would be left out. Accept lost+found."""
+    """Raise a CorpusFileError for a folder that can't be listed, whose files would be left out. Ignore lost+found."""
     if os.path.basename(error.filename.rstrip("/")) != "lost+found":
         raise remote_files.failure(error.filename, error) from error
 
@@ -262,7 +262,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
 
 
 def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Raise a StorageError if `output` is one of the files `inputs`, or a folder that has one of them."""
+    """Raise a StorageError if `output` is one of the files `inputs`, or a folder that contains one."""
 
     def real_path(path: str | os.PathLike[str]) -> str:
         name = normalize(path)

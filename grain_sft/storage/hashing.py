@@ -57,7 +57,10 @@ def of_file(file: FileStamp) -> str:
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Return the hashes of the blocks of all ranges (descriptor of an open file, first byte, last byte + 1), in order.
+    """Return the hash of each 4 MiB block of each range, in order.
+
+    Args:
+      ranges: Descriptor of an open file, first byte, and last byte + 1 of each range.
 
     Raises:
       OSError: A file can't be read.

@@ -1,4 +1,7 @@
-"""Open local files of a corpus. A file is compared with its stamp when it is opened, and after each read."""
+"""Open local files of a corpus. A file is compared with its stamp when it is opened, and after each read.
+
+The stamp has the size of the file, and a hash of its ends: its first and its last bytes.
+"""
 
 import contextlib
 import mmap
@@ -32,7 +35,8 @@ class LocalFile:
 
     Args:
       shard: Stamp of the file.
-      verified: `identity` of an earlier LocalFile of this file; None for the first.
+      verified: `identity` of an earlier LocalFile of this file; None for the first. If the file still has this identity, its
+        ends are not compared again.
       scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
@@ -90,8 +94,11 @@ class LocalFile:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _verify(self, verified: Identity | None) -> Identity:
-        """Return the file's identity. Raise an error if the file differs from its stamp. Skip the ends of a `verified` file."""
-        # the identity before the comparison: if a write changes the time meanwhile, the next check compares again
+        """Return the file's identity. Raise a CorpusFileError if the file differs from its stamp.
+
+        The ends are not compared if the identity is `verified`.
+        """
+        # read the identity before the ends: if a write changes the file meanwhile, the next check compares again
         status = os.fstat(self.fd)
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
@@ -137,7 +144,7 @@ class OpenFiles(dict[int, LocalFile]):
         self.max_descriptors = max(1, max_open_files)
         self._shards = shards
         self._scattered = scattered
-        self._verified: dict[int, Identity] = {}  # of closed files too
+        self._verified: dict[int, Identity] = {}  # by number of a file; closed files stay
         self._lock = ForkSafeLock()
 
     def __missing__(self, number: int) -> LocalFile:

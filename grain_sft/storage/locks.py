@@ -59,7 +59,7 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
         _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
-            # closing alone frees no lock if a child that native code forked has a copy of the descriptor
+            # native code may have forked a child with a copy of the descriptor: then closing it here frees no lock
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -115,7 +115,7 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the open file `fd`, and close the file at the end. On a file system without locks, hold none.
+    """Hold the lock of the open file `fd`, and close the file at the end. A file system without locks is accepted.
 
     Raises:
       StorageError: Another process holds the lock, and `wait` is false. The message is `in_use`.

@@ -19,10 +19,10 @@ _KINDS = {
 
 
 class _Allowed(NamedTuple):
-    """Files that may be opened: the files in `folders` (real paths that end with a slash), and the file `exception`."""
+    """Files that may be opened: the files in `folders` (real paths that end with a slash), and the file `other_path`."""
 
     folders: tuple[str, ...]
-    exception: str
+    other_path: str
 
 
 _allowed: ContextVar[_Allowed | None] = ContextVar("grain_sft_allowed", default=None)  # None allows all files
@@ -59,7 +59,8 @@ def outside(path: str, real: str, root: str) -> CorpusError:
     """Return the error for `path`, whose real path `real` lies outside of the folder `root`."""
     target = "" if real == path else f"; its real path is {real}"
     problem = f"{path}: lies outside of {root}, which was given as the root of all files{target}"
-    return CorpusError(f"{problem}. Fix the mix, the index or the link that leads there, or give a root that holds it.")
+    fix = "Fix the mix, the index or the link that leads there, or give a root that contains the file"
+    return CorpusError(f"{problem}. {fix}.")
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -113,10 +114,11 @@ def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _check_is_allowed(path: str, fd: int) -> None:
-    """Raise a CorpusError unless the open file `fd` is in an allowed folder. By now, `path` may lead to another file."""
+    """Raise a CorpusError if the open file `fd`, opened as `path`, is not in an allowed folder."""
     allowed = _allowed.get()
-    if allowed is None or path == allowed.exception:
+    if allowed is None or path == allowed.other_path:
         return
+    # ask the system for the path of the open file: by now, `path` may lead to another file
     real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
     if not real.startswith(allowed.folders):
         raise outside(path, real, allowed.folders[0])

@@ -104,6 +104,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         from_environment = cls.from_environment()
         values = dict(given or {})
         if isinstance(cache := values.get("cache"), Mapping):
+            # `check` accepts text, but not a path object
             as_text = {key: os.fspath(value) for key, value in cache.items() if isinstance(value, os.PathLike)}
             values["cache"] = {**cache, **as_text}
         try:

@@ -19,7 +19,7 @@ from grain_sft.types import Ints
 
 
 class RemoteShards:
-    """Reader of the remote files among `shards`. Before its first read, a file is compared with its stamp.
+    """Reader of the remote files among `shards`. Each file is compared with its stamp before it is read for the first time.
 
     The arguments are those of `ShardReader`; `options` is its `remote`.
     """
@@ -31,14 +31,14 @@ class RemoteShards:
         self._options = options or RemoteOptions.from_environment()
         cache = None if self._options.cache is None else ShardCache(self._options.cache, self._options)
         self._read = cache.read if cache else functools.partial(read_pieces, limits=self._options)
-        self._checked: dict[int, RemoteFile] = {}
+        self._checked: dict[int, RemoteFile] = {}  # by number of the shard
 
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
         """Copy the pieces of remote files to `out`. Return the columns of the pieces of local files.
 
         Args:
           columns: Four int64 [n]: number of the shard, first value in the shard, offset in `out` in bytes, size in bytes.
-          out: Buffer that takes the pieces.
+          out: Buffer that is filled with the pieces.
         """
         shards, _, _, sizes = columns
         is_remote = self._is_remote[shards]
@@ -96,7 +96,8 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
         if version is None:
             _check_size(shard, present[shard.path])
             version = version_of(present[shard.path])
-        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")  # one differs in a new file
+        fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
+        # at least one of the fields changes when the file is replaced
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
     return identified

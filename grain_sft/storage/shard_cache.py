@@ -1,7 +1,8 @@
 """Shard cache: copies of blocks of remote files on the local disk, for all processes of the machine.
 
-A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block, and the lock file
-of `Space`. The process that locks a block's file fetches the block. Other processes that need the block wait meanwhile.
+A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block, and one lock file, in
+which `Space` records the bytes in use. The process that locks a block's file fetches the block. Other processes that need the
+block wait meanwhile.
 """
 
 import contextlib
@@ -35,8 +36,9 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    If a block can't be kept in the folder, which may be full or read-only, its pieces are read from the bucket. A reader
-    waits for blocks that other processes fetch. If none of their files grows for `limits.seconds`, it reads the bucket.
+    A caller asks for pieces: ranges of bytes of remote files. If a block can't be stored, because the folder is full or
+    read-only, the pieces in the block are read from the bucket. A reader waits for blocks that other processes fetch. If the
+    files of these blocks have not grown for `limits.seconds`, the reader reads the bucket instead.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -139,7 +141,7 @@ class ShardCache:
         return awaited
 
     def _release(self, part: str, lock: HeldLock) -> None:
-        """Remove the unfinished file `part`, unless `publish` has renamed it, and free its lock."""
+        """Free the lock of the unfinished file `part`, and remove the file if `publish` has not renamed it."""
         with lock, contextlib.suppress(OSError):
             self._space.remove(part, lock.fd)
 
@@ -176,6 +178,7 @@ class ShardCache:
             return False
 
     def _read_bucket(self, groups: Iterable[Sequence[RemotePiece]], out: memoryview) -> None:
+        """Copy the pieces of all groups to `out`, without the cache."""
         read_pieces([piece for pieces in groups for piece in pieces], out, self._limits)
 
     def _last_written(self, block: Block) -> float:

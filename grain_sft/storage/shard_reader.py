@@ -17,10 +17,10 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
-_FEWEST_COPIED = 24  # fewer pieces are read, not copied: reading 8 pieces of 180 tokens takes 0.6 of copying's time
+_FEWEST_COPIED = 24  # fewer pieces are read: 8 pieces of 180 tokens are read in 0.6 of the time that a copy takes
 _LARGEST_COPIED = 1 << 13  # bytes; pieces whose mean size is larger are read
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # calls of `gather` that only read after such a copy
+_READS_AFTER_SLOW_COPY = 1 << 8  # calls of `gather` that only read after a copy that waited too often
 _COPIES_PER_RELEASE = 1 << 12  # copies after which the pages of the maps are released
 
 IntsOrList = Sequence[int] | Ints
@@ -53,7 +53,8 @@ class ShardReader:
       scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
         A trace of a corpus that is not in the page cache then takes a third of the time.
       remote: Options for reading remote files. None means those that environment variables set.
-      whole_rows: Whether a value of a file of materialized rows is a whole row instead of a token.
+      whole_rows: For files of materialized rows, which store the arrays of each row together: whether a value is a whole row
+        instead of a token.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -117,6 +118,7 @@ class ShardReader:
         return True
 
     def _read_and_check(self, pieces: Pieces) -> None:
+        """Read pieces of local files, then check that the files are those that were indexed."""
         shards, _, _, num_bytes = pieces
         self._read(pieces)
         self._open.check(set(shards))
@@ -136,7 +138,7 @@ class ShardReader:
                 num_read += preadv(file.fd, out, file.data_offset + start * itemsize)
         except OSError:
             num_read = -1
-        if num_read != num_bytes:  # read the rest of a short read, or raise its error
+        if num_read != num_bytes:  # a read failed or came back short: read all pieces again, or raise the error
             for shard, start, out in zip(shards, starts, buffers, strict=True):
                 file = open_files[shard]
                 file.read_again(file.data_offset + start * itemsize, out)
@@ -150,7 +152,10 @@ class ShardReader:
         return values
 
     def fill(self, rows: Sequence[RowPieces]) -> Iterator[None]:
-        """Fill each row in turn, and yield while it is in the processor's cache. The files are checked after the last row."""
+        """Fill the rows in order, and yield after each, while the row is still in the processor's cache.
+
+        The files are checked after the last row.
+        """
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
@@ -177,12 +182,13 @@ class ShardReader:
         activity.count("local_bytes", total)
 
     def _pieces(self, row: RowPieces) -> Pieces:
+        """Return the pieces of a row with a buffer for each, in place of its end in the row's memory."""
         shards, starts, ends, memory = row
         buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
         return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
-        """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
+        """Fill the buffers of the groups in order, and yield after each group. The files are checked after the last group."""
         if self.plain:
             for group in groups:
                 self._read(group)
@@ -254,7 +260,7 @@ def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -
     shards, starts, places, sizes = columns
     stops = starts + sizes // itemsize
     first_rows = starts // length
-    num_parts = np.maximum(1, -(-stops // length) - first_rows)
+    num_parts = np.maximum(1, -(-stops // length) - first_rows)  # -(-a // b) is a / b, rounded up
     piece = np.arange(len(starts)).repeat(num_parts)  # number of the piece of each part
     first_parts = num_parts.cumsum() - num_parts
     part_in_piece = np.arange(len(piece)) - first_parts[piece]

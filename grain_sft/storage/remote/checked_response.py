@@ -14,6 +14,7 @@ class CheckedResponse(aiohttp.ClientResponse):
     """HTTP response that refuses a body longer than expected, and headers that do not match the requested range."""
 
     async def read(self) -> bytes:
+        """Return the body. Raise WrongBodyError as soon as more bytes arrive than expected."""
         if self._body is not None:
             return self._body
         parts, size = [], 0

@@ -26,7 +26,7 @@ class RemoteFile(NamedTuple):
 
 
 class RemotePiece(NamedTuple):
-    """`size` bytes of a file from byte `offset` on, which go to offset `place` of the output."""
+    """`size` bytes of a file from byte `offset` on. They are copied to offset `place` of the output."""
 
     file: RemoteFile
     offset: int
@@ -35,7 +35,9 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer at the end of a file, or the exception of its first request that failed.
+    """Return the bytes of each range. A range beyond the end of a file has fewer bytes.
+
+    In place of a range that can't be read, return the exception of the first of its requests that failed.
 
     Raises:
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.

@@ -111,7 +111,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # a known version is an earlier answer of the server, perhaps to another process
+    # a version is known only from an earlier answer of the server, perhaps to another process
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 

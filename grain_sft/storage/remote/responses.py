@@ -10,7 +10,10 @@ NO_RANGES = "its server can't send a range of bytes. Copy the files to a server 
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop - 1` of a remote file in `version`, as from `requests.version_of`; None is the present version."""
+    """Bytes `start` to `stop - 1` of a version of a remote file.
+
+    `version` is a result of `requests.version_of`; None means the present version.
+    """
 
     path: str
     start: int
@@ -19,7 +22,7 @@ class Range(NamedTuple):
 
 
 class BodyHeaders:
-    """Size and version of a file in the headers of a response; None where the headers lack it."""
+    """Size and version of a file, as the headers of a response state them; None if they do not."""
 
     size: int | None = None
     version: str | None = None
@@ -41,7 +44,7 @@ def checked_sizes(
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The server sent the whole file, but the file is not within the range, or its size is not stated.
+      RefusedBodyError: The server ignored the range and sent the whole file. (A file that lies within the range is accepted.)
     """
     start, stop = wanted
     if content_range is None:
