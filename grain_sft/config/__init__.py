@@ -107,7 +107,10 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the new names of renamed keys. Names of sources stay. Lists never had keys with former names."""
+    """Return a section in which new names replace former names of keys, also in the sections inside it.
+
+    The names of a mixture's sources are not keys, so they stay. Lists are not searched: no key in a list was ever renamed.
+    """
     if not isinstance(section, Mapping):
         return section
     renamed = {}

@@ -40,8 +40,8 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
-      path: New files of the source. They are read from the first row of their order or, if the run has read them before,
-        from where it stopped. The other keys of the source stay.
+      path: New files of the source, read from the first row of their order. If the run has read these files before, it
+        continues after the last row that it read of them. The other keys of the source stay.
       weight: New weight of the source.
       max_epochs: Number of epochs after which the source has no rows left. Epochs before `from` count, too.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.
@@ -77,6 +77,7 @@ def keys_of_stage(section: Section) -> dict[str, Any]:
 
     Without a new stage, only the weight of a source of the outermost mixture can change (`weights_of`).
     """
+    # "web/news" is a source of the inner mixture "web", so a new weight of it needs a new stage, too
     names = ("path", "max_epochs", "on_exhausted", *(["weight"] if "/" in section["source"] else []))
     return {name: section[name] for name in names if section.get(name) is not None}
 
@@ -101,10 +102,14 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, one for each entry, and those of each stage. `layouts` has the layout of each stage.
+    """Return the amendments of a run, one for each entry, and a list of the amendments of each stage.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has only the first of these amendments.
+
+    Args:
+      entries: Section `amendments` of the config.
+      layouts: Layout of each stage, in order.
     """
     by_entry = [_amendments_of_stages(kind, section, layouts) for entry in entries for kind, section in entry.items()]
     run = [next(each for each in of_stages if each is not None) for of_stages in by_entry]

@@ -97,8 +97,8 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # An order with `runs_on`, and a mixture, run on even with "drop". The mode "random" ignores `epoch_shuffle`, because
-    # `shuffle: false` would make its order sequential.
+    # An order with `runs_on`, and a mixture, fill the last batch of an epoch from the next epoch, even with "drop". The mode
+    # "random" ignores `epoch_shuffle`, because `shuffle: false` would make its order sequential.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

@@ -18,6 +18,7 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import TRANSFORMS
 
 Sizes = list[tuple[int, int]]
+"""Changes of the batch size: pairs (step from which the size applies, number of rows of a batch)."""
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
 """Keys of a source of a mixture that do not describe its corpus, such as `weight`."""
@@ -65,6 +66,7 @@ class PartsMaker:
     def _single(
         self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
     ) -> tuple[NpyDataSource, Sampler]:
+        """Return source and sampler of a config without a mixture."""
         self._corpus(corpus)  # opened first, so that errors of the corpus come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
@@ -141,7 +143,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
 
 @contextlib.contextmanager
 def naming(where: str, section: str | None = None) -> Iterator[None]:
-    """Prefix errors in the context with `section`, such as "a.yaml: layout". If it is None, use `where`, the config's name."""
+    """Prefix errors in the context with `section`, such as "a.yaml: layout". None means `where`, the config's name."""
     prefix = section or where
     try:
         yield
@@ -162,7 +164,8 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
         [(name, options)] = item.items()
     options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
-        raise ConfigError(f"{where}: {item!r}; expected a name, or one name with its options.")
+        expected = "expected a name, or one name with its options, {name: {option: value}}"
+        raise ConfigError(f"{where}: {item!r}; {expected}.")
     check_value(name, Annotated[str, table], where)
     check(options, options_of(table[name]), f"{where}.{name}")
     with naming(where):

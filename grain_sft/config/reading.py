@@ -1,4 +1,7 @@
-"""Reading of config files. A config is merged with the configs that it inherits, and its relative paths are located."""
+"""Reading of config files. A config is merged with the configs that it inherits.
+
+To locate a path of a config is to join it to the config's folder, if the path is relative and exists there.
+"""
 
 import contextlib
 import glob
@@ -39,11 +42,13 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a node; that of text for 2:17."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return the node of a mapping. Refuse a repeated key."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -54,6 +59,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
+        """Return the integer of a node. Refuse 010."""
         value = int(super().construct_yaml_int(node))
         if re.fullmatch("[-+]?0[0-7_]+", node.value) and value != (decimal := int(node.value.replace("_", ""))):
             found = f"{node.start_mark.line + 1}: {node.value} is {value} in YAML 1.1 and {decimal} in YAML 1.2"
@@ -105,9 +111,10 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return `stated`, the sections of a config in `folder`, laid over those that it inherits. For `inheriting`, see `read`.
+    """Return the inherited sections of a config in `folder`, with the config's own sections, `stated`, laid over them.
 
-    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory.
+    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory. For `inheriting`,
+    see `read`.
     """
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
@@ -128,8 +135,8 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[st
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
-    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If the values of `layout.kind` differ, only
-    `sequence_length` is left of the `layout` of `base`.
+    A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If the two have different values of `layout.kind`,
+    only the key `sequence_length` is copied from the `layout` of `base`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -160,7 +167,7 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a path of the config. Join a relative path to `folder` if it exists there, or if `folder` is in a bucket.
+    """Locate a path of a config: join a relative path to `folder` if it exists there, or if `folder` is in a bucket.
 
     A blend of weights and prefixes, such as "0.3 a 0.7 b", becomes a list of its words.
     """
@@ -168,6 +175,7 @@ def _locate(path: object, folder: str) -> object:
         return path  # `validate` refuses a wrong type
     words = words_of(path)
     if len(words) > 1:
+        # words 0, 2, 4, ... are weights
         return [word if number % 2 == 0 else _locate(word, folder) for number, word in enumerate(words)]
     path = files.normalize(path)
     if files.is_remote(path) or os.path.isabs(path):
@@ -177,7 +185,7 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the `ListFile` called `name` in `folder`, or `name` itself if `folder` has no such file."""
+    """Return the `ListFile` (a file that lists documents) `name` in `folder`; `name` itself if `folder` has no such file."""
     is_document = isinstance(name, str) and re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)  # such as "5" and "web:5"
     if not isinstance(name, str) or files.is_remote(name) or is_document:
         return name
@@ -231,4 +239,7 @@ _PATHS = {
     "stages": {"corpus": _CORPUS},
     "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
 }
-"""Tree of the keys of a config that hold paths. A leaf is the function that locates the path; `_ANY_KEY` stands for any key."""
+"""Tree of the keys of a config whose values are paths. A leaf is the function that locates the path.
+
+`_ANY_KEY` stands for any key, such as the name of a source.
+"""

@@ -21,10 +21,10 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     """Return a validated config with a new stage at each replacement that needs one (`keys_of_stage`).
 
     The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which restores
-    the weights that a schedule has set before (`_weights_to_restate`).
+    weights that a schedule set before the new stage begins (`_weights_to_restate`).
 
     Raises:
-      ConfigError: A replacement changes nothing, or its source is in no stage from its step on.
+      ConfigError: A replacement changes nothing, or no stage that it could change has its source.
     """
     amendments: Sequence[Mapping[str, Section]] = config.get("amendments", ())
     sections = sorted((entry["replace"] for entry in amendments if "replace" in entry), key=lambda each: each["from"])
@@ -33,7 +33,8 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
     stages = list(_stages_of(config))
     for section in sections:
-        _check_replace(section, [stage for _, end, stage in stages if skips.data_step(section["from"]) < end], where)
+        first_step = skips.data_step(section["from"])
+        _check_replace(section, [stage for _, end, stage in stages if first_step < end], where)
     sections = [section for section in sections if keys_of_stage(section)]
     if not sections:
         return config
@@ -93,7 +94,10 @@ def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
 
 
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
-    """Return a stage without its first `steps` steps. If it is 100, values that a schedule gives at step 60 become initial."""
+    """Return a stage without its first `steps` steps.
+
+    If `steps` is 100, a value that the schedule sets at step 60 becomes an initial value, and step 130 becomes step 30.
+    """
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
     for entry in schedule:
@@ -106,7 +110,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture with the weights that `schedule` gives at step `steps`. An inner mixture follows its own schedule."""
+    """Return a mixture with the weights that `schedule` sets up to step `steps`. An inner mixture has a schedule of its own."""
     weights: dict[str, Any] = {}
     later = {}
     for entry in schedule:
@@ -127,7 +131,10 @@ def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
 
 
 def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap) -> list[tuple[int, Section]]:
-    """Return pairs (data step, weights by source) of the amendments that change weights, ascending, and as listed in a step."""
+    """Return a pair (data step, weights by source) for each amendment that changes weights, ascending by step.
+
+    Amendments of one step are in the order of the config.
+    """
     amended = (
         (skips.data_step(section["from"]), section["weights"] if kind == "reweight" else weights_of(section))
         for entry in amendments
@@ -155,10 +162,10 @@ def _weights_to_restate(
     for number, (begin, end, stage) in enumerate(stages, 1):
         if not begin < division < end or section["source"] not in _sources(stage["corpus"]):
             continue
-        # for each source: the step of the latest amendment of its weight, and step and weight of the schedule's latest change
+        # step of the latest amendment of each source's weight
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
         planned = {name: source["weight"] for name, source in stage["corpus"]["mixture"].items()}
-        scheduled: dict[str, tuple[int, Any]] = {}
+        scheduled: dict[str, tuple[int, Any]] = {}  # step and weight of the schedule's latest change of each source
         for entry in stage["sampler"].get("schedule", ()):
             for name, weight in (entry.get("weights") or {}).items():
                 # an entry that repeats the planned weight leaves an amendment in force, as in `Mixture.reweighted`
@@ -184,6 +191,7 @@ def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
 
 
 def _check_replace(section: Section, stages: Sequence[Section], where: str) -> None:
+    """Refuse a replacement that changes nothing, or whose source is in none of `stages`."""
     where = f"{where}: replace from step {section['from']}"
     if not keys_of_stage(section) and not weights_of(section):
         raise ConfigError(f"{where}: changes nothing. Give path, weight, max_epochs or on_exhausted.")

@@ -33,8 +33,8 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
     Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both stages order windows of 8192
-    tokens. The first stage cuts each window into four rows, which stay together. Thus the default of the layout's option
-    `max_target_sequence_length` is the length of the longest rows of all stages.
+    tokens. The first stage cuts each window into four rows, which stay together. For this, the length of the longest rows of
+    all stages becomes the default of the layout's option `max_target_sequence_length`.
     """
     configs = []
     for stage in config["stages"]:

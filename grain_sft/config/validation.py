@@ -108,7 +108,12 @@ def _check_source(source: Section, layout: Section, where: str) -> None:
 
 
 def _check_schedule(entries: list[Section], where: str, names: Iterable[str] | None, length: int | None) -> None:
-    """Check a schedule. Refuse weights if `names` (of sources) is None, and batch sizes if `length` (of rows) is None."""
+    """Check a schedule.
+
+    Args:
+      names: Names of the sources whose weights may change. None, for a config without a mixture, refuses weights.
+      length: Number of tokens in a row. None, for the schedule of a source, refuses batch sizes.
+    """
     refused = (*(sections.SIZES if length is None else ()), *(("weights",) if names is None else ()))
     known = [name for name in options_of(sections.ScheduleEntry) if name not in refused]
     if not entries:
