@@ -7,7 +7,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
+
 from grain_sft.errors import GrainSftError, LayoutError, WrongTypeError, shortened
+from grain_sft.types import Ints
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +41,16 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError],
     if most is not None and number > most:
         raise error(f"{name}={number}: expected at most {most}.")
     return number
+
+
+def as_integers(name: str, values: object, error: type[GrainSftError]) -> Ints:
+    """Return `values`, a sequence of integers, as an array int64 [n]; raise `error` for anything else."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
+        return values
+    try:
+        return np.array([operator.index(value) for value in cast("Iterable[Any]", values)], np.int64)
+    except (TypeError, OverflowError):
+        raise error(f"{name}={shortened(repr(values))}: expected a sequence of integers.") from None
 
 
 def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, int]:

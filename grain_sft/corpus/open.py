@@ -12,7 +12,7 @@ import msgspec
 
 from grain_sft.arguments import as_paths, check_type
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import FORMATS, DirectoryListing, Format, ReadOptions, formats
+from grain_sft.corpus.formats import FORMATS, DirectoryListing, Format, ReadOptions, errors_of, formats
 from grain_sft.corpus.formats.files import LIST_SUFFIXES, expand, is_glob
 from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
@@ -142,6 +142,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
     single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
     with inside(local_folder, single_path or ""):
         corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
+    check_type("the corpus that the format returns", corpus, Corpus, "a Corpus")
     # Files with a `root` need no check: their format unpacked them into the cache, which is their `root`.
     options.check_paths([file.path for file in corpus.files() if file.root is None])
     if local_folder is None:
@@ -157,7 +158,8 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
     remapped = [options.remap(files.normalize(path)) for path in paths]
     detected = (form for form in formats() if form.detect_list(remapped, listing))
     form: Format = FORMATS.make(format) if format != AUTO else next(detected, FORMATS.make("files"))
-    return form.read_list(remapped, options, listing)
+    with errors_of(form):
+        return form.read_list(remapped, options, listing)
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
@@ -173,9 +175,10 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             continue
         if not form.takes_globs and not form.lists_paths:
             candidate = files.absolute(candidate)
-        found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
-        if found is not None:
-            return form.read(found, options, listing)
+        with errors_of(form):
+            found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
+            if found is not None:
+                return form.read(found, options, listing)
     raise CorpusError(f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}.")
 
 

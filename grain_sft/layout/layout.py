@@ -175,11 +175,12 @@ class Layout(FromPieces):
         """Return the spans of `row`, in order.
 
         Raises:
-          RowIndexError: `row` is not in [0, len(layout)).
+          RowIndexError: `row` is not an integer in [0, len(layout)).
         """
-        if not 0 <= row < len(self):
-            raise RowIndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}.")
-        pieces = self.pieces(np.array([operator.index(row)], np.int64))
+        number = operator.index(row) if hasattr(row, "__index__") else -1
+        if not 0 <= number < len(self):
+            raise RowIndexError(f"row {row!r} of {self!r}: expected 0 to {len(self) - 1}.")
+        pieces = self.pieces(np.array([number], np.int64))
         stop = pieces.start + pieces.length
         numbers = [-1] * len(stop) if pieces.document is None else pieces.document.tolist()
         documents = [None if number < 0 else number for number in numbers]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PipelineError, import_extra
 from grain_sft.pipeline import MOST_UNCOUNTED, Arrival, Observer, count_batches, standing_observers
 from grain_sft.storage import activity
@@ -165,6 +165,7 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     """
     if as_integer("port", port, 0, PipelineError) > 65535:
         raise PipelineError(f"port={port}: expected 0 to 65535.")
+    check_type("address", address, str, "an address, such as '127.0.0.1'")
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()  # makes the `Metrics` of this process, if no pipeline has made it yet
     registry = prometheus_client.REGISTRY

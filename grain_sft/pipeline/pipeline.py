@@ -13,8 +13,8 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_objects, as_pair, keyword_only
-from grain_sft.errors import PipelineError, WrongTypeError
+from grain_sft.arguments import as_integers, as_objects, as_pair, keyword_only
+from grain_sft.errors import PipelineError, RowIndexError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
@@ -139,6 +139,7 @@ class Pipeline:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
           PipelineError: columns that the batch does not have.
         """
+        slots = as_integers("slots", slots, RowIndexError)
         if columns is not None:
             start, stop = as_pair("columns", columns, PipelineError)
             first, part = self._of_columns(start, stop)

@@ -12,6 +12,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from grain_sft.arguments import check_type
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
 from grain_sft.layout import Layout, digest
@@ -57,6 +58,7 @@ class Receipt:
           other: Parts of another receipt. In the sentences, "there" means this other receipt, and "here" means `self`.
           before: Step before which amendments and stages are compared. None compares all.
         """
+        check_type("other", other, Mapping, "the `parts` of another receipt")
         sentences = []
         data_before = before and self.data_step(before - 1) + 1
         for name in {**self.parts, **other}:

@@ -6,7 +6,7 @@ from typing import Any
 
 import grain
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, as_objects, check_type
 from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.pipeline.amendments import Amendment, reweights_of
 from grain_sft.pipeline.check_rows import check_rows
@@ -44,6 +44,8 @@ class Stage:
         check_rows(self.source, self.sampler)
         if self.steps is not None and self.tokens is not None:
             raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
+        check_type("stage: amendments", self.amendments, Sequence | None, "a list of amendments")
+        as_objects("stage: amendments", (item for item in self.amendments or () if item is not None), Amendment)
         for name in ("steps", "tokens"):
             if getattr(self, name) is not None:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,7 @@ class NpyDataSource(RowSource):
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
         check_type("layout", layout, Layout, "a layout, such as WindowLayout(corpus, sequence_length)")
+        check_type("max_open_files", max_open_files, numbers.Integral | None, "an integer")
         self.layout = layout
         self._max_open_files = max_open_files
         corpus, highest = layout.corpus, layout.highest_token

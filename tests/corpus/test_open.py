@@ -10,6 +10,7 @@ from batches import open_files
 from sft_files import documents, error_of, write_episodes
 
 from grain_sft import GrainSftError, open_corpus
+from grain_sft.corpus import FORMATS as TABLE
 from grain_sft.errors import CorpusFileError, WrongTypeError
 
 
@@ -116,6 +117,10 @@ class Dump(c.Format):
 class Whole(Dump):
     def split(self, home, listing):
         return c.Split(files=(home,), metadata=c.CorpusMetadata(), dtypes=("uint16",))
+class Wrong(Dump):
+    split = lambda self, home, listing: 5
+class Seven(Dump):
+    read = lambda self, found, options, listing: 7
 """
 
 
@@ -128,6 +133,11 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
     assert "Dump.split returned no files" in error_of(tmp_path, format="outside:Dump")
     assert "holds no .npy file" in error_of(tmp_path)
     assert "'outside:Other' cannot be imported" in error_of(path, format="outside:Other")
+    assert "outside:Wrong: AttributeError: 'int' object has no" in error_of(path, format="outside:Wrong")
+    assert "the corpus that the format returns is 7" in error_of(path, format="outside:Seven")
+    for name, value, message in (("rank", "x", "rank is 'x'"), ("metadata_files", "(", "metadata_files='(': error: ")):
+        monkeypatch.setitem(TABLE._entries, "wrong", type("Wrong", (TABLE["files"],), {name: value}))
+        assert message in error_of(path)
 
 
 def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens):

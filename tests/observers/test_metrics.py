@@ -16,7 +16,7 @@ import pytest
 from absl import logging as absl_logging
 from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.observers import OBSERVERS, Observer, metrics
 from grain_sft.pipeline import MOST_UNCOUNTED, counts
 from grain_sft.storage import activity
@@ -112,6 +112,8 @@ def test_the_metrics_server_serves_the_metrics_of_grain_sft_and_of_grain(folder)
 def test_what_is_not_a_port_is_refused(port):
     with pytest.raises(PipelineError, match=f"port={port!r}: expected "):
         metrics.start_server(port)
+    with pytest.raises(WrongTypeError, match="address is 5"):
+        metrics.start_server(0, 5)
 
 
 def test_a_forked_child_does_not_count_what_its_parent_has_not_counted_yet():

@@ -8,10 +8,11 @@ from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
-from grain_sft.errors import PipelineError, WrongTypeError
+from grain_sft.errors import PipelineError, RowIndexError, WrongTypeError
 from grain_sft.observers import Observer
 from grain_sft.pipeline import Stage, StagedPipeline
 from grain_sft.source import MixtureSource
+from grain_sft.storage import RemoteOptions
 
 LENGTH = 32
 BATCH = 6
@@ -115,6 +116,13 @@ def test_parts_of_other_types_get_a_sentence(source):
         (r"stages: an item is .*expected an object of Stage", lambda: StagedPipeline([source])),
         (r"source is \w+Layout.*expected NpyDataSource\(layout\)", lambda: Stage(layout, sampler)),
         (r"sources: an item is \w+Layout.*expected an object of RowSource", lambda: MixtureSource({"a": layout})),
+        (r"slots=\[0\.5\]: expected a sequence of integers", lambda: Pipeline(source, sampler).read(0, [0.5])),
+        (r"amendments is 5.*expected a list", lambda: Stage(source, sampler, amendments=5)),
+        (r"amendments: an item is .*expected an object of Am", lambda: Stage(source, sampler, amendments=[{}])),
+        (r"other is None.*expected the `parts`", lambda: Pipeline(source, sampler).receipt.differences(None)),
+        (r"max_open_files is '3'.*expected an integer", lambda: NpyDataSource(layout, max_open_files="3")),
+        (r"remote: seconds is 'x'.*expected a number", lambda: RemoteOptions(seconds="x")),
+        (r"remote: requests is 'x'.*expected an integer", lambda: RemoteOptions(requests="x")),
         (r"columns=\(1,\): expected two integers", lambda: Pipeline(source, sampler).read(0, [0], columns=(1,))),
         ("threads=1000000000: expected at most 10000", lambda: pipeline(source).iter(threads=10**9)),
         (r"path is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
@@ -123,5 +131,5 @@ def test_parts_of_other_types_get_a_sentence(source):
         ("corpus is .*expected the result of open_corpus", lambda: PaddedLayout("a", 8)),
         ("corpus is .*expected the result of open_corpus", lambda: PackedLayout("a", 8)),
     ):
-        with pytest.raises((WrongTypeError, PipelineError), match=message):
+        with pytest.raises((WrongTypeError, PipelineError, RowIndexError), match=message):
             make()

@@ -4,17 +4,21 @@ To add a format from outside, write a subclass of `Format`. Give it to `open_cor
 register it in `FORMATS`.
 """
 
+import contextlib
+import numbers
+import re
 from collections.abc import Sequence
 
+from grain_sft.arguments import check_type
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.errors import CorpusError
-from grain_sft.registry import Registry
+from grain_sft.registry import Registry, entry_errors, is_ours
 
 __all__ = [
-    "FORMATS", "CorpusMetadata", "DirectoryListing", "Format", "ReadOptions", "Split", "TokenFile", "formats",
-    "scan_corpus",
+    "FORMATS", "CorpusMetadata", "DirectoryListing", "Format", "ReadOptions", "Split", "TokenFile", "errors_of",
+    "formats", "scan_corpus",
 ]  # fmt: skip
 
 
@@ -121,4 +125,21 @@ FORMATS: Registry[type[Format]] = Registry(
 
 def formats() -> list[Format]:
     """Return an instance of each registered format. The "auto" of `open_corpus` tries them in this order."""
-    return sorted((FORMATS.make(name) for name in FORMATS), key=lambda form: form.rank)
+    made = [FORMATS.make(name) for name in FORMATS]
+    for form in made:
+        check_type(f"{described(form)}: rank", form.rank, numbers.Real, "a number")
+        what = f"{described(form)}: metadata_files={form.metadata_files!r}"
+        with entry_errors(CorpusError, what, "Give a regular expression."):
+            re.compile(form.metadata_files)
+    return sorted(made, key=lambda form: form.rank)
+
+
+def described(form: Format) -> str:
+    """Return a format's name in messages, such as "corpus format my_package.formats:Wikidump"."""
+    return f"corpus format {type(form).__module__}:{type(form).__qualname__}"
+
+
+def errors_of(form: Format) -> contextlib.AbstractContextManager[None]:
+    """Return a context that turns exceptions of another package's format into a CorpusError that names the format."""
+    ours = is_ours(type(form))
+    return contextlib.nullcontext() if ours else entry_errors(CorpusError, described(form), "Fix its code.")

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import errno
 import math
+import numbers
 import os
 import random
 import socket
@@ -13,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import GrainSftError, StorageError
 from grain_sft.storage import activity
 
@@ -52,6 +54,8 @@ class Limits(msgspec.Struct, frozen=True):
     requests: int = 64
 
     def __post_init__(self) -> None:
+        check_type("remote: seconds", self.seconds, numbers.Real, "a number")
+        check_type("remote: requests", self.requests, numbers.Integral, "an integer")
         if not (self.seconds > 0 and math.isfinite(self.seconds)) or self.requests < 1:
             problem = f"remote files: {self.seconds} seconds and {self.requests} requests at once"
             raise StorageError(f"{problem}; expected finite numbers above 0.")
