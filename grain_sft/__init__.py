@@ -1,4 +1,4 @@
-"""Input pipeline for language models in JAX. The step number alone decides which batch comes next."""
+"""Input pipeline for language models in JAX. The number of a step alone decides its batch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grain_sft.source import NpyDataSource
     from grain_sft.transforms import NgramFilter, ShiftTargets
 
-_PLACES = {
+_PLACES = {  # public names by the module that has them
     "config": ("load",),
     "corpus": ("Corpus", "open_corpus"),
     "layout": ("PackedLayout", "PaddedLayout", "Span", "WindowLayout"),
@@ -26,6 +26,7 @@ _PLACES = {
     "source": ("NpyDataSource",),
     "transforms": ("NgramFilter", "ShiftTargets"),
 }
+# modules that `dir()` lists besides the public names
 _PACKAGES = (*_PLACES, "errors", "integrations", "observers", "prepare", "provenance", "replay", "storage")
 _PACKAGES += ("verify", "view")
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that several modules share."""
+"""Checks of the arguments of functions and classes, for all modules."""
 
 import functools
 import operator
@@ -31,7 +31,10 @@ def as_sequence_length(value: object, name: str = "sequence_length") -> int:
 
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError], most: int | None = None) -> int:
-    """Return `value` as an int; raise `error` unless it is a Python or NumPy integer, not a bool, from `least` to `most`."""
+    """Return `value` as an int; raise `error` unless it is an integer from `least` to `most` (None: without a maximum).
+
+    Python's and NumPy's integers are accepted. A bool is refused.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -63,7 +66,7 @@ def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, 
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` unless `value` is of the type or union `kind`. The message calls this type `expected`."""
+    """Raise a `WrongTypeError` unless `value` is of the type or union `kind`. `expected` describes it in the message."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 
@@ -78,7 +81,7 @@ def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
 
 
 def check_choice(name: str, value: object, choices: Collection[str], error: type[GrainSftError]) -> None:
-    """Raise `error`, which names the argument `name`, unless `value` is one of `choices`."""
+    """Raise `error` unless `value` is one of `choices`. The message names the argument, `name`."""
     if value not in choices:
         raise error(f"{name}={value!r}: expected one of {', '.join(choices)}.")
 
@@ -103,6 +106,7 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
             by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`
+            # Too many values, or a value given twice, are left to `method`, which raises a TypeError.
             if 1 < len(values) <= 1 + len(names) and not by_position.keys() & named.keys():
                 text = ", ".join(f"{name}={value!r}" for name, value in by_position.items())
                 warnings.warn(f"Write {method.__name__}({text}).", DeprecationWarning, stacklevel=2)

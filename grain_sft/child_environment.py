@@ -1,4 +1,4 @@
-"""Child processes that run Python: their environment, and a call that returns the JSON that a process prints."""
+"""Child processes that run Python: their environment, and a function that runs one and returns the JSON that it prints."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from grain_sft.errors import PipelineError
 
-_MOST_SECONDS = 3600
+_MOST_SECONDS = 3600  # a child process that runs longer is ended
 
 
 def child_environment() -> dict[str, str]:
@@ -19,14 +19,23 @@ def child_environment() -> dict[str, str]:
 
 
 def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON object in the last line that Python prints. If it fails, raise a `PipelineError` that names `what`."""
+    """Run Python in a child process, and return the JSON object in the last line that the process prints.
+
+    Args:
+      what: Name of the process for messages, such as "a process of the benchmark".
+      *arguments: Arguments of the Python command.
+      environment: Environment variables of the process, such as those of `child_environment`.
+
+    Raises:
+      PipelineError: The process fails, or runs for more than an hour. The message ends with the last line of its stderr.
+    """
     command = [sys.executable, *arguments]
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise PipelineError(f"{what} was ended after {_MOST_SECONDS} s. Try a smaller run.") from error
     if result.returncode:
-        reason = result.stderr.strip().rpartition("\n")[2]
+        reason = result.stderr.strip().rpartition("\n")[2]  # the last line
         raise PipelineError(f"{what} ended with status {result.returncode}: {reason}")
     figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
     return figures

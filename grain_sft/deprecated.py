@@ -29,11 +29,11 @@ MODULES = {
 """New path in `grain_sft` of each moved module, by its former path."""
 
 MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
-"""New module of each name of the former module `grain_sft.mixture`."""
+"""For each name of the former module `grain_sft.mixture`, the module in `grain_sft` that has it now."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Importer of modules by their former path. Both paths give the same module object."""
+    """Importer of modules by their former path. The import returns the module object of the new path."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.partition(".")
@@ -41,7 +41,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Warn, and replace `module` by the module at its new path. `mixture` stays, and gets names of several modules."""
+        """Warn, and replace `module` in `sys.modules` by the module at the new path.
+
+        The names of the former module `mixture` are in several modules now. So `mixture` is not replaced: its names are set.
+        """
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
         paths = names.values() or [MODULES[former.removeprefix("grain_sft.")]]
@@ -55,13 +58,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Make former module paths importable."""
-    # This finder must be the first. Since `grain_sft.trace` is the package `grain_sft.provenance`, Python's path finder would
-    # load the file `audit.py` of this package a second time, as `grain_sft.trace.audit`.
+    # This finder must come before Python's own. `grain_sft.trace` is now the package `grain_sft.provenance`. So for
+    # `grain_sft.trace.audit`, Python's finder would load the file `audit.py` of `grain_sft.provenance` a second time.
     sys.meta_path.insert(0, _Finder())
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
-    """Return a decorator that lets a class's constructor also take arguments by former names, given as `former="new"`."""
+    """Return a decorator that lets the constructor of a class also accept arguments by their former names.
+
+    `names` has the new name of each argument by its former name, as in `renamed_arguments(when_dry="on_exhausted")`.
+    """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
         function = vars(decorated)["__init__"]
@@ -83,7 +89,10 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """Return a property that returns the attribute `new` and warns that `old`, such as "PackedLayout.recipe", was renamed."""
+    """Return a property that returns the attribute `new`, and warns that it was renamed.
+
+    `old` is the former name with its class, such as "PackedLayout.recipe".
+    """
 
     def get(self: object) -> Any:
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)

@@ -9,7 +9,7 @@ class GrainSftError(Exception):
 
 
 class CorpusError(GrainSftError, ValueError):
-    """Token files, a mix file or an index with invalid content."""
+    """Token files, a mix file (a list of token files) or a saved index of a corpus with invalid content."""
 
 
 class WrongTypeError(GrainSftError, TypeError):
@@ -17,7 +17,7 @@ class WrongTypeError(GrainSftError, TypeError):
 
 
 class CorpusFileError(GrainSftError, OSError):
-    """A token file, mix file or index that is missing, unreadable, or not the one that was indexed."""
+    """A token file, mix file or saved index that is missing or unreadable, or a token file that changed after indexing."""
 
 
 class RemoteTimeoutError(CorpusFileError):
@@ -71,7 +71,7 @@ class MissingExtraError(GrainSftError, ImportError):
 
     @classmethod
     def of(cls, feature: str, package: str, extra: str) -> Self:
-        """Return the error for a feature that needs `package`, which the extra `extra` installs."""
+        """Return the error for a feature that needs `package`. `extra` is the extra of grain_sft that installs it."""
         command = install_command(extra)
         return cls(f"{feature} needs {package}, which is not installed. Run `{command}` in the checkout of grain_sft.")
 
@@ -90,7 +90,7 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the `pip` command, run from the checkout, that installs `extra`; grain_sft is not on PyPI."""
+    """Return the `pip` command that installs `extra`. It runs in a checkout, because grain_sft is not on PyPI."""
     return f"pip install '.[{extra}]'"
 
 

@@ -27,4 +27,5 @@ def _table(title: str, lines: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    return html.escape(shortened(f"{value:,}" if type(value) is int else str(value), _MAX_CHARACTERS))
+    text = f"{value:,}" if type(value) is int else str(value)  # not isinstance: a bool stays "True"
+    return html.escape(shortened(text, _MAX_CHARACTERS))

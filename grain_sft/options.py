@@ -1,6 +1,7 @@
 """Options of a constructor, read from its signature and from the `Args:` of its docstring.
 
-An option is declared only there. Config checks, command-line options, documentation, and JSON Schema are derived from it.
+An option is declared nowhere else. Config checks, command-line options, documentation, and JSON Schema are derived from the
+signature and the docstring.
 """
 
 import argparse
@@ -39,13 +40,17 @@ _BOUNDS = {
 class Option:
     """One option.
 
-    Its type is that of its values in a config: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
-    bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
+    Attributes:
+      name: Name of the argument, which is also the key in a config.
+      type: Type of the values in a config: text, a number, a list, a mapping, a `Literal` or a frozen `msgspec.Struct`. An
+        integer from 1 on is `Annotated[int, msgspec.Meta(ge=1)]`. A name in the table of orders is `Annotated[str, ORDERS]`.
+      default: Value of an option that is not given; `REQUIRED` if the option has to be given.
+      help: Text of the option in `Args:`, on one line.
     """
 
     name: str
     type: Any
-    default: Any  # REQUIRED if it has to be given
+    default: Any
     help: str
 
 
@@ -56,7 +61,7 @@ Section = Mapping[str, Any]
 
 @functools.cache
 def options_of(declaration: Callable[..., Any]) -> Options:
-    """Return the options of a function, a class, or a `msgspec.Struct`, by name, in the order of its signature.
+    """Return the options of a function, a class, or a `msgspec.Struct`: by name, in the order of the signature.
 
     Raises:
       ConfigError: The declaration has no signature.
@@ -80,7 +85,7 @@ def options_of(declaration: Callable[..., Any]) -> Options:
 
 
 def help_in_configs(option: Option) -> str:
-    """Return the help text of a config's key, where Python's None is `null`."""
+    """Return the help text of an option for configs, with `null` in place of Python's None."""
     return re.sub(r"\bNone\b", "`null`", option.help)
 
 
@@ -90,7 +95,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter. A field of a Struct may have a factory of its default."""
+    """Return the default of a parameter. A field of a Struct may have a function that makes its default."""
     factory = getattr(parameter.default, "factory", None)
     return parameter.default if factory is None else factory()
 
@@ -118,7 +123,7 @@ def _config_type(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         # A config can't state an object of a class: for `str | Tokenizer`, it can only state the text.
         members = [member for member in map(_config_type, arguments) if member is not Any]
-        only_none = all(member is type(None) for member in members)
+        only_none = all(member is type(None) for member in members)  # a config can state none of the other types
         return Any if only_none else Union[tuple(members)]  # noqa: UP007
     if origin in (list, tuple, Sequence, Iterable):
         return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
@@ -128,7 +133,7 @@ def _config_type(hint: Any) -> Any:
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
-    """Raise a `ConfigError` if a section has an unknown key, or a value that its option does not take.
+    """Raise a `ConfigError` if a section has an unknown key, or a value that its option does not accept.
 
     Args:
       where: Name of the section for messages, such as "a.yaml: sampler".
@@ -218,6 +223,7 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
         open_names = {"anyOf": [{"enum": list(table)}, {"pattern": ":"}]} if table is not None else None
         meta = msgspec.Meta(description=help_in_configs(option), extra_json_schema=open_names)
         kind: Any = Annotated[(option.type, meta)]
+        # in the schema, a default such as `Host(0, 1)` is null
         default = option.default if isinstance(option.default, str | int | float) else None
         fields.append((option.name, kind) if option.default is REQUIRED else (option.name, kind, default))
     return msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
@@ -226,14 +232,15 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
     """Add each option to a parser or a group of arguments, with its type, bounds, default and help text.
 
-    `spelled` has the flags of options by name. An option without an entry gets the flag `--name`.
+    `spelled` has the flags of some options, such as {"seed": ["-s", "--seed"]}. For other options, the name becomes the flag:
+    `--chunk-size` for `chunk_size`.
     """
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
         kind = kinds_of(option.type)[0]
         settings: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
         if get_origin(kind) is list:
-            settings["nargs"], (kind,) = "+", get_args(kind)
+            settings["nargs"], kind = "+", get_args(kind)[0]
         unbounded = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # int for Annotated[int, Meta(ge=1)]
         if unbounded is bool:
             settings["action"] = argparse.BooleanOptionalAction

@@ -20,18 +20,18 @@ T = TypeVar("T")
 def progress_bar() -> Iterator[Progress]:
     """Yield a function that shows on stderr how much of the work is done, and the time that is left."""
     terminal = sys.stderr.isatty()
-    work, done_before, began, shown = "", 0, 0.0, 0.0
+    work, done_at_begin, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
         """Print a line, unless the last line was printed a moment ago or `what` has just begun."""
-        nonlocal work, done_before, began, shown
+        nonlocal work, done_at_begin, began, shown
         now = time.monotonic()
-        if what != work or done < done_before:
-            work, done_before, began, shown = what, done, now, now
+        if what != work or done < done_at_begin:  # other work, or the same work from its beginning
+            work, done_at_begin, began, shown = what, done, now, now
         if now - shown < (_REWRITTEN_EVERY if terminal else EVERY):
             return
         shown = now
-        part, rate = done / max(1, total), (done - done_before) / (now - began)
+        part, rate = done / max(1, total), (done - done_at_begin) / (now - began)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
         bar = f" {'━' * int(part * _BAR_COLUMNS):<{_BAR_COLUMNS}}" if terminal else ":"
         _show(f"{what}{bar} {part:.0%}{left}", terminal)
@@ -78,6 +78,7 @@ def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 def _show(line: str, terminal: bool) -> None:
+    """Print a line: on a terminal in place of the last one, which the control code clears; in a file below it."""
     before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
     with contextlib.suppress(OSError):  # a closed stderr does not end the work
         print(f"{before}{line}", end=after, file=sys.stderr, flush=True)

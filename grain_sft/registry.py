@@ -1,4 +1,4 @@
-"""Registry: an open table of alternatives, such as orders or layouts, by name."""
+"""Registry: a table of alternatives by name, such as orders or layouts, to which other packages can add entries."""
 
 import contextlib
 import difflib
@@ -19,7 +19,7 @@ _WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
 class Registry(Generic[Entry]):
     """Entries by name, such as "packed" in `LAYOUTS`. The name `package.module:Name` imports an entry from another package.
 
-    An entry carries everything that the package must know of it, so that no other code compares names.
+    An entry carries everything that the package must know about it. No other code decides by the name of an entry.
 
     Args:
       noun: Singular noun for messages, such as "order".
@@ -88,7 +88,10 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Call an entry, or the entry of a name, and return the result. Its errors become the table's, as in `entry_errors`."""
+        """Call an entry, or the entry of a name, and return the result.
+
+        An exception of the entry's code becomes an error of the table, as in `entry_errors`.
+        """
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else f"{constructor.__module__}:{constructor.__qualname__}"
         with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):
@@ -114,7 +117,10 @@ class Registry(Generic[Entry]):
 
 @contextlib.contextmanager
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
-    """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are."""
+    """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are.
+
+    The message begins with `what`, such as "order 'mine', epoch 3", and ends with the sentence `fix`.
+    """
     try:
         yield
     except (GrainSftError, OSError, MemoryError):
@@ -124,16 +130,16 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
 
 
 def is_ours(entry: Any) -> bool:
-    """Return whether a class or function is part of this package. Callers check the results of other packages."""
+    """Return whether a class or function is part of this package. Callers check only results of code of other packages."""
     return bool(entry.__module__.startswith("grain_sft."))
 
 
 def code_sha256(entry: Any) -> str | None:
-    """Return the hash of the file that defines an entry; None if the entry is of this package or has no file."""
+    """Return the SHA-256 of the file that defines an entry; None if the entry is part of this package or has no file."""
     file = getattr(sys.modules.get(entry.__module__), "__file__", None)
     return None if is_ours(entry) or file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def table_of(kind: Any) -> Registry[Any] | None:
-    """Return the table in a type such as `Annotated[str, ORDERS]`; None if the type has none."""
+    """Return the `Registry` in a type such as `Annotated[str, ORDERS]`; None for a type without one."""
     return next((meta for meta in get_args(kind)[1:] if isinstance(meta, Registry)), None)

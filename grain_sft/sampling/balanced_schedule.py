@@ -4,21 +4,22 @@ The share of a source in the first t rows of the mixture, share(t), is the numbe
 weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share so far minus the rows that it gave. Rows of
 the mixture and of a source count from 0.
 
-The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Each row of a source has a
-first and a last row of the mixture at which it may be taken. Of the rows that may be taken now, the rule takes the row whose
-last row comes first. The limits keep the source near its share. With n sources, the slack is 1 / (2 (n - 1)), and for row k:
+The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. It fills the mixture row by
+row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that may take
+it. Of the rows that are due, the rule takes the row with the earliest deadline. These limits keep a source near its share. With
+n sources, the slack is 1 / (2 (n - 1)), and for row k of a source:
 
-- It is due at the first row r with share(r + 1) - k >= slack. Taken earlier, it would put the source too far ahead.
-- It is in time up to the last row r with share(r) - k <= 1 - slack. Taken later, it would leave the source too far behind.
+- The row is due at the first row r with share(r + 1) - k >= slack. Taken earlier, it would put the source too far ahead.
+- Its deadline is the last row r with share(r) - k <= 1 - slack. Taken later, it would leave the source too far behind.
 
-Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4. "B0 2" means row 0 of B, in time up to row 2:
+Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4. "B0 2" means row 0 of B, with deadline 2:
 
   row of the mixture   due and not yet taken   taken
   0                    A0 1, B0 2              A0
   1                    B0 2, C0 4              B0
   2                    A1 3, C0 4              A1
   3                    C0 4, B1 5              C0
-  4                    A2 5, B1 5              A2: of equal last rows, the first source
+  4                    A2 5, B1 5              A2: of equal deadlines, the first source
   5                    B1 5                    B1; from row 6 on, the sources repeat
 
 So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights.
@@ -37,7 +38,7 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _BLOCK_ROWS = 1 << 12  # rows of the mixture that `_due_rows` computes at once
-_PROBED_ROWS = 1 << 10  # rows of the mixture that `_slack` tries: with a deficit at the start, some may be late
+_PROBED_ROWS = 1 << 10  # rows of the mixture that `_slack` checks for missed deadlines
 
 Sources = npt.NDArray[np.unsignedinteger]
 
@@ -46,7 +47,8 @@ class ScheduleTable:
     """Table of the source of each row, for constant weights.
 
     From some row on, the sources repeat with a period. The table has the rows before the first period, and one period.
-    Without a deficit at the start, the period is the sum of the weights, and it begins at row 0. A row takes 9 bytes.
+    Without a deficit at the start, the first period begins at row 0, and has as many rows as the sum of the weights. A row of
+    the table takes 9 bytes of memory.
 
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
@@ -60,7 +62,8 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
-        # Without a deficit, the table ends after sum(weights) rows. It needs no other end, so all runs share one cached table.
+        # Without a deficit, the table ends after sum(weights) rows, whatever `num_rows` is. So with `num_rows` as None, all
+        # mixtures with these weights share one cached table.
         self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
         self._period = len(self._sources) - self._begin
         # number of rows of each source before the first period, and in one period
@@ -90,7 +93,7 @@ class ScheduleTable:
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return the rows of the mixture at which `source` gives its rows `numbers`, or -1 for none: int64 [n] each."""
         rows, per_period = self._rows[source], int(self._per_period[source])
-        # a source without rows in a period has none after the first one begins; `max` avoids a division by 0
+        # a source that has no rows in a period has none from the first period on; `max` avoids a division by 0
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
         numbers_in_table = numbers - periods * per_period
         exists = numbers_in_table < len(rows)
@@ -121,9 +124,10 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 
 
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
-    """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if a deficit at the start would make rows late with that slack.
+    """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would then miss their deadlines.
 
-    With slack 0, a row is late once its source lacks more than a whole row. Late rows are taken like all others.
+    Rows can miss their deadlines only after a deficit at the start. With slack 0, a row misses its deadline when its source is
+    more than a whole row behind its share. The rule takes such rows like all others.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -133,28 +137,28 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 
 
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
-    """Yield, for each row of the mixture, its source, and whether this row of the source is due and in time.
+    """Yield, for each row of the mixture, the source, and whether the source's row is due and meets its deadline.
 
     After a deficit at the start, there may be no row that is due. Then the row that is due next is taken early.
     """
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)
-    ready: list[int] = []  # heap of the keys of the rows that are due and not taken
+    ready: list[int] = []  # heap of the keys of the rows that are due and not taken; the earliest deadline comes first
     for row in itertools.count():
         is_due = bool(ready) or due_row <= row
         while due_row <= row or not ready:
             heapq.heappush(ready, key)
             due_row, key = next(upcoming)
-        last_row, source = divmod(heapq.heappop(ready), len(weights))
-        yield source, is_due and row <= last_row
+        deadline, source = divmod(heapq.heappop(ready), len(weights))
+        yield source, is_due and row <= deadline
 
 
 def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, int]]:
     """Yield (due row, key) for each row of each source, earliest due row first.
 
-    The due row is the row of the mixture at which the row of the source becomes due. The key joins the last row in time and the
-    source: if the last row in time is 70, for source 2 of 5, the key is 70 * 5 + 2. The pairs are computed in arrays: a table
-    of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.
+    The due row is the row of the mixture at which the row of the source becomes due. The key joins the deadline and the source:
+    for deadline 70 and source 2 of 5, the key is 70 * 5 + 2. The pairs are computed in arrays. So a table of a million rows
+    takes 0.5 s, instead of 1.2 s with one pair at a time.
     """
     num_sources, total = len(weights), sum(weights)
     active = np.flatnonzero(weights)
@@ -163,8 +167,8 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     # share(t) is weight * t / total, this means weight * (r + 1) >= k * total + (slack - deficit) * total. All but the last
     # term are integers, so the last term can be rounded up.
     to_due = np.array([math.ceil((slack - value) * total) for value in deficit])
-    # In the same way, row k is in time up to the last row r with weight * r <= k * total + (1 - slack - deficit) * total.
-    to_last = np.array([math.floor((1 - slack - value) * total) for value in deficit])
+    # In the same way, the deadline is the last row r with weight * r <= k * total + (1 - slack - deficit) * total.
+    to_deadline = np.array([math.floor((1 - slack - value) * total) for value in deficit])
     begins = np.zeros(len(active), np.int64)
     for end_row in itertools.count(_BLOCK_ROWS, _BLOCK_ROWS):
         # rows `begins` to `ends` of each source become due in this block, which ends before row `end_row`
@@ -172,8 +176,8 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
         sources = np.repeat(active, ends - begins)
         numbers = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
         due_rows = -(-(numbers * total + to_due[sources]) // weight_of[sources]) - 1
-        last_rows = (numbers * total + to_last[sources]) // weight_of[sources]
-        keys = last_rows * num_sources + sources
+        deadlines = (numbers * total + to_deadline[sources]) // weight_of[sources]
+        keys = deadlines * num_sources + sources
         order = np.lexsort((keys, due_rows))
         yield from zip(due_rows[order].tolist(), keys[order].tolist(), strict=True)
         begins = ends

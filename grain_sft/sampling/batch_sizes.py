@@ -1,4 +1,4 @@
-"""BatchSizes: the number of rows in the global batch of each step, and in all batches before it."""
+"""BatchSizes: the number of rows in the global batch of each step, and in all steps before that step."""
 
 import sys
 from bisect import bisect_right
@@ -27,11 +27,11 @@ class BatchSizes:
 
     Args:
       first: Size from step 0 on.
-      schedule: Pairs (step, size) with ascending steps: the size from that step on.
+      schedule: Pairs (step, size), with ascending steps. The size holds from the step on.
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. In a `ComputedSizes`, every size that some step may have.
+      sizes: Size from each of `steps` on. In a `ComputedSizes`, all sizes that a step may have.
       schedule: Pairs (step, size) of the entries of `steps` after step 0.
 
     Raises:
@@ -83,7 +83,8 @@ class BatchSizes:
     def check_from(self, step: int, hosts: int, end: int = sys.maxsize) -> None:
         """Raise a `SamplerError` if the size of a step from `step` to `end - 1` is not a multiple of `hosts`."""
         for first in (step, *(change for change in self.steps if step < change < end)):
-            check_divided(self.at(first), hosts, first if len(self.sizes) > 1 else None)
+            named_step = first if len(self.sizes) > 1 else None  # of one size, the message names no step
+            check_divided(self.at(first), hosts, named_step)
 
 
 class ComputedSizes(BatchSizes):
@@ -160,7 +161,10 @@ class JoinedSizes(ComputedSizes):
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:
-    """Raise a `SamplerError` if the batch size `size`, which holds from `step` on, is not a multiple of `hosts`."""
+    """Raise a `SamplerError` if the batch size `size`, which holds from `step` on, is not a multiple of `hosts`.
+
+    With `step` as None, the message names no step.
+    """
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
         problem = f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over"

@@ -1,6 +1,7 @@
 """Curricula of OLMo-core's `NumpyVSLDataset`: the batches of each bucket in an epoch, their order, and their sizes.
 
-A bucket has all rows of one length. All rows of a batch are of one bucket. Bucket 0 has the shortest rows.
+The rows of this data set have several lengths. A bucket has all rows of one length. All rows of a batch are of one bucket.
+Bucket 0 has the shortest rows.
 """
 
 import functools
@@ -17,17 +18,23 @@ from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
 """`natural` draws batches of all buckets at random. In the other two, the growing curricula, an epoch is divided into cycles.
-Each cycle goes from short rows to long rows, and has one subcycle for each bucket."""
+Each cycle goes from short rows to long rows, in one subcycle for each bucket. A subcycle has batches of all buckets, shuffled.
+Subcycle b gets the largest share of the batches of bucket b."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
     """Return the number of batches of each bucket in an epoch, int64 [buckets].
 
-    `rows` is the number of rows of each bucket, and `sizes` that of each of its batches: int64 [buckets]. The other arguments
-    are those of `CurriculumSampler`. If no batch is left, or OLMo-core refuses the curriculum, raise a `SamplerError`.
+    Args:
+      curriculum, num_cycles, balanced: As in `CurriculumSampler`.
+      rows: Number of rows of each bucket, int64 [buckets].
+      sizes: Number of rows in one batch of each bucket, int64 [buckets].
+
+    Raises:
+      SamplerError: An epoch has no batch, or OLMo-core refuses the curriculum.
     """
     counts: Ints = rows // sizes
-    where = f"curriculum {curriculum!r}, batches of {sizes.tolist()} rows of buckets of {rows.tolist()} rows"
+    where = f"curriculum {curriculum!r}, buckets of {rows.tolist()} rows in batches of {sizes.tolist()} rows"
     if curriculum == "natural":
         if not counts[-1]:
             raise SamplerError(f"{where}: the last bucket, of the longest rows, fills no batch. Take a smaller batch.")
@@ -64,13 +71,14 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     subcycles = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle)]
     begins = np.cumsum(counts) - counts  # next batch of each bucket
     parts = []
+    # the transpose has a line for each subcycle: how many batches of each bucket it has
     for counts_of_subcycle in np.tile(np.transpose(subcycles), (num_cycles, 1)):
         ends = begins + counts_of_subcycle
         parts.append(np.concatenate(list(map(np.arange, begins, ends))))
         rng.shuffle(parts[-1])
         begins = ends
     order = np.concatenate(parts)
-    first = int(np.argmax(order >= first_longest))
+    first = int(np.argmax(order >= first_longest))  # index of the first True
     order[0], order[first] = order[first], order[0]
     return order
 
@@ -78,15 +86,16 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> list[int]:
     """Divide `count`, the number of batches of a bucket in a cycle, among the subcycles of a growing curriculum.
 
-    The subcycle that has the bucket's own number has the highest rank, `num_buckets`. The ranks rise by 1 up to this subcycle.
-    The subcycles after it have the remaining ranks, in descending order. For bucket 1 of 4, counted from 0, the ranks are 3, 4,
-    2 and 1. In "grow_linear", the shares are in proportion to these ranks; in "grow_p2", to 2 ** (rank - 1): 4, 8, 2 and 1.
+    Each subcycle gets a share of the batches, by its rank. The subcycle whose number is the bucket's has the highest rank,
+    `num_buckets`. The ranks rise by 1 up to this subcycle. The subcycles after it have the remaining ranks, in descending
+    order. For bucket 1 of 4, counted from 0, the ranks are 3, 4, 2 and 1. In "grow_linear", the shares are in proportion to
+    these ranks. In "grow_p2", they are in proportion to 2 ** (rank - 1): 4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
-    odds = [2 ** (rank - 1) for rank in ranks] if curriculum == "grow_p2" else ranks
-    subcycles = [round(value / sum(odds) * count) for value in odds]
-    subcycles[-1] += max(0, count - sum(subcycles))
+    shares = [2 ** (rank - 1) for rank in ranks] if curriculum == "grow_p2" else ranks
+    subcycles = [round(share / sum(shares) * count) for share in shares]
+    subcycles[-1] += max(0, count - sum(subcycles))  # the batches that rounding leaves over
     return subcycles
 
 
@@ -102,10 +111,12 @@ class _Epoch(NamedTuple):
 
 
 class CurriculumSizes(ComputedSizes):
-    """Batch sizes of a run with a curriculum. Every epoch has the same batches, in another order.
+    """Batch sizes of a run with a curriculum. Every epoch has the same number of batches of each bucket, in another order.
 
     Args:
-      rows, sizes, counts: int64 [buckets], rows of each bucket, rows of one of its batches, and its batches in an epoch.
+      rows: Number of rows of each bucket, int64 [buckets].
+      sizes: Number of rows in one batch of each bucket, int64 [buckets].
+      counts: Number of batches of each bucket in an epoch, int64 [buckets].
       order: Function of an epoch's number that returns the order of the epoch's batches, as `batch_order` does.
 
     Attributes:
@@ -122,12 +133,14 @@ class CurriculumSizes(ComputedSizes):
     def _epoch_of(self, epoch: int) -> _Epoch:
         order = self._order(epoch)
         ends = np.cumsum(self._counts)
-        bucket = ends.searchsorted(order, side="right")
-        batch = order - (ends - self._counts)[bucket]  # number of the batch among the batches of its bucket
-        rows_read = self._counts * self._rows_per_batch
+        bucket = ends.searchsorted(order, side="right")  # of each step
+        batch = order - (ends - self._counts)[bucket]  # number of the step's batch among the batches of its bucket
+        rows_read = self._counts * self._rows_per_batch  # of each bucket
+        # a part for each step, then a part for each bucket
+        bucket_of_part = np.append(bucket, np.arange(len(rows_read)))
         num_rows = np.append(self._rows_per_batch[bucket], self._rows - rows_read)
         first_row = np.append(batch * self._rows_per_batch[bucket], rows_read)
-        return _Epoch(np.append(bucket, np.arange(len(rows_read))), first_row, np.cumsum(num_rows) - num_rows)
+        return _Epoch(bucket_of_part, first_row, np.cumsum(num_rows) - num_rows)
 
     def at(self, step: int) -> int:
         epoch, step_of_epoch = divmod(step, self.num_steps)

@@ -28,22 +28,22 @@ class CurriculumSampler(EpochSampler):
     A bucket is all rows of one length. The rows of a batch are of one bucket. All batches have the same number of tokens, so
     batches of shorter rows have more rows. Each epoch shuffles the rows of each bucket, cuts them into batches, and reads the
     batches in the order of the curriculum. Rows that do not fill a batch are dropped. A growing curriculum also drops batches,
-    so that all cycles have equally many of each bucket. With `shuffle`, each epoch drops different rows.
+    because all its cycles have the same number of batches of each bucket. With `shuffle`, each epoch drops different rows.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
     depend on the hosts.
 
     Args:
-      buckets: Pairs (length, number of rows), in ascending order of the lengths. Each length divides the longest length. Rows
-        are numbered in this order.
-      global_batch_size: Rows of a batch of the longest rows, of all hosts together.
+      buckets: Pairs (length, number of rows), in ascending order of the lengths. Each length divides the longest length. Row
+        numbers count through the buckets in this order.
+      global_batch_size: Number of rows in a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
         goes from short rows to long rows. A cycle has one part for each length, and the batches of each length are divided
         among all parts. Part 1 gets the largest share of the shortest length, part 2 that of the second shortest, and so on.
         With 4 lengths, the batches of the shortest length are divided 8:4:2:1 in `grow_p2`, and 4:3:2:1 in `grow_linear`.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length.
-      balanced: Whether a growing curriculum takes the same number of batches of every length, which drops more rows.
+      balanced: Whether a growing curriculum reads the same number of batches of every length. This drops more rows.
       host: This host, and the number of hosts.
       shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
         whatever the curriculum.
@@ -114,7 +114,7 @@ class CurriculumSampler(EpochSampler):
         return MappedSampler(self, [(0, steps_read)] if steps_read else [])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        # all rows of a step are of one bucket, so this takes 4 us; `_rows_of`, for indices of any steps, takes 20 us
+        # All rows of a step are of one bucket, so this takes 4 us. `_rows_of` accepts indices of any steps, and takes 20 us.
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
         bucket = int(epoch.bucket[step_of_epoch])

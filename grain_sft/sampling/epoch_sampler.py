@@ -23,7 +23,10 @@ class EpochSampler(StreamSampler):
     """
 
     def _set_stream(self, source: SourceOrder, epochs: RunningEpochs, rows_at: RowsAt, batching: str = "") -> None:
-        """Set the stream that the sampler reads. `epochs` are the epochs of a block. For other arguments see `EpochStream`."""
+        """Set the stream that the sampler reads: `source`, whose blocks have the epochs `epochs`.
+
+        `rows_at` and `batching` are those of `EpochStream`.
+        """
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, epochs.num_rows, rows_at
         self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
@@ -40,7 +43,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. If steps straddle epochs, it may differ from `epochs * steps_per_epoch`."""
+        """Number of steps; None means no end. With steps of two epochs, it may differ from `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -59,8 +62,8 @@ class EpochSampler(StreamSampler):
         """Map indices in a block to their epochs, their indices in the epochs' orders, and their rows: int64 [n] each.
 
         With `runs_on`, an index may be in a later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
-        Without, an index past the end of its epoch has the row `FILL_ROW`. `block_start` is the index of the block's first row
-        in an epoch's order: int64 [n], or one number for all indices.
+        Without `runs_on`, an index past the end of its epoch has the row `FILL_ROW`, which is padding. `block_start` is the
+        index of the block's first row in an epoch's order: int64 [n], or one number for all indices.
         """
         if self.runs_on:
             later_epochs, index = np.divmod(index, self._block_rows)

@@ -57,9 +57,11 @@ class RunningEpochs:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def cuts(self, epoch: int) -> Ints:
-        """Return the index in `epoch` at which each of its steps begins, then the index after the last row read: int64
-        [steps + 1]. For a step that begins in an earlier epoch, the entry is 0."""
-        span = self.span(epoch, None) or EpochSpan(0, -1, 0)
+        """Return the index in `epoch` at which each of its steps begins, then the index after the last row read.
+
+        The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
+        """
+        span = self.span(epoch, None) or EpochSpan(0, -1, 0)  # a span without steps
         epochs, begins = self.begins(np.arange(span.first, span.last + 1))
         return np.append(np.where(epochs < epoch, 0, begins), span.start + span.rows)
 
@@ -71,7 +73,7 @@ class RunningEpochs:
 
 
 class _Phase(NamedTuple):
-    """Consecutive steps of one batch size. A phase may begin inside an epoch."""
+    """Consecutive steps with one batch size. A phase may begin inside an epoch."""
 
     step: int  # first step of the phase
     size: int  # rows of each step
@@ -81,6 +83,7 @@ class _Phase(NamedTuple):
     steps_per_epoch: int  # steps in each later epoch
 
     def begin(self, step: int) -> tuple[int, int]:
+        """Return the epoch of the first row of `step`, and the index of that row in the epoch."""
         steps = step - self.step
         if steps < self.steps_left:
             return self.epoch, self.first_index + steps * self.size
@@ -98,7 +101,7 @@ class EndingEpochs(RunningEpochs):
     """Epochs that each begin with a new step.
 
     With epochs of 10 rows and batches of 4, the last two rows are dropped: step 2 begins epoch 1. With `fill`, step 2 has these
-    two rows and two empty slots.
+    two rows and two empty slots, and step 3 begins epoch 1.
     """
 
     def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0), *, fill: bool) -> None:
@@ -130,7 +133,7 @@ class EndingEpochs(RunningEpochs):
     def steps_before(self, epoch: int) -> int:
         for phase, end in zip(self._phases, [*self._sizes.steps[1:], math.inf], strict=True):
             first_step = phase.first_step(epoch)
-            if first_step < end:
+            if first_step < end:  # true at the latest in the last phase, whose `end` is infinite
                 break
         return first_step
 

@@ -1,4 +1,4 @@
-"""Tree that computes which source gives row N of a mixture, for weights whose pattern is too long for a table of rows."""
+"""Tree that computes which source gives a row of a mixture. It is for weights that would need too long a `ScheduleTable`."""
 
 import dataclasses
 import math
@@ -45,7 +45,7 @@ class _Split:
             num_rows = -((self.offset - self.unit - scaled) // self.share)
         else:
             num_rows = (scaled + self.offset) // (self.unit - self.share) + 1
-        # These leave out that `lefts` gives a branch at most t of t rows. So t is also at least k + 1.
+        # These formulas ignore that `lefts` gives a branch at most t of t rows. This adds the condition t >= k + 1.
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 
@@ -54,7 +54,7 @@ _Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
 
 
 class HalvingTree:
-    """Tree whose leaves are the sources, for constant weights. Each row goes down the tree to its source.
+    """Tree whose leaves are the sources of a mixture with constant weights. Each row goes down the tree to its source.
 
     Each node divides the rows that reach it between two branches: of the first t rows, the left branch gets its share of t,
     rounded. So a few divisions find the source of any row. Example: the sources A, B and C have the weights 3, 2 and 1. The
@@ -90,9 +90,10 @@ class HalvingTree:
         self._root = self._tree(heaviest_first, [], 0.0)
 
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
-        """Return the tree of `sources`, heaviest first. The first ones, up to a cut, are in the left branch.
+        """Return the tree of `sources`, which are sorted, the heaviest first. The sources before a cut are in the left branch.
 
-        `path` is as in `_paths`. `distance` is the number of rows by which the sources together may differ from their share.
+        `path` is the path from the root to this tree, as in `_paths`. `distance` is the number of rows by which the sources
+        together may differ from their share.
         """
         if len(sources) == 1:
             self._paths[sources[0]] = path
@@ -103,12 +104,13 @@ class HalvingTree:
         if len(sources) <= _ALL_TRIED:
             _, cut = _best_cut([weight / total for weight in weights], distance)
         else:
+            # the cut whose two branches differ least in weight
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
-        # If all `sources` together have a deficit, the node gets more rows to make up for it, and `share` gives a part of them
-        # to the left branch. So the offset adds the deficit of the left branch minus this part. 1/2 rounds to the nearest.
-        offset = sum(deficits[:cut], Fraction(1, 2)) - share * sum(deficits)
+        # If all `sources` together have a deficit, the node gets more rows to make up for it. The left branch gets its share
+        # of these rows in any case, so the offset adds only the rest of its deficit. The 1/2 rounds to the nearest.
+        offset = Fraction(1, 2) + sum(deficits[:cut]) - share * sum(deficits)
         unit = math.lcm(share.denominator, offset.denominator)
         split = _Split(int(share * unit), int(offset * unit), unit)
         left_share = float(share)
@@ -171,6 +173,6 @@ def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
-    """Return `values` for a product with `factor`: as an array of Python integers if the product may exceed int64."""
-    highest = int(values.max(initial=0)) + 2
+    """Return `values`, or the same as an array of Python integers if a product with `factor` may exceed int64."""
+    highest = int(values.max(initial=0)) + 2  # 2 more, and `* 2` below: room for the terms that callers add
     return values if highest * factor * 2 < _INT64_LIMIT else values.astype(object)

@@ -1,4 +1,4 @@
-"""Sampler of one source of rows."""
+"""Sampler of one source of rows, such as one corpus."""
 
 import functools
 import hashlib
@@ -35,7 +35,8 @@ class IndexSampler(EpochSampler):
       num_instances: Number of rows.
       global_batch_size: Number of rows of a step, of all hosts together.
       seed: Seed of the order, 0 or more.
-      order: Order of the rows in an epoch. `olmo`, `maxtext`, `openchat` and `grain` are the orders of these systems.
+      order: Order of the rows in an epoch. `olmo`, `maxtext`, `openchat` and `grain` equal the orders of OLMo-core, MaxText,
+        OpenChat and Grain.
         `episode` is `RandomState(seed + epoch).permutation` of numpy. `random` draws with replacement. In `balanced`, the
         rows of a step have similar costs of attention. `package.module:Name` is an order of yours.
       host: Index of this host, and the number of hosts.
@@ -49,7 +50,7 @@ class IndexSampler(EpochSampler):
         row is left.
       costs: Function that returns the cost of each row, int64 [num_instances], such as `layout.row_costs`. Orders by cost, such
         as `balanced`, need it.
-      chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader.
+      chunk_size: Number of consecutive rows that stay together, as with `chunk_size` of OLMo-core's data loader.
       start: Epoch of the first row of step 0, and index of that row in the epoch's order. It is (0, 0) unless an earlier stage
         of the run read rows.
       cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
@@ -90,7 +91,7 @@ class IndexSampler(EpochSampler):
             problem = f"order {order!r} arranges the rows of whole epochs one by one"
             fix = "Start at index 0 of an epoch with chunk_size=1, or take another order."
             raise SamplerError(f"start={start}, chunk_size={self.chunk_size}: {problem}. {fix}")
-        num_blocks = self._num_blocks  # epochs are computed for one block: see `EpochSampler`
+        num_blocks = self._num_blocks  # epochs and batch sizes are computed for one block: see `EpochSampler`
         block_rows = self.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)
         self.batch_sizes.check_from(0, num_blocks)

@@ -24,17 +24,18 @@ class Mixture:
 
     Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. Of the
     first 100 rows, a source with the share 1/3 gives 33 or 34: less than one row off its share. With five or more weights of
-    many digits, it is less than two rows off (see `Proportions`). A source may be a mixture, which divides its rows likewise.
+    many digits, a source is less than two rows off (see `Proportions`). A source may itself be a mixture: it divides its rows
+    among its sources in the same way.
 
     Args:
       sources: Pair (weight, rows) of each source, by name. Row numbers count through all sources in this order.
       on_exhausted: What happens after the last row of the last epoch of a source. "repeat": sources never end, so none may have
         `epochs`. "stop": the mixture ends before the first row that the source lacks. "fail": as "stop", but the step that
-        needs the missing row raises a SamplerError. "renormalize": the other sources divide its share. The mixture ends when
-        every source with a weight above 0 has ended, even if `schedule` gives another source a weight later. The
-        `on_exhausted` of a source takes precedence.
-      schedule: Pairs (step, weights by name). The weights hold from the step on, and do not change earlier rows. A source that
-        is behind its share at the step gets more rows after it, and a source that is ahead gets fewer. A mixture that ends
+        needs the missing row raises a SamplerError. "renormalize": the other sources divide the share of the ended source. The
+        mixture ends when every source with a weight above 0 has ended, even if `schedule` gives another source a weight
+        later. The own `on_exhausted` of a source comes before that of the mixture.
+      schedule: Pairs (step, weights by name). The weights hold from the step on, and do not change earlier rows. From the step
+        on, a source that is behind its share gets more rows, and a source that is ahead gets fewer. A mixture that ends
         cannot have a schedule if it is a source of another mixture.
 
     Raises:
@@ -73,12 +74,14 @@ class Mixture:
         return as_shares([(name, weights[name]) for name in self.sources])
 
     def _on_exhausted(self) -> list[OnExhausted]:
+        """Return `on_exhausted` for each source: its own, or that of the mixture."""
         return [
             self.on_exhausted if order is None or order.on_exhausted is None else order.on_exhausted
             for _, order, _ in self.parts()
         ]
 
     def _check_ends(self) -> None:
+        """Raise a `SamplerError` if `on_exhausted` contradicts which sources end."""
         ending = self._ending_sources()
         for name, on_exhausted in zip(self.sources, self._on_exhausted(), strict=True):
             if name in ending and on_exhausted == "repeat":
@@ -111,8 +114,13 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows of the mixture. None if it never ends, fails, or has a schedule, as the sizes of steps are unknown."""
-        return None if self.schedule or not self._ending_sources() else self.proportions(lambda step: 0).length
+        """Number of rows of the mixture. None if the mixture never ends, ends in a failure, or has a schedule.
+
+        With a schedule, the number depends on the batch sizes, which a mixture does not know.
+        """
+        if self.schedule or not self._ending_sources():
+            return None
+        return self.proportions(lambda step: 0).length  # without a schedule, this asks only for the rows before step 0
 
     @property
     def data_key(self) -> str:
@@ -158,6 +166,7 @@ class Mixture:
         entries: dict[int, dict[str, Weight]] = {}
         for step in sorted({*self._weights, *(step for step, _ in changes)}):
             before, planned = planned, self._weights.get(step, planned)
+            # the weights that the schedule changes at `step`, then those that `changes` changes
             weights |= {name: weight for name, weight in planned.items() if weight != before.get(name)}
             for change_step, others in changes:
                 if change_step == step:

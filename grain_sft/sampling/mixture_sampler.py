@@ -24,7 +24,10 @@ MixtureLastBatch = Literal["drop", "fill"]
 
 
 class NoRowLeftError(SamplerError):
-    """A step needs a row of a source that has none left. The arguments are the step, and the message after "step N: "."""
+    """A step needs a row of a source that has none left.
+
+    The arguments are the step N, and the message without its beginning "step N: ". So `MappedSampler` can name another step.
+    """
 
     def __str__(self) -> str:
         step, text = self.args
@@ -35,15 +38,15 @@ class MixtureSampler(StreamSampler):
     """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
     Each step is the next `global_batch_size` rows of the mixture, and host h of H reads slots h, h + H, h + 2H, ... of the
-    step. Rows are numbered as in `MixtureSource`. Epochs of a source may end in the middle of a step.
+    step. Row numbers count through all sources, as in `MixtureSource`. Epochs of a source may end in the middle of a step.
 
     Args:
       mixture: Sources, their orders and weights.
       global_batch_size: Rows of a step, of all hosts together.
       host: This host, and the number of hosts.
       last_batch: Treatment of the last rows of a mixture that ends, if they don't fill a step: "drop" leaves them out, "fill"
-        fills the step with `FILL_ROW`s.
-      schedule: Pairs (step, global_batch_size). From `step` on, each step has `global_batch_size` rows.
+        fills the step with `FILL_ROW`s, which are padding.
+      schedule: Pairs (step, global_batch_size): number of rows of each step from that step on.
       cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -133,6 +136,7 @@ class MixtureSampler(StreamSampler):
         if self.num_steps is not None and epochs is None:
             return self.num_steps
         sources = [stream.source for stream in self.streams]
+        # the last epoch of each source that counts: at most its own last one; without `epochs`, the one in which it starts
         last_epochs = [min(epochs, each.epochs or epochs) - 1 if epochs else each.start[0] for each in sources]
         spans = [stream.span(epoch) for stream, epoch in zip(self.streams, last_epochs, strict=True)]
         ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
@@ -152,9 +156,9 @@ class MixtureSampler(StreamSampler):
         return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.of_steps(steps).before[which] + slot))
 
     def _draw(self, indices: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the rows at `indices` of the mixture, as the columns source, epoch, index and row of `BatchSlots`.
+        """Return the columns source, epoch, index and row of `BatchSlots` for the rows at `indices` of the mixture.
 
-        Past the end of the mixture, these are -1, -1, -1 and `FILL_ROW`.
+        Past the end of the mixture, the values are -1, -1, -1 and `FILL_ROW`.
         """
         sources, epochs, order_indices = (np.full(len(indices), -1) for _ in range(3))
         rows = np.full(len(indices), FILL_ROW)
@@ -188,7 +192,10 @@ class MixtureSampler(StreamSampler):
         return streams, rows_of_sources
 
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
-        """Raise the error that the source `lacking`, an entry of a `Path`, has no row for row `index` of `self.mixture`."""
+        """Raise a `NoRowLeftError`: row `index` of `self.mixture` needs a row that a source lacks.
+
+        `lacking` is the source as an entry of a `Path`: the proportions of its mixture, and its number in that mixture.
+        """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
         fix = "End the run before this step, or amend it with other weights from an earlier step."

@@ -21,7 +21,7 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Highest sum of integer weights for a `ScheduleTable`, whose period is this sum. Higher sums take a `HalvingTree`."""
+"""Highest sum of integer weights for a `ScheduleTable`, whose period has that many rows. Higher sums need a `HalvingTree`."""
 
 
 class _Phase(NamedTuple):
@@ -36,14 +36,15 @@ class Proportions:
     """The source of each row of a mixture, in proportion to the shares: a pure function of the row, in constant time.
 
     With constant weights whose common denominator is at most `TABLE_ROWS`, each source is always less than one row from its
-    share (`ScheduleTable`). With other weights, such as 0.123456789, it is less than 2 rows from it (`HalvingTree`).
+    share (`ScheduleTable`). With other weights, such as 0.123456789, each source is less than two rows from its share
+    (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
-    so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets none.
+    Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
+    all rows so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row.
 
-    After a change, up to three sources stay within one row of their share. With more, no rule can promise that without knowing
-    the change in advance. Example: the sources A to F have a weight of 1/6 each. From row 3 on, D, E and F, which have had no
-    row, go on alone, with a weight of 1/3 each:
+    After a change, up to three sources stay within one row of their share. With more sources, no rule can promise that without
+    knowing the change in advance. Example: the sources A to F have a weight of 1/6 each. D, E and F have given no row before
+    row 3. From row 3 on, they go on alone, with a weight of 1/3 each:
 
       rows so far   sources of these rows   share of F           rows of F   deficit of F
       3             A B C                   3/6 = 1/2            0           1/2
@@ -53,8 +54,9 @@ class Proportions:
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
-      limits: Number of rows of each source; None for a source without an end. Used only with `on_exhausted`.
-      on_exhausted: For each source, what happens when it has no row left, as in `Mixture`; empty if no source ends.
+      limits: Number of rows of each source; None for a source without an end.
+      on_exhausted: For each source, what happens when it has no row left, as in `Mixture`. If it is empty, sources never end,
+        and `limits` are ignored.
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
@@ -119,10 +121,11 @@ class Proportions:
         return tuple(weight // divisor for weight in weights) if divisor else None
 
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
-        """Return the row at which a source is exhausted first, and the source; None if no source is exhausted.
+        """Return the first row of the mixture at which a source is exhausted, and the source; None if no source is exhausted.
 
-        A source with "renormalize" is exhausted at the row after its last row, others at the first row that they lack. If two
-        are exhausted at one row, a source with "renormalize" is returned, because the mixture goes on after it.
+        A source with "renormalize" is exhausted at the row after its last row. Other sources are exhausted at the first row
+        that they lack. If two sources are exhausted at one row, a source with "renormalize" is returned, because the mixture
+        goes on after it.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
@@ -167,7 +170,7 @@ class Proportions:
         return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row of the mixture that is row `numbers[i]` of `source`, or -1 for none, for each i: int64 [n]."""
+        """Return, for each i, the row of the mixture that is row `numbers[i]` of `source`, or -1 for none: int64 [n]."""
         rows = np.full(len(numbers), -1, np.int64)
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
@@ -184,8 +187,8 @@ def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Path from the outermost mixture to a source. It has an entry for each mixture on the path: the mixture's proportions, and the
-number of its source that is, or contains, the end of the path."""
+"""Path from the outermost mixture to a source: for each mixture on the path, its proportions, and the number of its source that
+is next on the path. The path to source 2 of a mixture that is source 0 of the outermost one is ((outermost, 0), (inner, 2))."""
 
 
 def count_drawn(path: Path, row: int) -> int:
@@ -196,8 +199,10 @@ def count_drawn(path: Path, row: int) -> int:
 
 
 def find_drawn(path: Path, numbers: Ints) -> Ints:
-    """Return the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path, for each i: int64
-    [n]. It is -1 where the outermost mixture never draws the row."""
+    """Return, for each i, the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path.
+
+    The result is int64 [n]. It is -1 where the outermost mixture never draws the row.
+    """
     for proportions, source in reversed(path):
         rows = np.full(len(numbers), -1, np.int64)
         is_drawn = numbers >= 0

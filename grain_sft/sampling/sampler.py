@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Sampler(abc.ABC):
     """Base of samplers. A sampler chooses the rows of each step's global batch, and divides them among the hosts.
 
-    Host h of H reads slots h, h + H, h + 2H, ... of the global batch, if `host_blocks` and `consecutive_slots` are False.
+    Host h of H reads slots h, h + H, h + 2H, ... of the global batch, if both `host_blocks` and `consecutive_slots` are False.
 
     Attributes:
       num_instances: Number of rows to choose from.
@@ -90,9 +90,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps that read the first `epochs` epochs. More epochs than the run has are a `SamplerError`.
+        """Return the number of steps from step 0 to the last one that reads a row of the first `epochs` epochs.
 
-        None means the epochs of the run, or one epoch if the run never ends.
+        None means the epochs of the run, or one epoch if the run never ends. More epochs than the run has are a
+        `SamplerError`.
         """
 
     @abc.abstractmethod
@@ -136,7 +137,7 @@ class Sampler(abc.ABC):
 
     @property
     def changes(self) -> list[int]:
-        """Steps at which a schedule changes the batch size or weights of sources, and steps before which steps are skipped."""
+        """Steps at which a schedule changes the batch size or the weights of sources, and steps at which data are skipped."""
         return self.batch_sizes.steps[1:]
 
     def check_from(self, step: int) -> None:
@@ -144,7 +145,7 @@ class Sampler(abc.ABC):
         self.batch_sizes.check_from(step, self.host.count, self.end_step)
 
     def with_host(self, host: Host) -> Self:
-        """Return the same run, seen from another host."""
+        """Return a sampler of the same run for another host."""
         return self._with(host=host)
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
@@ -185,7 +186,7 @@ class Sampler(abc.ABC):
         return epochs
 
     def __len__(self) -> int:
-        """Return the number of records of this host; `sys.maxsize` if they never end."""
+        """Return the number of records of this host, which are its rows; `sys.maxsize` if the run never ends."""
         return sys.maxsize if self.num_steps is None else self._num_records
 
     @functools.cached_property
@@ -221,6 +222,7 @@ class Sampler(abc.ABC):
         return type(self)(**self.__getstate__() | changes)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the arguments of the constructor. Each of them is an attribute of the same name."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from grain_sft.types import Ints
 class StagedSampler(Sampler):
     """Sampler of a run with stages. A stage begins at its sampler's `first_step`, and ends where the next stage begins.
 
-    A row number refers to the layout of its stage. So this sampler has no streams, and `find_slots` is an error.
+    A row number refers to the layout of its stage. So this sampler has no streams, and `find_slots` raises an error.
 
     Args:
       stages: Samplers of consecutive stages, in order, for the same host.

@@ -31,7 +31,8 @@ class StepMap:
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0. If 3 steps are skipped at or before it, it reads data step 3.
+      origin: Step of the trainer that reads data step 0. After a skip of 3 steps at or before `origin`, the trainer's step
+        `origin` reads data step 3.
 
     Attributes:
       steps: `origin`, then the later values of `step` in `skips`, ascending.
@@ -89,7 +90,7 @@ class MappedSampler(Sampler):
       sampler: Sampler of the data steps.
       skips: Pairs (step, num_steps), as in `StepMap`.
       origin: Step of the trainer that reads step 0 of `sampler`, as in `StepMap`.
-      end: Step of the trainer after its last one; None for the end of `sampler`.
+      end: Step of the trainer at which this sampler ends, after its last step. None means the end of `sampler`.
 
     Raises:
       SamplerError: As in `StepMap`.
@@ -135,7 +136,7 @@ class MappedSampler(Sampler):
             return span.rows if epoch_at_step > epoch else 0
 
         def step_that_reads(row: int, data_steps: range) -> int:
-            """Return the trainer's step that reads row `row` of `span`, counted from 0. One of `data_steps` has the row."""
+            """Return the trainer's step that reads row `row` of `span`, counted from 0. One of `data_steps` reads the row."""
             # a bisection, because the data steps of a mixture have different numbers of rows of this source, or none
             number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
             return self._map.step_of(data_steps[number])
@@ -155,6 +156,7 @@ class MappedSampler(Sampler):
         return self._with(sampler=self.sampler.with_host(host))
 
     def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Self:
+        # a step before `origin` belongs to an earlier stage, so its weights hold from data step 0 on
         in_data_steps = [(max(0, self._map.data_step(step)), weights) for step, weights in changes]
         return self._with(sampler=self.sampler.reweighted(in_data_steps))
 
@@ -201,6 +203,7 @@ class MappedSampler(Sampler):
         """See `Sampler.find_slots`. The slots of skipped steps are left out."""
         if epochs is None and self.end is not None:  # search only the epochs that the stage reads
             last = self._map.data_step(self.end - 1)
+            # `begin` returns the epoch that each stream has reached after the last step
             num_epochs = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
             epochs = num_epochs if self.epochs is None else min(num_epochs, self.epochs)
         slots = self.sampler.find_slots(rows, epochs=epochs, hosts=hosts)

@@ -34,16 +34,18 @@ class StreamSampler(Sampler):
 
     def __init__(self, batch_sizes: BatchSizes, host: Host) -> None:
         super().__init__(batch_sizes, host)
-        # The first of several computed steps, and their rows [steps, rows]: one attribute, as several threads replace the pair.
+        # The first of several computed steps, and the rows of these steps [steps, rows]. The pair is one attribute, because
+        # several threads replace it.
         self._computed: tuple[int, Ints] = 0, np.zeros((0, 0), np.int64)
         self._last_step = -1
         self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the run's sequence of rows, counted from the first row of `step`: int64 [n].
+        """Return the rows at `indices` of the run's sequence of rows, int64 [n]. Index 0 is the first row of `step`.
 
-        The row is `FILL_ROW` past the end of the run and, unless `runs_on`, past the end of the epoch.
+        Past the end of the run, the row is `FILL_ROW`, which is padding. Without `runs_on`, it is also `FILL_ROW` past the end
+        of the epoch.
         """
 
     @abc.abstractmethod
@@ -62,7 +64,7 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # distances of 2 and 3: several threads that read in sequence may request the steps in the order 4, 6, 5
+            # A distance of 2 or 3 is also a sequence: several threads may request its steps in the order 4, 6, 5.
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
@@ -73,7 +75,8 @@ class StreamSampler(Sampler):
     def _rows_of_steps(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of `step` and of up to 63 steps after it: int64 [steps, rows].
 
-        So a batch of 32 rows takes 3 us instead of 45 in a mixture, and 9 instead of 98 in order "shuffle" of 724,000,000 rows.
+        Computed at once, a batch of 32 rows takes 3 us instead of 45 us in a mixture, and 9 us instead of 98 us in order
+        "shuffle" of 724,000,000 rows.
         """
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // len(indices), self._steps_of_one_size(step, size))
@@ -85,7 +88,7 @@ class StreamSampler(Sampler):
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return how many steps from `step` on have `size` rows each, without a gap in the sequence."""
+        """Return the number of steps, from `step` on, that have `size` rows each and no gap between them in the sequence."""
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 
@@ -125,7 +128,7 @@ class StreamSampler(Sampler):
         return slots.select(np.lexsort((slots.slot, slots.step)))
 
     def _search(self, rows: Ints, epochs: int | None) -> Iterator[BatchSlots]:
-        """Yield the slots that hold `rows`, a million indices of an epoch at a time. The step of an unread index is -1."""
+        """Yield the slots that hold `rows`, for a million indices of an epoch at a time. An unread index has the step -1."""
         for number, stream in enumerate(self.streams):
             num_rows = stream.source.num_instances
             own_rows = rows[(rows >= stream.first_row) & (rows < stream.first_row + num_rows)] - stream.first_row

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOrder:
-    """Order in which a run reads the rows of one source. In a mixture, the epochs follow each other without a gap.
+    """Order in which a run reads the rows of one source. In a mixture, each epoch begins right after the one before it.
 
     Args:
       num_instances: Number of rows of the source.
@@ -28,8 +28,8 @@ class SourceOrder:
       order: Name of the order, such as "shuffle", as in `IndexSampler`.
       shuffle: Whether to read the rows in `order`. False reads them in ascending order of their numbers.
       epochs: Number of epochs after which the source is exhausted; None if it never is.
-      on_exhausted: What the source's mixture does after the last epoch: "stop", "renormalize" or "fail", as in `Mixture`. None
-        means the mixture's own `on_exhausted`.
+      on_exhausted: What the mixture of the source does after the source's last epoch: "stop", "renormalize" or "fail", as in
+        `Mixture`. None means the `on_exhausted` of the mixture.
       chunk_size: Number of consecutive rows that stay together, as in OLMo-core's data loader. It divides `num_instances`.
         With 4, the order permutes the chunks of rows 0 to 3, 4 to 7, and so on.
       start: First row to read: its epoch, and its index in that epoch's order. It is (0, 0) unless an earlier stage of the run
@@ -114,7 +114,8 @@ class SourceOrder:
             raise SamplerError(f"order={self.order!r} needs the cost of each row. {fix}")
         if not self.shuffle:
             return lambda epoch, indices: indices
-        size, options = self.chunk_size, {"costs": costs} if order.by_cost else {}
+        size = self.chunk_size
+        options = {"costs": costs} if order.by_cost else {}
         chunks_at = order.make(self.num_instances // size, seed=self.seed, cache_dir=cache_dir, **options)
         if size == 1:
             return chunks_at
@@ -153,8 +154,8 @@ class EpochStream:
       first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
       begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
         earlier steps read. If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2).
-      span: Function of an epoch that returns its `EpochSpan`, which has 0 rows if the run skips the whole epoch. None if the
-        epoch is before the run or after its end.
+      span: Function of an epoch that returns the epoch's `EpochSpan`. It returns None if the epoch is before the run or after
+        its end. If the run skips the whole epoch, the span has 0 rows.
       rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
       batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later

@@ -26,4 +26,4 @@ ORDERS: Registry[Order] = Registry(
     adapt=Order.of,
     kinds=(Callable, Order),
 )
-"""Entries are `Order`s, or functions of (seed, epoch, num_rows) that return every row once."""
+"""Orders by name. A registered entry may also be a function of (seed, epoch, num_rows) that returns every row once."""

@@ -24,6 +24,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
 
     @functools.cache
     def cost_of() -> Ints:
+        """Return the cost of each row, int64 [num_rows]; raise a `SamplerError` if the caller's costs are not as many."""
         row_costs = np.asarray(costs.rows())
         if row_costs.shape != (num_rows,):
             expected = f"expected the cost of each of {num_rows} rows, such as layout.row_costs"
@@ -37,7 +38,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         rows: Ints = random.permutation(num_rows)
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]
-        steps = random.permutation(len(cuts) - 1)  # step `steps[0]` reads the cheapest rows, step `steps[1]` the next
+        steps = random.permutation(len(cuts) - 1)  # step `steps[0]` gets the cheapest rows, step `steps[1]` the next
         # index i of `by_cost` is for slot `slot[i]` of step `steps[rank[i]]`
         rank, slot = expand_counts(np.diff(cuts)[steps])
         shuffled_in_steps = by_cost[np.lexsort((random.random(len(by_cost)), rank))]

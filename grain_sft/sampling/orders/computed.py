@@ -41,7 +41,7 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     if seed >= _KEYS:
         raise SamplerError(f"seed={seed}: order 'grain' takes seeds below {_KEYS}, as Grain does. Give a smaller seed.")
     if not has_every_row(num_rows):
-        found = f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice, another never"
+        found = f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice, and lacks another"
         raise SamplerError(f"{found}. Take order 'shuffle'.")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:

@@ -30,7 +30,7 @@ _VERSION = 1
 _SEEDS = 1 << 32  # RandomState takes seeds below this
 
 IN_MEMORY_ROWS = 1 << 21
-"""A permutation of this many rows or more is a file. A shorter one takes tens of milliseconds, so each process makes it."""
+"""A permutation of this many rows or more is a file. Each process makes shorter ones itself, in tens of milliseconds."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
@@ -71,8 +71,8 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
 
     Args:
       key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,
-        "epoch": 0}. "orders" is the version of the files. The file is named after the other values. Its header has all of them,
-        and a file whose header has other values is made again.
+        "epoch": 0}. "orders" is the version of the files, and the name of the file has the other values. The header of the file
+        has all values. A file with other values in its header is made again.
       generator: Name and seed of the generator, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
     """

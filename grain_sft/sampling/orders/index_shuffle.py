@@ -16,7 +16,7 @@ from grain.experimental import index_shuffle
 
 from grain_sft.types import Ints
 
-_FEW = 512  # for fewer indices, calling the library for each index may be faster than numpy
+_FEW = 512  # for fewer indices, the library is called for each index, which may be faster than numpy
 _AT_ONCE = 1 << 14  # indices enciphered at once, so that their words stay in the processor's cache
 _LEAST_BITS = 16  # fewest bits of a block
 _MASK = (1 << 32) - 1

@@ -50,7 +50,8 @@ class Order:
         host h reads slots h, h + H, ... of each batch.
       runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
       sequential: Whether rows are read in ascending order, without a seed.
-      by_cost: Whether the order depends on the `Costs` of the rows. No mixture takes such an order: its sources share steps.
+      by_cost: Whether the order depends on the `Costs` of the rows. A mixture refuses such an order, because its sources share
+        steps.
       epoch_seed: Function of the run's seed and an epoch that returns the seed of that epoch, for the audit log.
     """
 
@@ -96,7 +97,7 @@ class Order:
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
-        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # checked or built-in
+        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # built-in, or made here
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
