@@ -30,25 +30,25 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
     for fault, wrong in faults.items():
         if wrong.any():
             row, column, shard, start, length = (int(values[wrong.argmax()]) for values in pieces[:5])
-            number = f"row {rows[row]}" if 0 <= row < len(rows) else f"index {row} of {len(rows)} rows"
+            where = f"row {rows[row]}" if 0 <= row < len(rows) else f"index {row} of {len(rows)} rows"
             piece = f"a piece of {length} tokens at column {column}, from token {start} of shard {shard} on"
-            raise LayoutError(f"{method}: {number}: {piece}, {fault}. Fix the layout.")
+            raise LayoutError(f"{method}: {where}: {piece}, {fault}. Fix the layout.")
     if pieces.segment is None and pieces.length.sum() != len(rows) * layout.width(rows):
-        raise LayoutError(f"{method}: rows with padding need the columns `segment` and `position`.")
+        raise LayoutError(f"{method}: rows with padding need the columns `segment` and `position`. Return both.")
     if pieces.document is None and layout.follows_documents:
-        raise LayoutError(f"{method}: `follows_documents` is set, but `document` is missing.")
+        raise LayoutError(f"{method}: `follows_documents` is set, but `document` is missing. Return it.")
     return pieces
 
 
 def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return, by the text of a fault, a mask of the pieces that have the fault."""
+    """Return a mask for each fault, by its text: True for the pieces that have the fault, bool [pieces]."""
     row, shard = pieces.row, pieces.shard
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document
     stop = pieces.column + pieces.length
     begins_row = np.diff(row, prepend=-1) != 0
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
-    # a piece continues the segment of the piece before it or begins the next one; the segments of a row count from 1
+    # a piece continues the segment of the piece before it, or begins the next segment; segments are numbered from 1 in each row
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))

@@ -8,7 +8,7 @@ from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
-# Traits of the layout of whole rows that hold for its columns.
+# Traits that a `ColumnsLayout` has in common with the layout of whole rows.
 _SAME_TRAITS = ("corpus", "of_pairs", "takes_weights", "highest_token", "follows_documents", "finder", "one_segment")
 
 
@@ -36,7 +36,7 @@ class ColumnsLayout(Layout):
             raise LayoutError(f"columns {start} to {stop}: expected 0 <= start < stop <= {length} (length of a row).")
         if len(layout.parts) > 1:
             raise LayoutError("columns of a mixture: take the columns of each source with MixtureSource.columns.")
-        if isinstance(layout, ColumnsLayout):  # columns of columns
+        if isinstance(layout, ColumnsLayout):  # columns of columns: count them from column 0 of the whole rows
             layout, start, stop = layout._layout, layout.first_column + start, layout.first_column + stop
         if layout.row_lengths:
             raise LayoutError(f"columns of {layout!r}: expected rows of one length. Read whole rows, and cut them.")
@@ -64,7 +64,7 @@ class ColumnsLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Estimate of the mean number of segments in these columns, as if segments ended equally often in all columns."""
+        """Estimate of the mean number of segments in these columns, if segments end equally often in all columns."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:
@@ -73,7 +73,7 @@ class ColumnsLayout(Layout):
         starts, lengths, begin = list[int](), list[int](), BEGIN_OF_ROW
         column = 0  # column of the whole row at which the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row)[:2], strict=True)):
-            position = max(0, self.first_column - column)  # tokens of the segment before these columns
+            position = max(0, self.first_column - column)  # number of the segment's tokens before these columns
             num_tokens = min(length, self._stop - column) - position
             if num_tokens > 0:
                 if not starts:

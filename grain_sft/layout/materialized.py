@@ -11,8 +11,9 @@ from grain_sft.types import Ints
 class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
-    Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages: rows
-    take space on disk, usually up to 4 bytes a token besides the tokens. Another row length or algorithm needs new rows.
+    Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages: the
+    files also hold positions and segments, usually up to 4 bytes a token. For another row length or another algorithm, the rows
+    have to be written again.
 
     Args:
       corpus: Corpus in the format `rows`.
@@ -29,11 +30,12 @@ class MaterializedLayout(Layout):
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
         if corpus.rows is None:
-            fix = "Write rows with `grain-sft pack --materialize` and open their folder, or take PackedLayout"
+            fix = "Write rows with `grain-sft pack --materialize` and open their folder, or use PackedLayout"
             raise LayoutError(f"{corpus.shards[0].path}: a corpus without rows. {fix}.")
         self.corpus, self.row_format, self.sequence_length = corpus, corpus.rows, corpus.rows.sequence_length
         if sequence_length is not None and as_sequence_length(sequence_length) != self.sequence_length:
-            raise LayoutError(f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}.")
+            problem = f"sequence_length={sequence_length}: the rows were written with {self.sequence_length}"
+            raise LayoutError(f"{problem}. Give that.")
 
     def __len__(self) -> int:
         return self.corpus.num_tokens // self.sequence_length

@@ -1,4 +1,4 @@
-"""MixtureLayout: one layout that has the rows of several, numbered one layout after the other."""
+"""MixtureLayout: one layout that has the rows of several layouts. The rows are numbered layout after layout."""
 
 import functools
 import itertools
@@ -17,8 +17,8 @@ from grain_sft.types import Ints
 class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length, numbered layout after layout.
 
-    If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. So are
-    documents, but the layouts that do not state the documents of their rows (`follows_documents`) come last.
+    If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. Documents are
+    numbered first in the layouts that state the documents of their rows (`follows_documents`), then in the others.
 
     Args:
       parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".
@@ -49,8 +49,8 @@ class MixtureLayout(Layout):
         transforms = {name: str(part.transforms) for name, part in parts.items()}
         if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
             listed = ", ".join(f"{name}: {text}" for name, text in transforms.items())
-            expected = "all sources have preference pairs with one prompt_length and one pad_token_id, or no source has"
-            raise LayoutError(f"mixture: expected that {expected} pairs. The transforms of the sources are {listed}.")
+            expected = "preference pairs in all sources, with one prompt_length and one pad_token_id, or in no source"
+            raise LayoutError(f"mixture: expected {expected}. The sources have the transforms {listed}.")
         self.parts, self.names, self._layouts = dict(parts), tuple(parts), tuple(parts.values())
         first = self._layouts[0]
         self.sequence_length, self.transforms = first.sequence_length, first.transforms
@@ -117,7 +117,7 @@ class MixtureLayout(Layout):
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        if num_found < len(documents):  # only then, because the check counts all documents, which may read all tokens
+        if num_found < len(documents):  # check only then: the check counts all documents, which may read all tokens
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 

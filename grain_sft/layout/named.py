@@ -1,4 +1,7 @@
-"""Search for documents by name: a number, a record of an input, an input, a source of a mixture, or a file of such names."""
+"""Search for documents by name: a number, a source of a mixture, an input, a record of an input, or a file of such names.
+
+An input is a file that the corpus was prepared from. A record is one line or one row of an input.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,14 +35,16 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
     Args:
       layouts: Layout of each stage.
-      named: Names of documents. Each is one of
+      named: Names of documents. A name is one of
         17: number of a document in the run (`RunDocuments`), as a trace prints it;
         code:17: document 17 of the source `code` of a mixture;
         chats.jsonl:17: documents made of line 17 of an input that the corpus was prepared from (see `documents_of_record`);
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
-        If a name finds a document in one stage, the result has this document in all stages that read it. If the run has one
-        layout, a number that the layout lacks stays in the result, because a check may read all tokens.
+
+    If a name finds a document in one stage, the result has this document in all stages that read it. If the run has one layout,
+    the result may have a number that the layout lacks: the check of a number would count the documents, which may read all
+    tokens.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a named record.
@@ -78,7 +83,7 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
       named: Names of documents, as in `documents_named_in`, without sources of a mixture.
 
     Raises:
-      RowIndexError: A number is not below the number of documents, or as in `documents_named_in`.
+      RowIndexError: The corpora have no document of a number, or an error of `documents_named_in`.
       CorpusError, CorpusFileError: As in `documents_named_in`.
     """
     inputs = list(map(_Inputs, corpora))
@@ -135,7 +140,10 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
     of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`. A file in `files_read`, from which `named` was read, is an error."""
+        """Add the documents of `named`. If it is from a file, `files_read` has this file and the files that named it.
+
+        A name of a file in `files_read` is an error: the files would name each other without end.
+        """
         for item in named:
             if not isinstance(item, str) or _is_number(item):
                 number = int(item) if isinstance(item, str) else item
@@ -152,8 +160,8 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 lines = map(str.strip, files.read_text(item).splitlines())
                 add(filter(None, lines), (*files_read, item))
             else:
-                expected = "a document number, a source, SOURCE:NUMBER with a number that it has, an input, INPUT:LINE"
-                problem = f"{shortened(item, 200)!r} is not {expected}, or a file of these"
+                expected = "a document number, a source, SOURCE:NUMBER with a number of the source, an input"
+                problem = f"{shortened(item, 200)!r} is not {expected}, INPUT:LINE, or a file of these"
                 raise RowIndexError(f"{problem}. Fix it, or give the path of an existing file.")
 
     add([named] if isinstance(named, int | str) else named)
@@ -173,7 +181,7 @@ def _joined(arrays: Iterable[Ints]) -> Ints | None:
 def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> Ints | None:
     """Return the numbers of the documents that `name` finds, counted in `layout`; None if the layout lacks the name.
 
-    `name` is that of a source or an input, `SOURCE:NUMBER`, or a record. `inputs` are those of each part of `layout`.
+    `name` is a source, an input, a record, or `SOURCE:NUMBER`. `inputs` has the `_Inputs` of each part of `layout`.
     """
     source, _, number = name.rpartition(":")
     if name in layout.parts:
@@ -189,7 +197,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
 
 
 class _Inputs:
-    """Inputs that a corpus was prepared from, read from the corpus's file of sources on first use."""
+    """Inputs that a corpus was prepared from, by the corpus's file of sources, which is read on first use."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus

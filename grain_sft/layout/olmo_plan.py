@@ -6,6 +6,9 @@ is three files of raw uint64:
                                     group's first file;
   documents-by-instance-L-HASH.npy  indices of pieces in document-indices, row after row;
   instance-offsets-L-HASH.npy       (first entry, end) of each row in documents-by-instance.
+For rows of 10 tokens, documents of 6, 10 and 4 tokens are the pieces (6, 16), (0, 6), (16, 20). Row 0 has piece 0, and row 1
+has pieces 1 and 2. So documents-by-instance is 0, 1, 2, and instance-offsets is (0, 1), (1, 3).
+
 L is the sequence length. HASH is a hash of the paths and sizes of the group's files and of the options of the packing; see
 `_group_hash`.
 """
@@ -52,10 +55,10 @@ def find_plan(
     """
     folder, length, size = work_dir / "dataset-common", options.sequence_length, options.source_group_size
     if len(paths) != len(corpus.shards):
-        raise LayoutError(f"paths: {len(paths)}; expected one for each of the {len(corpus.shards)} token files.")
+        raise LayoutError(f"paths: {len(paths)}; give one for each of the {len(corpus.shards)} token files.")
     headed = next((shard.path for shard in corpus.shards if shard.data_offset), None)
     if headed is not None:
-        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Its plan can't be used.")
+        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Use a plan of PackedLayout.")
     hashes = []
     for first in range(0, len(paths), size):
         group, shards = paths[first : first + size], corpus.shards[first : first + size]
@@ -122,6 +125,7 @@ def _files_of(folder: Path, length: int, group_hash: str) -> list[Path]:
 
 
 def _read(folder: Path, length: int, group_hash: str) -> _Group:
+    """Return the arrays of the three files of a group."""
     arrays = []
     for path, width in zip(_files_of(folder, length, group_hash), _WIDTHS.values(), strict=True):
         try:
@@ -131,12 +135,13 @@ def _read(folder: Path, length: int, group_hash: str) -> _Group:
         if len(data) == 1:  # OLMo-core writes one byte for an empty array
             data = b""
         if len(data) % width:
-            raise LayoutError(f"{path}: {len(data)} bytes, not a multiple of {width}: cut short. Delete the plan.")
+            raise LayoutError(f"{path}: {len(data)} bytes, not a multiple of {width}: it was cut short. Delete it.")
         arrays.append(np.frombuffer(data, "<u8"))
     return arrays
 
 
 def _digest(groups: list[_Group]) -> str:
+    """Return a hash of the lengths and the contents of all arrays."""
     digest = hashlib.sha256()
     for group in groups:
         for array in group:
@@ -146,7 +151,7 @@ def _digest(groups: list[_Group]) -> str:
 
 
 def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
-    """Return start and stop of the pieces, row after row, and the number of pieces up to the end of each row."""
+    """Return the start and the stop of each piece, row after row, and the number of pieces up to the end of each row."""
     # a number of 2**63 or more becomes negative, and a later check refuses it
     indices, offsets, chosen = (array.astype(np.int64) for array in group)
     start, stop = indices.reshape(-1, 2).T
@@ -159,7 +164,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
-    """Return the document of each piece. Raise a LayoutError if packing `documents` would cut them into other pieces."""
+    """Return the number of each piece's document. Raise a LayoutError if these are not the pieces of `documents`."""
     row_length = options.sequence_length
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries."
     document = np.searchsorted(documents.start, start, side="right") - 1

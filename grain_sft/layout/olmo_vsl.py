@@ -19,8 +19,8 @@ class OlmoVslLayout(Layout):
 
     A document is cut into chunks of `sequence_length` tokens. The remainder is cut into shorter chunks, longest first. Their
     lengths are the powers of two that add up to the remainder. Chunks shorter than `min_sequence_length` are dropped. Each row
-    holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a batch from
-    one bucket, and every batch has the same number of tokens.
+    holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the
+    rows of a batch from one bucket. Every batch has the same number of tokens.
 
     Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 
@@ -29,8 +29,8 @@ class OlmoVslLayout(Layout):
       sequence_length: Number of tokens of the longest rows, a power of two.
       min_sequence_length: Number of tokens of the shortest rows, a smaller power of two.
       boundaries: Ends of documents. "eos" ends a document after each EOS token, as OLMo-core does for local files. Tokens after
-        the last EOS of a file are left out. "auto" takes the ends from the boundary files, as OLMo-core does for remote files.
-        A document that goes on in the next file is cut between the files. Without boundary files, "auto" means "eos".
+        the last EOS of a file are left out. "auto" reads the ends from the boundary files, as OLMo-core does for remote files.
+        A document that continues in the next file is cut between the files. Without boundary files, "auto" means "eos".
 
     Attributes:
       row_counts: Number of rows of each length in `row_lengths`.
@@ -79,8 +79,9 @@ class OlmoVslLayout(Layout):
                 f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
         if has_sidecars:
-            # From numbers in `to_cut` to numbers in `documents`. A document across a shard border is two documents in `to_cut`,
-            # so numbers after 3 crossed borders are 3 too high. `crossed` counts the crossed borders before each shard.
+            # Change numbers in `to_cut` to numbers in `documents`. A document that crosses a shard border is two documents in
+            # `to_cut`. So the numbers after 3 crossed borders are 3 too high. `crossed` counts the crossed borders before
+            # each shard.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             crossed = to_cut.shard_ends - documents.shard_ends
             self._document -= crossed[to_cut.shard_ends.searchsorted(self._document, side="right")]
@@ -99,7 +100,7 @@ class OlmoVslLayout(Layout):
         column, segment, bucket = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), self._bucket(rows)
         columns = column, self._start[rows], self._lengths[bucket], segment, self._document[rows]
         pieces = pieces_of(self.corpus, np.arange(len(rows)), *columns)
-        have_no_padding = not len(rows) or (bucket == bucket[0]).all()  # as all have the same length
+        have_no_padding = not len(rows) or (bucket == bucket[0]).all()  # rows of one length have no padding
         return pieces._replace(segment=None, position=None) if have_no_padding else pieces
 
     def _bucket(self, rows: Ints) -> Ints:
@@ -124,8 +125,8 @@ class OlmoVslLayout(Layout):
 def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:
     """Return the document and the token offset in the corpus of each chunk of `length` tokens.
 
-    With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. It has a
-    chunk of 4 because its length has the bit 4, and the chunk begins at the sum of the higher bits, 24.
+    With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. There is
+    a chunk of 4 because the bit of value 4 is set in 29. It begins at the sum of the higher bits: 16 + 8 = 24.
     """
     if length < longest:
         document = np.flatnonzero(documents.length & length)

@@ -36,17 +36,18 @@ class PackedLayout(Layout):
     Args:
       corpus: Corpus whose documents are packed.
       sequence_length: Tokens of a row.
-      algorithm: Algorithm that chooses the documents of a row: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`),
-        "first_fit_decreasing", "balanced" (rows of similar cost of attention), "shuffled_best_fit" (anew each epoch),
-        "multipack" (OpenChat's batches, anew each epoch), "concat_then_split" (documents are cut; for comparison), or
-        package.module:Name.
+      algorithm: Algorithm that chooses the documents of a row: "best_fit_decreasing" (as in OLMo-core's
+        `NumpyPackedFSLDataset`), "first_fit_decreasing", "balanced" (makes rows of similar cost of attention),
+        "shuffled_best_fit" (packs each epoch anew), "multipack" (packs OpenChat's batches, each epoch anew),
+        "concat_then_split" (cuts documents; for comparison), or package.module:Name.
       long_documents: Treatment of a document longer than a row: cut to the length of a row ("truncate"), or divided into pieces
         of this length ("fragment").
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
         anew packs all shards together.
       ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is the order of numpy's sort,
         as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" sort
-        as numpy does on a CPU with AVX-512, with AVX2, and with neither. This CPU must have these instructions, too.
+        as numpy does on a CPU with AVX-512, with AVX2, and with neither. The CPU of this machine must have these instructions,
+        too.
       max_segments: Maximum number of documents in a row; None for any number.
       boundaries: Where documents end. With "auto", documents are those of the corpus. With "eos", a document ends after each
         EOS token, as in OLMo-core for local files, and tokens after the last EOS of a file are left out.
@@ -157,7 +158,10 @@ class PackedLayout(Layout):
         return layout
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
-        """Set the plan of each epoch, and the attributes that depend on plans. Plans are cached, new, or those of `olmo`."""
+        """Set the plan of each epoch, and the attributes that depend on plans.
+
+        A plan is read from the cache. If it is not there, it is read from the files of `olmo`, or computed if `olmo` is None.
+        """
         corpus, options = self.corpus, self.packing
         self.finder = corpus.find_documents(options.boundaries, options.bos_token_id)
         self.sequence_length, self._olmo = options.sequence_length, olmo
@@ -168,11 +172,11 @@ class PackedLayout(Layout):
         self.highest_token = self.plans[0].highest_token
         # first row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
-        self._num_rows = int(self._begins[-1])  # saves 0.1 us in each call of `__len__`, which each batch calls
+        self._num_rows = int(self._begins[-1])  # stored because each batch calls `__len__`: saves 0.1 us a call
         if not self._num_rows:
             batch = f"{options.batch_rows} rows of {self.sequence_length} tokens"
             problem = f"{self.num_documents} documents don't fill one batch of {batch}"
-            raise LayoutError(f"{options.algorithm} leaves no row: {problem}.")
+            raise LayoutError(f"{options.algorithm} leaves no row: {problem}. Give a smaller batch_rows.")
 
     def __len__(self) -> int:
         return self._num_rows
@@ -234,7 +238,7 @@ class PackedLayout(Layout):
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, counts["padding"]),
         ]
-        # every epoch has all documents
+        # every epoch has all documents, so one epoch has an equal share of these counts
         in_documents = (counts["tokens"] + counts["cut_tokens"] + counts["dropped_tokens"]) // self.epochs
         return [*lines, ("in no document", None, self.corpus.num_tokens - in_documents)]
 
@@ -255,7 +259,7 @@ class PackedLayout(Layout):
         self._open(self.plan_folder, self._olmo)
 
     def __repr__(self) -> str:
-        """Return exactly what decides the rows, because Grain compares this text when it restores an iterator."""
+        """Return exactly what decides the rows: Grain compares this text with that of a saved iterator when it restores one."""
         fields = self.packing.stated()
         del fields["epoch"]
         if self.packing.plan is None:

@@ -16,7 +16,7 @@ class PaddedLayout(Layout):
     Args:
       corpus: Corpus whose documents make the rows; see `Corpus.documents`.
       sequence_length: Tokens of a row.
-      keep: Tokens that are kept of a document longer than a row: the "last" or the "first".
+      keep: Which tokens of a document longer than a row are kept: the "last" or the "first".
       min_tokens: Minimum number of tokens of a document. A shorter document has no row.
 
     Attributes:
@@ -63,6 +63,7 @@ class PaddedLayout(Layout):
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens
+        # a document that is cut is longer than a row, and not so short that it is dropped
         num_cut = int(np.count_nonzero(whole > max(length, self.min_tokens - 1)))
         return [
             (f"truncated to the {self.keep} {length:,} tokens", num_cut, self.cut_tokens),

@@ -19,13 +19,15 @@ class PairsLayout(Layout):
 
     Args:
       corpus: Corpus of pairs, in format `pairs`.
-      sequence_length: Most tokens of a prompt and one response; MaxText's `max_target_length`.
-      prompt_length: Most tokens of a prompt; MaxText's `dpo.max_prompt_length`. None means half of `sequence_length`.
+      sequence_length: Maximum number of tokens of a prompt and one response together; MaxText's `max_target_length`.
+      prompt_length: Maximum number of tokens of a prompt; MaxText's `dpo.max_prompt_length`. None means half of
+        `sequence_length`.
       long_pairs: Treatment of a pair whose prompt or response is too long: "truncate" cuts it, "drop" leaves the pair out.
 
     Attributes:
-      sequence_length: Number of columns of a row, which has a prompt and both responses.
-      response_length: Most tokens of a response.
+      sequence_length: Number of columns of a row, which has a prompt and both responses. With the arguments
+        `sequence_length=1024` and `prompt_length=512`, it is 512 + 512 + 512 = 1536.
+      response_length: Maximum number of tokens of a response.
 
     Raises:
       LayoutError: Arguments contradict each other, or no pair is left.

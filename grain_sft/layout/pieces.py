@@ -1,4 +1,4 @@
-"""Which tokens of which shards make a row. A `Span` has a part of one row; `Pieces` has the parts of many rows, as arrays."""
+"""Which tokens of which shards make a row. A `Span` is a part of one row. `Pieces` are the parts of many rows, as arrays."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ class Span:
 
 
 class Pieces(NamedTuple):
-    """Spans of many rows as columns, row after row. Pieces fill a row from column 0 without gaps; the rest is padding.
+    """Spans of many rows, row after row, as arrays with one entry for each span. Such an entry is called a piece.
+
+    The pieces of a row fill it from column 0 on, without gaps. The rest of the row is padding.
 
     Attributes:
-      row: Index into the rows that were asked for.
+      row: Row that the piece is part of, as an index into the `rows` for which `Layout.pieces` was called.
       column: Column of the piece's first token in its row.
       shard: Number of the shard in `corpus.shards`.
       start: First token of the piece, counted from the shard's first token.
-      length: Tokens of the piece.
+      length: Number of tokens of the piece.
       segment, position: Number of the segment in its row, from 1, and position of the piece's first token in the segment. Both
         are None if each row is one segment without padding.
       document: As in `Span`, or -1 for a piece outside all documents. None if the layout states no documents.
@@ -81,8 +83,11 @@ class Pieces(NamedTuple):
 def pieces_of(
     corpus: Corpus, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints
 ) -> Pieces:
-    """Return the pieces of segments, which are split at shard borders. The arguments are columns of `Pieces`, int64 [segments],
-    but `start` is counted from the first token of the corpus."""
+    """Return the pieces of segments. A segment that crosses a shard border becomes several pieces.
+
+    The arguments after `corpus` are those of `Pieces`, int64 [segments], but `start` is counted from the first token of the
+    corpus.
+    """
     begins, ends = corpus.shard_borders[:-1], corpus.shard_borders[1:]
     shard, stop = ends.searchsorted(start, side="right"), start + length
     if not (stop > ends[shard]).any():
@@ -109,8 +114,10 @@ def groups(numbers: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
-    """Return the row of each item, and its index in that row, int64 [items] each: counts [2, 1] of items give rows [0, 0, 1]
-    and indices [0, 1, 0]."""
+    """Return the row of each item, and its index in that row, int64 [items] each. `counts` has the number of items in each row.
+
+    With counts [2, 1], the three items are in rows [0, 0, 1], and their indices are [0, 1, 0].
+    """
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 
@@ -119,10 +126,11 @@ def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) ->
     """Return columns for rows of several parts, such as the sources of a mixture, sorted by row.
 
     Args:
-      part: int64 [rows], number of each row's part; one row or more.
-      columns_of: Function of a part's number and of the indices in `part` of its rows, int64 [n]. It returns columns with an
-        entry for each item of these rows, such as a piece. The first column numbers these rows from 0: for rows 4 and 7, it
-        is 0 for items of row 4, and 1 for items of row 7.
+      part: int64 [rows], number of the part that each row is in; one row or more.
+      columns_of: Function that returns the columns of one part. Its arguments are the number of the part, and which rows are in
+        this part: their indices in `part`, int64 [n]. A column has an entry for each item of these rows, such as a piece. The
+        first column has the item's row, from 0 to n - 1: for rows 4 and 7, it is 0 for items of row 4, and 1 for items of row
+        7.
     """
     by_part = []
     for number, index in groups(part):

@@ -25,13 +25,14 @@ Columns = dict[str, npt.NDArray[Any]]
 
 # Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
-# No row has a dropped document, and rows have only a part of a cut document. The tokens counted are those that no row has.
+# Names of a plan's counts. No row has a dropped document, and rows have only a part of a cut document. The counts of tokens are
+# of the tokens that no row has.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns. A piece is the part of a document that is in one row; usually, the whole document."""
+    """Packed rows, as columns. A piece is the part of a document that is in one row, usually the whole document."""
 
     start: Ints  # int64 [pieces], number of each piece's first token in the corpus; pieces of one row are adjacent
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
@@ -41,7 +42,7 @@ class Plan:
     highest_token: int | None  # highest token id of the corpus, if the search for documents read all tokens
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows`: arguments of `pieces_of`."""
+        """Return (row, column, start, length, segment, document) of every segment of `rows`: the arguments of `pieces_of`."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
@@ -57,7 +58,9 @@ class Plan:
 def load_plan(
     finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
-    """Return the plan of the finder's documents. If it is not cached, make its arrays with `make` (`make_plan` if None).
+    """Return the plan of the finder's documents, from the cache or newly made.
+
+    `make` makes the arrays of a plan that is not cached. None means `make_plan`.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -72,9 +75,9 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return everything that decides a plan, as values of JSON."""
+    """Return everything that decides a plan, ready for JSON."""
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
-    if code := code_sha256(algorithm.pack):  # of an algorithm from another package
+    if code := code_sha256(algorithm.pack):  # only for an algorithm from another package
         recipe["code"] = code
     if not algorithm.packs_per_epoch:  # then these options change nothing
         recipe["seed"] = recipe["epoch"] = 0
@@ -104,7 +107,7 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:
-    """Raise a ValueError unless every row of a plan can be read: its pieces lie in the corpus and fit into the row."""
+    """Raise a ValueError if a row of a plan can't be read: a piece is outside the corpus, or the pieces don't fit in."""
     for name, dtype in _DTYPES.items():
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
             raise ValueError(f"its {name} is missing or not a {dtype} array [n]")
@@ -142,8 +145,11 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack. Documents longer than a row are truncated or split, except for
-    an algorithm that splits documents itself."""
+    """Return (document, start, length) of the pieces to pack.
+
+    Documents longer than a row are truncated, or split into pieces that fit. They stay whole for an algorithm that splits
+    documents itself.
+    """
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):
@@ -153,5 +159,5 @@ def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints
         return numbers, start, length
     if options.long_documents == "truncate":
         return numbers, start, np.minimum(length, most)
-    index, part = expand_counts(-(-length // most))
+    index, part = expand_counts(-(-length // most))  # each piece: index of its document, and its number in the document
     return numbers[index], start[index] + part * most, np.minimum(length[index] - part * most, most)

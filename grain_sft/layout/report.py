@@ -56,26 +56,29 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 
 
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
-    """Return the highest cost of a device divided by the mean cost, for each step: 1.0 means that no device waits for another.
-    The cost of a device is that of its `rows_a_device` consecutive rows."""
+    """Return, for each step, the highest cost of a device divided by the mean cost of the devices.
+
+    The cost of a device is the sum of the costs of its `rows_a_device` consecutive rows. 1.0 means that no device waits.
+    """
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
     return spread
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly the cost of a step spreads over its devices, at most 64, for 1, 2 and 4 rows a device.
+    """Return how evenly the cost of a step spreads over its devices (64 at most), if a device has 1, 2 or 4 rows.
 
     Args:
       costs: Cost of each row.
       longest: Cost of the longest segment of each row.
 
     Returns:
-      A dict for each number of rows a device, if the layout fills a step: `rows_a_device`, `devices`, and means over steps:
+      One dict for each number of rows a device, but none for a number with which the layout has fewer rows than a step. A dict
+      has `rows_a_device`, `devices`, and three means over steps:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Lower bound of `shuffled` for any division of a step's rows between its devices. The device that has the
+      - floor: Lower bound of `shuffled`, however a step's rows are divided between its devices: the device that has the
         longest segment has at least the cost of this segment.
     """
     rng = np.random.default_rng(0)
@@ -101,12 +104,12 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
-    """Return the share of positions that are padding."""
+    """Return the share of padding in rows of `num_positions` columns in all, of which `num_tokens` hold a token."""
     return 1 - num_tokens / num_positions
 
 
 def algorithm_title(figures: Mapping[str, Any]) -> str:
-    """Return the algorithm of a `packing_report`, such as "balanced"; "multipack x 8" if it packs batches of 8 rows."""
+    """Return the title of a `packing_report`: the algorithm, or "multipack x 8" if it packs batches of 8 rows."""
     rows = figures.get("batch_rows")
     return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
@@ -118,8 +121,8 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
     report has only `algorithm` and `error`.
 
     Args:
-      corpus, sequence_length, options: Arguments of `PackedLayout`, without algorithm and cache_dir. `max_segments` applies
-        only to the algorithms that can limit the segments of a row.
+      corpus, sequence_length, options: Arguments of `PackedLayout`, without algorithm, epochs and cache_dir. `max_segments`
+        applies only to the algorithms that can limit the segments of a row.
     """
     for name in ALGORITHMS:
         arguments = {**options, "epochs": 1}

@@ -13,7 +13,7 @@ from grain_sft.types import Ints
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NumberedPart:
-    """Part of a layout (one source of a mixture) whose documents no earlier layout has."""
+    """Part of a layout (such as one source of a mixture) whose documents are not in any earlier layout of the run."""
 
     layout: Layout
     name: str
@@ -24,8 +24,8 @@ class _NumberedPart:
 class RunDocuments:
     """Numbers of the documents of a run, as a trace prints them.
 
-    If the first stage has 100 documents, they are documents 0 to 99, as in its layout. The second stage continues with number
-    100 for the first document that is new. So a stage that is added at the end of a run changes no number.
+    If the first stage has 100 documents, they are documents 0 to 99, as in its layout. In the second stage, the first document
+    that is new has number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
     A layout whose rows do not follow documents takes as many numbers as its corpus has tokens, because a count of its
     documents may read all tokens.
@@ -47,8 +47,8 @@ class RunDocuments:
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
             if same := [entry for entry in earlier if _same_documents(entry.part, part)]:
-                # Several entries have the same documents if a mixture has a corpus twice. Prefer the entry with the name of
-                # this part, then entries that no other part of `layout` has the name of, and that no other part has taken.
+                # Several entries have the same documents if a mixture has a corpus twice. Prefer an entry that has the name of
+                # this part. Without it, prefer an entry whose name no part of `layout` has, and that is not in `numbered` yet.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, end)
@@ -75,7 +75,8 @@ class RunDocuments:
     def within(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`.
 
-        If `layout` is the first one, numbers after its last document may stay, because a count may read all tokens.
+        If `layout` is the first one, numbers after its last document may stay. To drop them, the documents would be counted,
+        which may read all tokens.
         """
         if len(self.layouts) == 1:
             return documents
@@ -86,7 +87,7 @@ class RunDocuments:
         for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
-            if len(own):  # only then, because `num_documents` may read all tokens
+            if len(own):  # count only then: `num_documents` may read all tokens
                 numbers.append(own[own < part.num_documents] + layout.first_document(name))
         return np.unique(np.concatenate(numbers))
 
@@ -98,7 +99,7 @@ class RunDocuments:
 
 
 def _num_numbers(part: Layout) -> int:
-    """Return how many numbers the documents of a part take."""
+    """Return how many numbers are reserved for the documents of a part: one for each document, or for each token."""
     return part.num_documents if part.follows_documents else part.corpus.num_tokens
 
 

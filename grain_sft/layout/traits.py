@@ -33,23 +33,25 @@ class Traits:
     """Whether the rows are preference pairs. A source refuses a corpus of pairs if this is False."""
 
     takes_weights: bool = False
-    """Whether the rows follow `corpus.weights`. A source refuses a corpus with weights if this is False."""
+    """Whether the rows are mixed by `corpus.weights`, the weight of each shard. A source refuses a corpus with weights if this
+    is False."""
 
     highest_token: int | None = None
     """Highest token id of the corpus if the search for documents read every token; else None."""
 
     follows_documents: bool = False
-    """Whether `pieces` states the document of each piece. Windows don't: they are cut without a search for documents."""
+    """Whether `pieces` states the document of each piece. False for windows, which are cut without a search for documents."""
 
     finder: DocumentFinder | None = None
-    """Finder of the documents that make the rows. None means `corpus.documents`, or that `follows_documents` is False."""
+    """Finder of the documents that make the rows. It is None if these are `corpus.documents`, or if `follows_documents` is
+    False."""
 
     one_segment: bool = False
     """Whether each row is one segment, so that attention and positions run through the whole row."""
 
     segment_names: Sequence[str] = ()
-    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. Segments
-    2, 3, … answer segment 1, and pages show them next to each other."""
+    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. In a row
+    with names, segments 2, 3, … are answers to segment 1. HTML pages of the row show the answers next to each other."""
 
     row_lengths: Sequence[int] = ()
     """Lengths of the rows, ascending, such as (256, 512). Every batch then has rows of one of these lengths. Empty if all rows
@@ -106,10 +108,10 @@ class Traits:
 
     @property
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
-        """int64 [documents, 2], input and line of each of `documents`, as in `Corpus.sources`; None if the corpus lacks them.
+        """int64 [documents, 2], the input file and the line that each of `documents` was made of, as in `Corpus.sources`.
 
-        If the layout ends documents elsewhere than its corpus, a document has the source of the corpus's document that holds
-        its first token.
+        None if `corpus.sources` is None, or if `follows_documents` is False. If the layout's documents end elsewhere than the
+        corpus's documents, each has the source of the corpus's document that has its first token.
         """
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
@@ -124,8 +126,8 @@ class Traits:
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
 
-        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, the end of the last epoch, is row 0 of epoch 2. The
-        default is for a layout of one epoch.
+        With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, one past the last row, counts as row 0 of epoch 2.
+        By default, the layout has one epoch.
         """
         return np.zeros(len(rows), np.int64), rows
 
@@ -136,5 +138,5 @@ def sources_of(corpus: Corpus) -> Ints | None:
         return corpus.sources
     data = read_whole(corpus.sources_file)
     if len(data) % 16:
-        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is not a multiple of 16. It was cut short.")
+        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes, not a multiple of 16. Copy the file again.")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)

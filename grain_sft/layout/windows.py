@@ -18,7 +18,8 @@ class WindowLayout(Layout):
     Args:
       max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is
         a multiple of `sequence_length`. With 4096, rows of 1024 tokens are the quarters of windows of 4096 tokens. The
-        sampler shuffles windows, not quarters. So the run reads the same tokens in the same order at every length.
+        sampler shuffles windows, not quarters. So the run reads the same tokens in the same order at every length. None means
+        `sequence_length`: the windows are the rows.
 
     Raises:
       LayoutError: A length is not a positive integer, no shard fills a row, or `sequence_length` does not divide
@@ -27,7 +28,7 @@ class WindowLayout(Layout):
 
     kind = "windows"
     one_segment = True
-    _rows_receipt = property(repr)
+    _rows_receipt = property(repr)  # the rows are decided by the corpus and by what `__repr__` states
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
@@ -39,7 +40,7 @@ class WindowLayout(Layout):
         self.chunk_size, remainder = divmod(self.max_target_sequence_length, self.sequence_length)
         if remainder:
             problem = f"sequence_length={self.sequence_length} does not divide {name}={longest}"
-            raise LayoutError(f"{problem}. Take a length that does.")
+            raise LayoutError(f"{problem}. Give a length that does.")
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
         # rows of each shard: only whole windows of the longest length are divided into rows
         self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size
@@ -48,7 +49,8 @@ class WindowLayout(Layout):
         if not self._counts.any():
             raise LayoutError(
                 f"{name}={self.max_target_sequence_length} leaves no row: the longest of {len(self._tokens)} shards "
-                f"has {self._tokens.max(initial=0)} tokens, and windows don't cross from one shard to the next."
+                f"has {self._tokens.max(initial=0)} tokens, and windows don't cross from one shard to the next. "
+                f"Give a smaller {name}."
             )
 
     def __len__(self) -> int:

@@ -89,7 +89,7 @@ NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.
         ({"long_documents": "fragment"}, NO_SUCH_PLAN),
         ({"paths": None}, NO_SUCH_PLAN),
         ({"use_array_if_local": True}, NO_SUCH_PLAN),
-        ({"paths": ["one"]}, "paths: 1; expected one for each of the 5 token files"),
+        ({"paths": ["one"]}, "paths: 1; give one for each of the 5 token files"),
         ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
     ],
     ids=str,

@@ -63,7 +63,7 @@ def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(fold
     """All rows of these mixtures have 80 tokens, so the sources can't be told apart by the length of their rows."""
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
-    with pytest.raises(LayoutError, match="expected that all sources have preference pairs"):
+    with pytest.raises(LayoutError, match="expected preference pairs in all sources"):
         load(config_of(folder, sources, layout))
 
 

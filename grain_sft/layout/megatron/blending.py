@@ -2,14 +2,15 @@
 
 Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. A data set's `taken` is the number
 of its earlier samples. If several data sets are equal, the first is chosen. In megatron-core this is a loop over all samples.
-This module divides them into blocks of `BLOCK`. A chain is the loop over the samples of one block. Thousands of chains run at
-once:
+This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of one block. Thousands of
+chains run at once:
 
 1. When a chain starts, the values of `taken` are unknown. The chain guesses them in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
    too high by 1, the data set is chosen once less, and `taken` is right again.
 3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. A chain for which they differ
-   runs again from the values of chain i - 1, until all agree. So the result is the loop's result, whatever the guesses were.
+   runs again from the values of chain i - 1, until all values agree. So the result is always the loop's result, even if a guess
+   was wrong.
 
 `bench --only megatron` compares the speed of this module with that of megatron-core's compiled loop.
 """
@@ -35,7 +36,7 @@ BLOCK = 1 << 10
 STEPS = 4
 """Number of correcting steps of a chain for each data set, but at most half a block in all."""
 
-_CHAINS = 1 << 13  # most chains that run at once: their arrays stay in the processor's cache
+_CHAINS = 1 << 13  # maximum number of chains that run at once: so their arrays stay in the processor's cache
 
 
 class Blend(NamedTuple):
@@ -56,7 +57,7 @@ class Blend(NamedTuple):
             chosen = self.chosen[first : first + BLOCK]
             order = chosen.argsort(kind="stable")
             by_dataset = chosen[order]
-            earlier = np.empty(len(chosen), np.int64)  # for each sample of the block
+            earlier = np.empty(len(chosen), np.int64)  # for each sample: earlier samples of its data set in the block
             earlier[order] = np.arange(len(chosen)) - by_dataset.searchsorted(by_dataset)
             number[in_block] += earlier[within[in_block]]
         return dataset, number
@@ -120,6 +121,7 @@ def _guess(weights: Floats, step: Floats) -> Floats:
     """
     exact = np.multiply.outer(weights, step)
     taken = np.floor(exact)
+    # rank 0 has the greatest fraction; as many ranks are rounded up as `taken` lacks samples
     rank = np.argsort(np.argsort(taken - exact, axis=0, kind="stable"), axis=0, kind="stable")
     taken += rank < step - taken.sum(axis=0)
     return taken

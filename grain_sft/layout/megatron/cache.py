@@ -4,8 +4,8 @@ An index states which tokens make each sample. The index of a data set has three
 and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`.
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
-HASH leaves out the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So arrays are checked
-against all documents before they are used.
+HASH does not depend on the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So files with the
+right names may have the wrong samples. This module checks arrays against all documents before it uses them.
 """
 
 import json
@@ -27,7 +27,8 @@ Integers = npt.NDArray[np.integer]
 
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
-# Files that describe an index, of megatron-core and MaxText: end of the name, key of the list of token files, key of the seed.
+# Files that describe an index, of megatron-core and of MaxText. An entry has the end of the file's name, the key of the list of
+# token files, and the key of the seed.
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
 
 _Found = TypeVar("_Found", Stream, Blend)
@@ -60,7 +61,7 @@ def read_stream(
     Args:
       folder: Local folder of index files.
       path: Path of the data set's token file.
-      sizes, num_samples, cut, seed: See `make_stream`. An index without a description may have another seed.
+      sizes, num_samples, cut, seed: As in `make_stream`. The seed of an index without a description can't be checked.
       before: Number of the data set's documents that precede those of the run: 90 if the run begins at document 90.
 
     Raises:
@@ -112,7 +113,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # a sound blend's counts are closer
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # more than in a sound blend
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
@@ -124,13 +125,13 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
 
 
 def _starts(folder: str, ending: str) -> list[str]:
-    """Return the paths of the index files whose names have this ending, without the ending."""
+    """Return the paths of the index files in `folder` whose names have this ending. The paths come without the ending."""
     names = [name for name, *_ in stamps_of(folder)]
     return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield the start and the arrays of each index whose arrays have `shapes`: a shape by the ending of each file's name."""
+    """Yield the start and the arrays of each index whose arrays have `shapes`, by the endings of the files' names."""
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
         if [array.shape for array in arrays] == list(shapes.values()):
@@ -138,9 +139,12 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only index in `sound`, which has sound indices by their starts; None if `sound` and `wrong` are empty.
+    """Return the only index in `sound`; None if `sound` and `wrong` are empty.
 
-    `wrong` has a sentence about each damaged index. `fits` names what the indices fit, for messages.
+    Args:
+      sound: Sound indices by the starts of their paths.
+      wrong: A sentence about each damaged index.
+      fits: Text for messages: the data set or the weights that the indices are of.
 
     Raises:
       LayoutError: Several indices are sound, or no index is sound and some are damaged.
@@ -188,6 +192,7 @@ def _values_of(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
 
 
 def _load(path: str) -> Integers:
+    """Return the integers of a .npy file, memory-mapped."""
     try:
         array: Integers = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header raises errors of any type

@@ -28,8 +28,9 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. Except in variant "mmap", row numbers follow Megatron's shuffle, so that a config reads them in order by default.
-    Documents may be cut at the ends of rows. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
+    shards. Row numbers follow Megatron's shuffle, so a config without an order reads the rows by ascending number. Variant
+    "mmap" is different: it has no shuffle of its own. Documents may be cut at the ends of rows. A row is one segment, which
+    `reset_attention_mask` divides in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
     index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another
@@ -101,7 +102,7 @@ class MegatronGptLayout(Layout):
             expected = f"expected one of {', '.join(SUBSETS)}, with document_split, such as document_split='99,1'"
             raise LayoutError(f"document_subset={document_subset!r}: {expected}.")
         if (seed := as_integer("seed", seed, 0, LayoutError)) >= 2**32:
-            raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
+            raise LayoutError(f"seed={seed}: expected less than 2**32, because numpy's RandomState uses it.")
         if num_samples is not None:
             num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
         check_type("surplus", surplus, numbers.Real, "a number from 0 to 1000")
@@ -123,6 +124,11 @@ class MegatronGptLayout(Layout):
     def _transforms(
         self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
+        """Return the transforms to a trainer's batch, in the form that a config has.
+
+        The arguments are options of the layout: `eod_token_id`, `eod_mask_loss`, `reset_attention_mask`, `reset_position_ids`
+        and `max_segments_per_row`.
+        """
         traits = self._recipe.traits
         if mask and traits.masks_targets:
             raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} takes no loss on EODs. Remove it.")
@@ -147,7 +153,7 @@ class MegatronGptLayout(Layout):
         return transforms
 
     def _open(self) -> None:
-        """Open the indices: those in the cache, or else new ones."""
+        """Open the indices in the cache. If they are not there, make them."""
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
@@ -177,7 +183,7 @@ class MegatronGptLayout(Layout):
         return pieces._replace(position=pieces.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return the parts of documents in `samples` of a data set, as columns [row, column, start, length, document]."""
+        """Return the parts of documents in `samples` of a data set, as the columns row, column, start, length and document."""
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)
@@ -208,6 +214,7 @@ class MegatronGptLayout(Layout):
 
     @property
     def _rows_receipt(self) -> str:
+        """Text with a hash of all indices: the name, the shape and the values of each array."""
 
         def blocks() -> Iterator[Sequence[npt.NDArray[np.integer]]]:
             for name, array in self._arrays.items():

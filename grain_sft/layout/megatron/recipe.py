@@ -23,8 +23,8 @@ class Variant(NamedTuple):
 
     extra: bool = True  # whether a row also holds the first token of the next row by default
     shuffles: bool = True  # whether documents and samples are shuffled
-    # Whether blends follow megatron-core: each shard is a data set, and the shares of a blend are rounded up. With weights 0.5
-    # and 0.5, 5 samples are 3 + 3. If False, all shards of a corpus without weights are one data set.
+    # Whether blends follow megatron-core: each shard is a data set, and its number of samples is rounded up. With weights 0.5
+    # and 0.5, a blend of 5 samples has 3 + 3. If False, all shards of a corpus without weights are one data set.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
     resets: bool = True  # whether attention and positions begin anew after each EOD by default
@@ -45,16 +45,18 @@ Variants = Literal["megatron", "mmap_npy", "mmap"]
 class _Dataset(NamedTuple):
     """A data set of a corpus: units (documents or sequences) that make one stream."""
 
-    shard: Shard  # the first of the data set
-    weight: float  # in the blend; 1 if the corpus has no weights
+    shard: Shard  # first shard of the data set
+    weight: float  # weight in the blend; 1 if the corpus has no weights
     first: int  # first unit of the stream
-    stop: int  # unit after the last
+    stop: int  # unit after the last unit of the stream
     skipped: int  # number of units of the data set before `first`, which the split leaves out
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All options that decide the indices of a corpus. They are arguments of `MegatronGptLayout`, except:
+    """All options that decide the indices of a corpus.
+
+    `variant`, `num_samples`, `surplus` and `index_dir` are arguments of `MegatronGptLayout`, which has their descriptions.
 
     Attributes:
       cut: How streams are cut into samples.
@@ -76,7 +78,8 @@ class Recipe:
         if self.index_dir is not None and not self.traits.shuffles:
             raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
         if self.split is not None and not self.traits.splits:
-            raise LayoutError(f"document_split={self.split[0]!r}: {self.variant} takes none. Give corpus.split.")
+            problem = f"{self.variant} does not split documents"
+            raise LayoutError(f"document_split={self.split[0]!r}: {problem}. Give corpus.split.")
 
     @property
     def traits(self) -> Variant:
@@ -118,8 +121,8 @@ class Recipe:
         """Return the data sets with a weight above 0. Each data set is one shard, or all shards are one data set."""
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
-        # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
-        # set, the units are sequences, and `document_split` does not divide them again.
+        # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may select sequences of a prefix only if each prefix is
+        # a data set, the units are sequences, and `document_split` selects no units.
         prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
@@ -145,7 +148,7 @@ class Recipe:
         return weights
 
     def _refuse_split(self, corpus: Corpus) -> None:
-        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a prefix."""
+        """Raise a `LayoutError` if `corpus.split` has selected sequences of a prefix."""
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
                 problem = f"variant {self.variant} does not divide the sequences of a prefix, but corpus.split does"
@@ -158,7 +161,7 @@ class Recipe:
             return make_stream(sizes, num_samples, self.cut, self.seed)
         boundaries, first_in_index = dataset.shard.boundaries, dataset.skipped
         if boundaries is not None and boundaries.sequences:
-            first_in_index = boundaries.sequences[0]  # the first sequence that `corpus.split` keeps
+            first_in_index = boundaries.sequences[0]  # first sequence that `corpus.split` selects
         return read_stream(self.index_dir, dataset.shard.path, sizes, first_in_index, num_samples, self.cut, self.seed)
 
     def _samples_needed(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
@@ -176,7 +179,10 @@ class Recipe:
     def _blend(
         self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None
     ) -> Blend:
-        """Return the blend of the streams of `datasets`, of at most `size` samples. None means as many as the streams allow."""
+        """Return the blend of the streams of `datasets`.
+
+        The blend has at most `size` samples. None means as many as the streams allow.
+        """
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
             shares = normalized([dataset.weight for dataset in datasets])

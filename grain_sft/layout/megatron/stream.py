@@ -1,4 +1,4 @@
-"""Indices of Megatron-core's `GPTDataset`: the tokens that each sample takes from a stream of shuffled documents.
+"""Indices of Megatron-core's `GPTDataset`, which state the tokens of each sample in a stream of shuffled documents.
 
 `GPTDataset` concatenates its shuffled documents into one stream, cuts the stream into samples of `sequence_length` tokens, and
 shuffles the samples. A sample also holds the first token of the next sample, which is its last target.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
 
-_SEPARATE = 0.80  # if the run needs a smaller share of the last epoch's samples, that epoch is shuffled by itself
+_SEPARATE = 0.80  # if the run needs a smaller share of the last epoch's samples, the last epoch is shuffled separately
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be wrong
-        for a long stream. This function returns megatron-core's count if it is too low, and the exact count if it is too high.
+        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be too low
+        or too high for a long stream. This function returns the smaller of megatron-core's count and the exact count.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
@@ -98,8 +98,9 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    The last pair is the end of the last sample. A sample that begins where an entry ends has token 0 of the next entry if
-    samples have an extra token (`cut.extra`). Otherwise it has the end, such as token 10 of an entry of 10 tokens.
+    The last pair is the end of the last sample. A sample may begin at the border of two entries. Its pair is then token 0 of
+    the second entry if samples have an extra token (`cut.extra`). If not, its pair is the end of the first entry, such as token
+    10 of an entry of 10 tokens.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

@@ -22,7 +22,7 @@ Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"
 LongDocuments = Literal["truncate", "fragment"]
 Boundaries = Literal["auto", "eos"]
 
-# What `PackingOptions.checked` accepts: the choices of an option, and the least value of an integer option.
+# The values that `PackingOptions.checked` accepts: the choices of some options, and the least value of each integer option.
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": get_args(Ties), "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
@@ -30,13 +30,13 @@ _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 
 class PackedRows(NamedTuple):
     """Result of a packing algorithm, as columns. A piece is the part of a document that is in one row.
 
-    All pieces of row 0 come first, in the order of their tokens, then those of row 1, and so on.
+    The pieces of row 0 come first, in the order in which the row holds them, then those of row 1, and so on.
 
     Attributes:
       document: int64 [pieces], number of the document that each piece belongs to.
-      offset: int64 [pieces], number of the document's tokens before the piece.
+      offset: int64 [pieces], number of tokens of the document before the piece.
       length: int64 [pieces], number of tokens in the piece.
-      ends: int64 [rows], number of pieces from row 0 to the end of each row: 3 and 5 if row 0 has 3 pieces and row 1 has 2.
+      ends: int64 [rows], number of pieces in this row and all rows before it: 3 and 5 if row 0 has 3 pieces and row 1 has 2.
     """
 
     document: Int64[np.ndarray, " pieces"]
@@ -67,7 +67,8 @@ class PackedRows(NamedTuple):
     def _faults(self, lengths: Ints, sequence_length: int) -> dict[str, npt.NDArray[np.bool_]]:
         """Return a mask for each fault, by its text: True for the pieces or rows that have the fault."""
         document, offset, length, ends = self
-        counts, stop, order = np.diff(ends, prepend=0), offset + length, np.lexsort((offset, document))
+        counts, stop = np.diff(ends, prepend=0), offset + length
+        order = np.lexsort((offset, document))  # pieces of one document become neighbors, ascending by offset
         before, after = order[:-1], order[1:]
         row_lengths = np.add.reduceat(np.append(length, 0), ends - counts)  # the 0 is for an empty last row
         return {
@@ -88,10 +89,10 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU; else
-        None.
+      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU. None
+        if the algorithm sorts the documents itself.
 
-    The other attributes are the arguments of `PackedLayout` of the same names.
+    The other attributes are arguments of `PackedLayout`, which has their descriptions.
     """
 
     sequence_length: int
@@ -121,23 +122,23 @@ class PackingOptions:
         return PackingOptions(**values)
 
     def stated(self) -> dict[str, Any]:
-        """Return the options that decide the plan, by name. `longest_first` is left out, as it follows from the others."""
+        """Return the options that decide the plan, by name: all but `longest_first`, which the lengths and `ties` decide."""
         return {name: value for name, value in vars(self).items() if name != "longest_first"}
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingAlgorithm:
-    """Packing algorithm with the traits that the rest of the package uses. A bare function has the default traits.
+    """Packing algorithm with the traits that the rest of the package reads. A bare function gets the default traits.
 
     Attributes:
-      pack: Function of lengths, int64 [documents], each 1 or more, and options. The lengths are at most
-        `options.sequence_length`, except if `splits_documents` is True.
+      pack: Function of the lengths of the documents, int64 [documents], and of options. Lengths are 1 to
+        `options.sequence_length`. If `splits_documents` is True, they may be greater.
       packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. If so, an epoch's rows are
         read in the order in which `pack` returns them.
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the sampler's order that reads the rows as the original system does; None without such an order.
+      order: Name of the sampler's order that reads the rows as the original system does; None if no order does.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]
@@ -149,7 +150,7 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
-        """Return `entry` as an algorithm."""
+        """Return `entry`, an algorithm or a bare function, as an algorithm."""
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
@@ -173,8 +174,8 @@ def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
 
 
 def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
-    """Yield (length, number of documents) of each run of equal `lengths`, which are 1 or more: 9, 9, 4 gives (9, 2), (4, 1)."""
-    lasts = np.flatnonzero(np.diff(lengths, append=0))
+    """Yield (length, number of documents) of each run of equal `lengths`: lengths 9, 9, 4 give (9, 2), (4, 1)."""
+    lasts = np.flatnonzero(np.diff(lengths, append=0))  # the last document of each run; no length is 0
     return zip(lengths[lasts].tolist(), np.diff(lasts, prepend=-1).tolist(), strict=True)
 
 
@@ -182,7 +183,7 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
     """Return packed rows of whole documents.
 
     Args:
-      order: int64 [documents], numbers of the documents, in the order in which they were placed.
+      order: int64 [documents], numbers of the documents, in the order in which the algorithm placed them.
       lengths: int64 [documents], lengths of the documents by their numbers.
       bins: int64 [documents], row of each document in `order`. Every row has a document.
     """
@@ -194,7 +195,7 @@ def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
     """Return the rows of several packings as one packing."""
     parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # `np.concatenate` needs one array or more
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
-    # `ends` counts the pieces of one part; add the pieces of the parts before it
+    # `ends` counts the pieces within one part, so add the number of pieces in the parts before it
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
     return PackedRows(document, offset, length, ends)

@@ -1,9 +1,10 @@
 """Balanced packing: rows of nearly equal attention cost, so that no device waits for a device with a more expensive row.
 
-The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill, and
-places long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
-cheaper half of the rows gets one document each, and the cheapest row gets the longest. A row without space for its document
-gets none in that round. Best fit then places the other documents. Short documents cost little and fit into any space.
+The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill. It
+places the long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
+cheaper half of the rows gets one document each: the cheapest row gets the longest document, and so on. A row without space for
+its document gets none in that round. At the end, best fit places the documents that have no row yet: most of them are short,
+so they cost little and fit into small spaces.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 _SHORT = (0.3, 0.5)
-"""Shares of all tokens that the short documents have together. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""
+"""Shares of all tokens that short documents have. If 0.3 leaves more padding than `_PADDING`, the algorithm tries 0.5."""
 _PADDING = 0.005  # highest accepted share of padding in the rows
 
 
@@ -21,7 +22,7 @@ def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
     """Pack documents of `lengths`. If the documents are too few or too long to fill balanced rows, use best fit alone."""
     order, capacity = longest_first(lengths, options), options.sequence_length
     decreasing = lengths[order]
-    full_rows = decreasing.sum() / capacity
+    full_rows = decreasing.sum() / capacity  # number of rows without any padding
     for share in _SHORT:
         bins = _assign(decreasing, capacity, share)
         if full_rows >= (1 - _PADDING) * (bins.max() + 1):
@@ -30,7 +31,10 @@ def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
-    """Return the row of each document of `lengths`, longest first. Short documents have the share `short` of all tokens."""
+    """Return the row of each document, int64 [documents].
+
+    `lengths` is int64 [documents], longest first. The last documents, with the share `short` of all tokens, count as short.
+    """
     totals = np.cumsum(lengths)
     num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # all documents that are not short
     num_rows = min(-(-int(totals[-1]) // capacity), num_long)
@@ -40,14 +44,14 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
     first = 0  # the round's first document
     rows = np.arange(num_rows)  # the round's rows, cheapest first
     while first < num_long and len(rows):
-        documents = np.arange(first, min(first + len(rows), num_long))
+        documents = np.arange(first, min(first + len(rows), num_long))  # the round's documents, longest first
         first += len(documents)
         fits = spaces[rows[: len(documents)]] >= lengths[documents]
         placed, used = documents[fits], rows[: len(documents)][fits]
         bins[placed] = used
         costs[used] += np.square(lengths[placed])
         spaces[used] -= lengths[placed]
-        # A row without space for the shortest of the long documents gets no more of them.
+        # a row without space for the shortest of the long documents gets no more long documents
         has_space = np.flatnonzero(spaces >= lengths[num_long - 1])
         by_cost = has_space[np.argsort(costs[has_space], kind="stable")]
         rows = by_cost[: (len(by_cost) + 1) // 2]

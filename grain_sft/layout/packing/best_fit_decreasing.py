@@ -1,7 +1,7 @@
 """Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
 
-Each document, longest first, goes to the row with the smallest sufficient space, or to a new row if no row has enough. Among
-rows of equal space, it goes to the row that reached that space first.
+Each document, longest first, goes to the row with the smallest space that is large enough, or to a new row if no space is. If
+several rows have this space, the document goes to the row that has had it longest.
 """
 
 from bisect import bisect_left, insort
@@ -41,7 +41,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
+    """Return the row of each document. Each iteration fills one row: it places the next documents of one length in it."""
     # for each space, the rows that have it, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
@@ -58,7 +58,8 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             else:
                 space, row = capacity, len(documents)
                 documents.append(0)
-            # The row had the smallest sufficient space, and now has less. So it also gets the next documents of this length.
+            # After the first of these documents, the row has less space than any other row with enough space. So it also gets
+            # the next documents of this length, as long as they fit.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -77,19 +78,19 @@ def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each space above 0 that some rows have, and the numbers of these rows, ascending."""
     order = np.argsort(spaces, kind="stable")
     firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # where a greater space begins in `order`
-    for group in np.split(order, firsts)[1:]:  # the first group is the full rows
+    for group in np.split(order, firsts)[1:]:  # the first group has the full rows
         yield int(spaces[group[0]]), group
 
 
 def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
-    """Assign documents together: each iteration places all documents of one length that go to rows of the same space."""
+    """Return the row of each document. Each iteration fills rows of one space: it places documents of one length in them."""
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
     queues = {space: [group] for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
     opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
-        while first < end:  # documents that one iteration leaves are placed by the next
+        while first < end:  # the next iteration places the documents that this one leaves
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
             per_row = min(space // length, end - first)  # documents for each row: all that fit, as in `_place_by_row`

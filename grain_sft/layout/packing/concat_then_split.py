@@ -1,4 +1,4 @@
-"""Packing that joins all documents and cuts them where a row is full. It is a baseline to compare other algorithms with."""
+"""Packing that joins all documents into one sequence and cuts it into rows: a baseline to compare other algorithms with."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from grain_sft.types import Ints
 
 
 def concat_then_split(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Return the rows of documents of any `lengths`, in their order. Only the last row has padding."""
+    """Return the rows of documents of any `lengths`, in the order of the documents. Only the last row has padding."""
     ends, capacity = np.cumsum(lengths), options.sequence_length
     begins, num_tokens = ends - lengths, int(lengths.sum())
     cuts = np.union1d(begins, np.arange(0, num_tokens, capacity))  # a piece begins where a document or a row begins

@@ -7,24 +7,26 @@ from grain_sft.types import Ints
 
 
 def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Return the rows in which documents of `lengths`, int64 [documents], are packed."""
+    """Return the rows of documents of `lengths`, int64 [documents]."""
     order = longest_first(lengths, options)
     bins = assign(lengths[order], options.sequence_length, options.max_segments or len(lengths), len(lengths))
     return rows_of(order, lengths, bins)
 
 
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
-    """Return the row of each document, up to the first document that fits into none of `max_rows` rows: int64 [documents].
+    """Return the row of each document, int64 [n]. Stop before the first document that fits into none of the rows.
 
-    A binary tree finds the first row with enough space: each node has the largest space of the rows below it. The children of
-    node n are 2n and 2n + 1, and row r is the leaf `leaves + r`.
+    A binary tree finds the first row with enough space. Its leaves are the rows: row r is node `leaves + r`. The children of
+    node n are the nodes 2n and 2n + 1. Each node has the largest space of the rows below it.
 
     Args:
-      lengths: int64 [documents], longest first, each from 1 to `capacity`, the tokens of a row.
+      lengths: int64 [documents], longest first, each from 1 to `capacity`.
+      capacity: Number of tokens in a row.
       most: Maximum number of documents in a row.
+      max_rows: Maximum number of rows.
     """
     leaves = 1 << (max_rows - 1).bit_length()
-    largest = [capacity] * (2 * leaves)
+    largest = [capacity] * (2 * leaves)  # largest space below each node
     documents = [0] * leaves  # number of documents in each row
     rows: list[int] = []
     counts: list[int] = []
@@ -38,7 +40,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
-            # The row takes as many documents of this length as it can. A row that has `most` documents gets space 0.
+            # The row gets as many documents of this length as it can hold. A row of `most` documents then has space 0.
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

@@ -1,7 +1,8 @@
 """NumPy's default argsort as another CPU computes it.
 
-The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for all others. The three differ in the order of
-equal values. To sort as on a CPU with fewer features, this module starts a process whose numpy does not use the others.
+The sort has one implementation for CPUs with AVX-512, one for CPUs with AVX2, and one for all others. The three differ in the
+order of equal values. To sort as on a CPU without some features, this module starts a process whose numpy does not use these
+features.
 """
 
 import subprocess
@@ -32,9 +33,9 @@ begins = received[1 : 1 + received[0]]
 for values in np.split(received, begins)[1:]:
     sys.stdout.buffer.write(np.argsort(values).astype(np.int64).tobytes())
 """
-"""Program that sorts arrays. It reads int64 values: the number of arrays, the index of the first value of each array, and the
-arrays. It prints a line with numpy's version and the CPU features that numpy uses, then the argsort of each array as bytes. It
-imports only numpy, so it starts in 0.1 s."""
+"""Program that sorts arrays. Its input is int64 values: the number of arrays, the index in the input at which each array
+begins, and the arrays. Its output is a line with numpy's version and the CPU features that numpy uses, then the argsort of each
+array as bytes. The program imports only numpy, so it starts in 0.1 s."""
 
 
 def numpy_sort(features: Collection[str] = _features) -> str:
@@ -52,14 +53,14 @@ def sort_of(ties: str) -> str | None:
 
 
 def disabled_for(sort: str) -> str:
-    """Return the value of NPY_DISABLE_CPU_FEATURES with which numpy uses `sort` on a better CPU."""
+    """Return the value of NPY_DISABLE_CPU_FEATURES with which numpy uses `sort` on a CPU with more features."""
     wide = [name for name in _dispatched if name == "X86_V4" or name.startswith("AVX512")]
     narrow = [name for name in _dispatched if name in ("X86_V3", "AVX2")]
     return " ".join({"avx512": [], "avx2": wide, "baseline": wide + narrow}[sort])
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array as on the CPU that `ties` names. All are None if this process can sort in that order.
+    """Return the argsort of each array as on the CPU that `ties` names, or None for each if this process sorts in that order.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.
@@ -68,7 +69,8 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
     if sort is None or sort == numpy_sort():
         return [None] * len(arrays)
     ends = np.cumsum([len(array) for array in arrays])
-    begins = 1 + len(arrays) + np.append(0, ends[:-1])  # indices in `values`, which begins with 1 + len(arrays) numbers
+    # indices in the input of the program, in which 1 + len(arrays) numbers precede the arrays
+    begins = 1 + len(arrays) + np.append(0, ends[:-1])
     environment = child_environment() | {"NPY_DISABLE_CPU_FEATURES": disabled_for(sort)}
     environment.pop("NPY_ENABLE_CPU_FEATURES", None)
     command = [sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM]
@@ -89,7 +91,10 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
 
 
 def _check_process(greeting: str, sort: str) -> None:
-    """Raise a `LayoutError` if the process that printed `greeting` has another numpy, or does not use `sort`."""
+    """Raise a `LayoutError` if the process that sorts has another numpy, or does not use `sort`.
+
+    `greeting` is the line that the process printed first, such as "2.3.1 SSE AVX2".
+    """
     version, *features = greeting.split()
     if version != np.__version__:
         problem = f"{sys.executable} started with numpy {version}; expected {np.__version__}, as here"
