@@ -1,1 +1,1 @@
-"""Helpers for the exact replay of other systems. `learning_rate` computes the learning rate that OpenChat chooses."""
+"""Helpers for the exact replay of other systems. The module `learning_rate` computes OpenChat's automatic learning rate."""

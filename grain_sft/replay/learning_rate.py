@@ -12,12 +12,12 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
 
 BASE = 3e-4
-"""Learning rate of a Llama model with batches of `BASE_TOKENS` tokens."""
+"""Learning rate of a Llama model with batches of `BASE_TOKENS` tokens that take loss."""
 BASE_TOKENS = 4_000_000
-"""Number of tokens in a batch to which `BASE` applies."""
+"""Number of tokens that take loss in a batch, for which `BASE` is the learning rate."""
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
-"""Divisors of the learning rate. The divisor of the first key that the model's name contains applies."""
+"""Divisors of the learning rate, by a part of the model's name. If the name contains several keys, the first one applies."""
 
 
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
@@ -27,9 +27,10 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
 
     Args:
       corpus: Training corpus.
-      batch_tokens: Tokens in one rank's batch, padding included.
+      batch_tokens: Number of tokens in one rank's batch, padding included.
       ranks: Number of data-parallel processes. Each has a batch of `batch_tokens`.
-      model_type: Name of the model, in upper or lower case. `DIVISORS` has the divisor; by default, it is 1.
+      model_type: Name of the model, in upper or lower case. It selects the divisor from `DIVISORS`. The divisor is 1 if the
+        name contains no key of `DIVISORS`.
 
     Raises:
       CorpusError: `batch_tokens` or `ranks` is not a positive integer, the ends of the documents are unknown, or the documents
@@ -47,7 +48,7 @@ def learning_rate_of(ratio: float, batch_tokens: int, ranks: int = 1, model_type
 
 
 def supervised_ratio(corpus: Corpus) -> float:
-    """Return the number of tokens that take loss, divided by the number of tokens of all documents.
+    """Return the number of tokens that take loss, divided by the number of all tokens of the documents.
 
     The first token of a document is never a target, so it takes no loss. If the corpus has loss files, this function
     reads them and all tokens.

@@ -27,8 +27,11 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
     },
     base=grain.transforms.Map,
 )
-"""Transforms by their name in a config. The arguments of the constructor are the options. `trait` and `column_reach`
-describe attributes that a transform may have. `no_loss_reason` may be text for an error about batches without loss."""
+"""Transforms by their name in a config. The constructor's arguments are the options of the transform.
+
+A transform may have attributes that describe it; see `trait` and `column_reach`. If it has an attribute `no_loss_reason`, the
+error about batches without loss contains this text.
+"""
 
 __all__ = [
     "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",

@@ -10,11 +10,11 @@ from grain_sft.transforms.element import first_columns, require_keys
 class DropLastPosition(grain.transforms.Map):
     """Transform that cuts the last column off a batch of `ShiftTargets`, because the inputs of that column have no targets.
 
-    Rows of L + 1 tokens make contiguous batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`.
+    Rows of L + 1 tokens become batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The arrays are contiguous.
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # if a host reads only some columns of a row, it reads one more, because `map` cuts the last
+    column_reach = (0, 1)  # to return columns 0 to 9, `map` needs columns 0 to 10, because it cuts the last column
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

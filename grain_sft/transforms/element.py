@@ -24,13 +24,16 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
 
 
 def first_columns(element: Element, shape: tuple[int, ...], count: int) -> Element:
-    """Return `element` with views of the first `count` columns of arrays whose shape begins with `shape`, [L] or [rows, L]."""
+    """Return `element` with its arrays cut to the first `count` columns, as views. A `count` of -1 cuts the last column.
+
+    Only arrays whose shape begins with `shape`, which is [L] or [rows, L], are cut.
+    """
     cut = (*[slice(None)] * (len(shape) - 1), slice(count))
     return {name: array[cut] if np.shape(array)[: len(shape)] == shape else array for name, array in element.items()}
 
 
 def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """Return `tokens` as int32, without a copy if they are 32 bits wide. Raise a `TransformError` if a token does not fit."""
+    """Return `tokens` as int32, without a copy if their dtype has 32 bits. Raise a `TransformError` if a token does not fit."""
     if tokens.dtype.itemsize >= 4 and tokens.size and int(tokens.max()) > INT32_MAX:
         place = np.argwhere(tokens > INT32_MAX)[0].tolist()
         found = f"a token id at {place} of the batch is above {INT32_MAX}: no vocabulary has it"
@@ -53,11 +56,11 @@ def check_maps(transforms: Sequence[object]) -> None:
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
-    """Return (before, after) for a chain of transforms: column c of the output depends on columns c - before to c + after of
-    the input. Return None if column c may depend on any column.
+    """Return (before, after) for a chain of transforms: how far a column of the output reaches in the input.
 
+    Column c of the output depends on columns c - before to c + after of the input. None means that it may depend on any column.
     A transform states its own two numbers as `column_reach`: (0, 1) for `ShiftTargets`, which reads the next token. A subclass
-    that overrides `map` has to state them again.
+    that overrides `map` has to state `column_reach` again. Without it, the result is None.
     """
     before = after = 0
     for transform in transforms:
@@ -69,20 +72,21 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
 
 
 def _definer(transform: object, name: str) -> type:
+    """Return the class, among those of `transform`, that defines the attribute `name`; `object` if none does."""
     return next((cls for cls in type(transform).__mro__ if name in vars(cls)), object)
 
 
 def trait(transform: object, name: str) -> bool:
-    """Return whether a transform has a trait: whether its attribute `name` exists and is true.
+    """Return whether a transform has a trait: its attribute `name` exists and is true.
 
     Args:
-      name: One of
+      name: Name of the trait, which is one of
         "shifts_targets": the transform turns the source's dict into a trainer's batch;
-        "splits_rows": it returns rows of another length than the sequence length, the same length in every batch;
-        "trims_columns": it cuts off the last columns that are padding in every row, so the lengths of batches differ;
-        "cuts_columns": it cuts the same columns off every batch;
-        "divides_segments": it divides segments of the batch into shorter ones;
-        "positions_apart": it returns positions that restart elsewhere than segments begin;
-        "filters_repetition": it has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
+        "splits_rows": the transform returns arrays of other lengths than the sequence length, the same in every batch;
+        "trims_columns": the transform cuts off the last columns that are padding in all rows, so lengths of batches differ;
+        "cuts_columns": the transform cuts the same columns off every batch;
+        "divides_segments": the transform divides segments of the batch into shorter segments;
+        "positions_apart": the transform returns positions that restart at other tokens than those at which segments begin;
+        "filters_repetition": the transform has a method `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

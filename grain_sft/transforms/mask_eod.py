@@ -11,13 +11,13 @@ from grain_sft.transforms.element import require_keys
 class MaskEod(grain.transforms.Map):
     """Transform that takes the loss off each token after an EOD (end of document) token, as Megatron's `eod_mask_loss` does.
 
-    So the model does not learn to predict the first token of a document from the EOD before it. The transform maps the source's
-    dict, so it comes before `ShiftTargets`.
+    So the model does not learn to predict the first token of a document from the EOD before it. Put the transform before
+    `ShiftTargets`, because it maps the source's dict.
 
     Args:
       eod_token_id: Token that ends a document.
-      as_target: Whether to take the loss off the EOD tokens instead of the tokens after them, as MaxText's
-        `grain_file_type=mmap` does.
+      as_target: Whether to take the loss off the EOD tokens themselves, as MaxText's `grain_file_type=mmap` does. If not, the
+        tokens after EODs lose it.
     """
 
     column_reach = (1, 0)  # a token's loss depends on the token before it, and on no token after it
@@ -28,7 +28,7 @@ class MaskEod(grain.transforms.Map):
         self.as_target = as_target
 
     def map(self, element: Element) -> Element:
-        """Return `element` without loss on tokens after an EOD, or with `as_target`, on EODs."""
+        """Return `element` without loss on tokens after an EOD; if `as_target` is True, without loss on EODs."""
         require_keys(self, element, ("tokens", "loss_mask"))
         ends = element["tokens"] == self.eod_token_id
         loss_mask = element["loss_mask"].copy()

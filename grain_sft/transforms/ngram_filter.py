@@ -20,7 +20,7 @@ from grain_sft.transforms.element import require_keys
 if TYPE_CHECKING:
     from jaxtyping import Bool, Integer
 
-_PROBES = 8  # columns on each side that the search compares before it measures a whole run; see `NgramFilter`
+_PROBES = 8  # number of columns on each side that the search tests before it measures a whole run; see `NgramFilter`
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.intp]
@@ -30,24 +30,25 @@ class NgramFilter(grain.transforms.Map):
     """Transform that takes the loss off rows where some n-gram repeats too often. It maps the source's dict of arrays.
 
     A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
-    succession. A partial last repeat does not count: with `max_count` 3, "abababa" has three repeats of "ab", and "ababa" two.
-    As in OLMo-core, a `max_count` below 3 acts as 3.
+    succession. A partial last repeat does not count: "abababa" has three repeats of "ab", and "ababa" has two. As in OLMo-core,
+    a `max_count` below 3 acts as 3.
 
-    Padding (segment id 0) counts only with `count_padding=True`. These datasets of OLMo-core 3.0.0 have the same
-    `instance_mask`:
-      `NumpyFSLDataset`, for layout windows. Rows have no padding.
-      `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, without `count_padding`: it filters before it pads.
-      `NumpyPackedFSLDataset`, for layout packed, with `count_padding=True`: it filters after it pads. So a row that ends in
-        `max_count` padding tokens takes no loss.
+    Padding (segment id 0) counts only with `count_padding=True`. The filter fails the same rows as the `instance_mask` of these
+    datasets of OLMo-core 3.0.0:
+      `NumpyFSLDataset`, for layout windows. Its rows have no padding.
+      `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, if `count_padding` is False: OLMo-core filters these rows
+        before it pads them.
+      `NumpyPackedFSLDataset`, for layout packed, if `count_padding` is True: OLMo-core filters these rows after it pads them.
+        So a row that ends in `max_count` padding tokens takes no loss.
 
-    Search: with p = 2 and `max_count` = 32, a row that fails has a run of 2 * 31 = 62 consecutive columns i with
-    `tokens[i] == tokens[i - 2]`. So the search tests only every 62nd column. If such a column passes and is in such a run, more
-    than 30 of the run's other 61 columns are on one side of it. So the search tests the next 8 columns on each side. If all 8
-    on one side pass, it measures the whole run.
+    Search: call column i equal for p = 2 if `tokens[i] == tokens[i - 2]`. With `max_count` = 32, a row that fails has a run of
+    2 * 31 = 62 consecutive equal columns. So the search first tests only every 62nd column: one of these is in the run. If a
+    tested column is equal, the search tests the next 8 columns on each side. In a run of 62 columns, all 8 on at least one side
+    are equal, because 31 or more of the other 61 columns are on that side. Only then does the search measure the whole run.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
-      max_count: Number of repeats from which on a row fails.
+      max_count: Least number of repeats with which a row fails.
       count_padding: Whether padding counts like any other token.
     """
 
@@ -76,8 +77,11 @@ class NgramFilter(grain.transforms.Map):
         return {**element, "loss_mask": element["loss_mask"] & ~failing[..., np.newaxis]}
 
     def filter_rows(self, read: ReadRows) -> ReadRows:
-        """Return `read` with `target_segment_ids` all 0 in rows that fail. `map` before `ShiftTargets` has the same result."""
-        # layouts whose rows have padding state the segment of each piece
+        """Return `read`, the shifted rows of a source, with `target_segment_ids` 0 in rows that fail.
+
+        The batch is the same as with `map` before `ShiftTargets`.
+        """
+        # if a layout's rows may have padding, its pieces have segments; rows without `pieces` are checked by their segment ids
         padded = read.pieces is None or read.pieces.segment is not None
         failing = self.fails(read.inputs, read.segment_ids if padded else None)
         if not failing.any():
@@ -96,7 +100,7 @@ class NgramFilter(grain.transforms.Map):
           tokens: Rows of tokens.
           segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
         """
-        # The pipeline records only the transforms that it calls, but `ShiftTargets.read` calls `filter_rows`.
+        # The pipeline records which transform runs, but only if it calls it. `ShiftTargets.read` calls `filter_rows` itself.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -105,7 +109,7 @@ class NgramFilter(grain.transforms.Map):
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         row, sample = np.divmod(np.flatnonzero(equal), len(later))  # takes a third of the time of `np.nonzero`
         if segments is not None:
-            inside = segments[row, later[sample]] != 0  # for the later token only; `_has_run` checks both tokens
+            inside = segments[row, later[sample]] != 0  # checks only the later token; `_has_run` checks both tokens
             row, sample = row[inside], sample[inside]
         failing = np.zeros(len(rows), np.bool_)
         suspects = _suspects(rows, row, later[sample], period[sample], self.repeats) if len(row) else []
@@ -129,10 +133,10 @@ class NgramFilter(grain.transforms.Map):
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
-    For each period p, the later columns are `p * (repeats - 1)` apart. A run in a row that fails is at least that long, so it
-    contains one of them. The first is column `p * repeats - 1`, the end of a run that begins at column p.
+    For each period p, the later columns are `p * (repeats - 1)` apart. The run of a row that fails is at least that long, so it
+    contains one of these columns. The first is column `p * repeats - 1`: the earliest run begins at column p and ends there.
     """
-    # a row that fails has at least three repeats, so the period is at most a third of its length
+    # a row that fails has at least three repeats, so the period is at most a third of the row's length
     periods = range(min_period, min(max_period, length // 3) + 1)
     columns = [np.arange(p * repeats - 1, length, p * (repeats - 1)) for p in periods]
     later = np.concatenate([*columns, np.zeros(0, np.intp)]).astype(np.intp)
@@ -141,17 +145,17 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 
 
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
-    """Return the (row, period) of the equal pairs that may belong to a run that is long enough.
+    """Return the (row, period) of the equal pairs that may belong to a run that is long enough to fail its row.
 
-    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. It may belong to such a run if the pairs
-    next to it, all on its left or all on its right, are equal, too.
+    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. A pair may belong to such a run only if its
+    next few neighbors on the left, or on the right, are equal pairs, too.
     """
-    # a run that fails a row has p * (repeats - 1) columns or more; half of them, without the pair's, are on one side
+    # a run that fails a row has p * (repeats - 1) columns or more; without the pair's own column, half of them are on one side
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # the first round, the next neighbour alone, saves 40% of the time for tokens that follow Zipf's law
     for distances in (probes[:1], probes):
         keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
-        for side in (distances, -distances):  # right of the pair, then left: one side has half of the run
+        for side in (distances, -distances):  # on the right of the pair, then on its left
             later = at[:, np.newaxis] + side
             earlier = later - period[:, np.newaxis]
             inside = (earlier >= 0) & (later < rows.shape[1])
@@ -169,6 +173,6 @@ def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) 
     if segments is not None:
         real = segments != 0
         equal = equal & real[period:] & real[:-period]
-    # the distance between an unequal token and the next unequal token is 1 more than the length of the run between them
+    # two neighboring unequal tokens that are n + 1 columns apart have a run of n equal tokens between them
     distances = np.diff(np.flatnonzero(~equal), prepend=-1, append=len(equal))
     return int(distances.max()) > length

@@ -14,13 +14,14 @@ class ResetAtEod(grain.transforms.Map):
     """Transform that divides the segments of a trainer's batch after each EOD (end-of-document) token.
 
     It does what Megatron's options `reset_attention_mask` and `reset_position_ids` do. Put it after ShiftTargets and
-    DropLastPosition. It changes no loss: an EOD still predicts the first token of the next document, unless MaskEod is used.
+    DropLastPosition. It changes no loss: the model still learns to predict the first token of a document from the EOD before
+    it. MaskEod prevents this.
 
     Args:
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: A segment of at most this many tokens is joined with the next segment, as in MaxText. 0 and 1 join no
+      min_segment_length: Number of tokens up to which a segment is joined with the next segment, as in MaxText. 0 and 1 join no
         segments.
 
     Attributes:
@@ -39,7 +40,7 @@ class ResetAtEod(grain.transforms.Map):
         self.min_segment_length = as_integer("ResetAtEod: min_segment_length", min_segment_length, 0, TransformError)
 
     def map(self, element: Element) -> Element:
-        """Return `element` with other segment ids and positions, int32. Padding keeps 0.
+        """Return `element` with new segment ids and positions, int32. In padding, they stay 0.
 
         Raises:
           TransformError: `element` is the source's dict, without shifted targets.
@@ -64,7 +65,7 @@ class ResetAtEod(grain.transforms.Map):
         begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
-        if self.min_segment_length > 1:  # 1 joins no segments, not even those of one token: see Args
+        if self.min_segment_length > 1:  # 1 joins no segments, not even segments of one token
             for row in begins.reshape(-1, begins.shape[-1]):
                 last_begin = 0
                 for begin in np.flatnonzero(row)[1:].tolist():

@@ -18,13 +18,14 @@ class ShiftTargets(Map):
 
     The values are [L] or [rows, L], and int32 except the weights. The keys:
       inputs: The tokens.
-      targets: The token after each input, 0 at the end of a row. The length stays L, because TPU attention kernels want a
+      targets: The token after each input, 0 at the end of a row. The length stays L, because TPU attention kernels need a
         multiple of 128 or 512.
       inputs_position, targets_position: Positions of the tokens, the same array under both keys.
       inputs_segmentation: Segment ids of the tokens.
       targets_segmentation: Segment id if the target takes loss and is in the same segment. Otherwise 0: at padding, at masked
         targets, and at the last token of a segment or row.
-      targets_weights: float32, weight of the target; 0 if the target takes no loss. Only if the source has `loss_weights`.
+      targets_weights: float32, weight of the target; 0 if the target takes no loss. The key exists only if the source has
+        `loss_weights`.
 
     `map` does not copy positions and segment ids.
     """
@@ -50,7 +51,7 @@ class ShiftTargets(Map):
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])
         segmentation = self._arrays.empty(segments.shape, np.int32)
-        # The loss becomes int32 before the product: a product of int32 and bool arrays casts in small buffers, which is slower.
+        # `takes_loss` becomes int32 before the product, because numpy is slower if it multiplies int32 and bool arrays.
         segmentation[...] = takes_loss.reshape(segments.shape)
         segmentation *= segments
         segmentation[..., -1] = 0  # the last token of a row has no target
@@ -58,7 +59,7 @@ class ShiftTargets(Map):
         return _batch(ReadRows(tokens, targets, positions, segments, segmentation, weights))
 
     def read(self, source: NpyDataSource, rows: Ints, *, filters: Sequence[NgramFilter] = ()) -> Element:
-        """Return the batch of `rows`, equal to `map` of `source.read(rows)` after `filters`, in fewer passes over the arrays.
+        """Return the batch of `rows`: that of `source.read(rows)`, `filters` and `map`, in fewer passes over the arrays.
 
         Raises:
           TransformError: A token id does not fit in int32.
@@ -82,8 +83,8 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
     """Return a function that reads rows of `source`, and the transforms that are still to be applied to these rows.
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
-    left. All transforms are left if `source` has no `read_rows`, if no transform is exactly a ShiftTargets, or if a transform
-    before the ShiftTargets is not exactly an NgramFilter.
+    left. The function applies no transform if `source` has no `read_rows`, if no transform is exactly a ShiftTargets (not a
+    subclass), or if a transform before the ShiftTargets is not exactly an NgramFilter.
     """
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:
@@ -95,6 +96,7 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
 
 
 def _batch(read: ReadRows) -> Element:
+    """Return the trainer's batch of shifted rows."""
     inputs, targets, positions, segment_ids, target_segment_ids, loss, _ = read
     batch = {
         "inputs": inputs,

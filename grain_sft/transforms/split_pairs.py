@@ -13,12 +13,13 @@ from grain_sft.transforms.element import INT32_MAX, as_int32, require_keys
 class SplitPairs(grain.transforms.Map):
     """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
 
-    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. A row of L tokens has
-    R = (L - P) / 2. `prompt_mask`, `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in
-    MaxText's `DPODataFormatting`. So a padding token in a text is masked, too, and a warning is logged once.
+    `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. For rows of L tokens,
+    R is (L - P) / 2: 512 for L = 1536 and P = 512. `prompt_mask`, `chosen_mask` and `rejected_mask` are 1 where the token is
+    not `pad_token_id`, as in MaxText's `DPODataFormatting`. So a `pad_token_id` inside a text is masked, too. The transform
+    logs one warning about such tokens.
 
     Args:
-      prompt_length: P, the length of `prompt_ids`. The layout has the same `prompt_length`.
+      prompt_length: P, the length of `prompt_ids`. It must be the layout's `prompt_length`.
       pad_token_id: Padding token of the trainer's tokenizer.
     """
 
@@ -51,7 +52,7 @@ class SplitPairs(grain.transforms.Map):
             problem = f"rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens"
             raise TransformError(f"{self!r}: {problem}. Use a layout of kind pairs that has this prompt_length.")
         batch: Element = {}
-        first = np.zeros_like(lengths[0])  # column at which the prompt begins in each row; later, that of a response
+        first = np.zeros_like(lengths[0])  # column at which the part of this iteration begins in each row
         for (name, size), length in zip(sizes.items(), lengths, strict=True):
             position = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (position >= 0) & (position < length)

@@ -13,16 +13,17 @@ from grain_sft.transforms.element import first_columns, require_keys
 class TrimToMultiple(grain.transforms.Map):
     """Transform that cuts off the last columns of a batch if they are padding in all rows.
 
-    A multiple of `multiple` columns is left, or all: with 64, a batch whose longest row has 100 tokens keeps 128 columns, or
-    all 120 of 120. A batch without a token keeps 64. OpenChat pads its batches in this way. The transform maps the source's
-    dict or a batch of ShiftTargets. It comes after transforms of whole rows, such as NgramFilter.
+    The number of columns that are left is a multiple of `multiple`. With 64, a batch keeps 128 columns if its longest row has
+    100 tokens. If the batch has only 120 columns, it keeps all 120. A batch without tokens keeps 64 columns. OpenChat pads its
+    batches in this way. The transform maps the source's dict or a batch of ShiftTargets. Put it after transforms that need
+    whole rows, such as NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: a TPU compiles the training step for each
-    shape; `shapes` lists them, so that you can compile beforehand. The transform is for one host, because two hosts would cut
-    their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
+    shape. (To compile before the run, call `shapes`, which lists all shapes.) The transform is for one host, because two hosts
+    would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
 
     Args:
-      multiple: Divisor of the number of columns that is left. OpenChat takes 64; a TPU's attention kernels want 128 or 512.
+      multiple: Divisor of the number of columns that is left. OpenChat uses 64; a TPU's attention kernels need 128 or 512.
     """
 
     trims_columns = True
