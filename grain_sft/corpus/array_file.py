@@ -85,18 +85,19 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
     """
     version = list(head[len(MAGIC) : len(MAGIC) + 2])
     if version not in ([1, 0], [2, 0], [3, 0]):
-        raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
-    start = len(MAGIC) + (4 if version[0] == 1 else 6)
+        raise CorpusError(f"{path}: .npy format version {version}; expected [1, 0], [2, 0] or [3, 0]. Save it again.")
+    start = len(MAGIC) + (4 if version[0] == 1 else 6)  # after 2 bytes of version, and 2 or 4 bytes of length
     length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
     offset = start + length
     if offset > min(size, file_stamp.MOST_HEADER_BYTES):
         problem = f"{path}: the .npy header claims {length} bytes, but the file has {size}, and a header has at most"
-        raise CorpusError(f"{problem} {file_stamp.MOST_HEADER_BYTES}. The file is damaged.")
+        raise CorpusError(f"{problem} {file_stamp.MOST_HEADER_BYTES}. Copy the file again.")
     try:
         with _PARSER_LOCK.lock:
             header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
         header["fortran_order"]  # numpy requires this key; both orders are the same in one dimension
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
-        raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
+        problem = f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error})"
+        raise CorpusError(f"{problem}. Copy the file again.") from error
     return descr, shape, offset

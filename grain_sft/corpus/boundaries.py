@@ -23,7 +23,7 @@ CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
 
 _BLOCK = 1 << 18  # bytes that are parsed at once, few enough for the processor's cache
 _LONGEST_LINE = 1 << 16  # bytes; lines of Dolma's tokenizer also hold the name and path of a document
-_MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
+_MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)  # group 1: the first two columns of a line
 _PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # 18 digits always fit into int64
 
 
@@ -44,9 +44,10 @@ class BoundaryFile(FileStamp):
     sequences: tuple[Count, Count] | None = None
 
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
-        """Return first token, counted from the start of the shard, and length of each document, int64 [documents] each.
+        """Return the first token and the length of each document: two arrays, int64 [documents].
 
-        With `by_sequence`, return those of each sequence if the file groups sequences into documents.
+        First tokens are counted from the start of the shard. With `by_sequence`, the arrays have an item for each sequence
+        instead, if the file groups sequences into documents.
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -74,9 +75,10 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     while True:
         try:
             block = stream.read(_BLOCK)
-            end_of_line = stream.readline(_LONGEST_LINE)
+            end_of_line = stream.readline(_LONGEST_LINE)  # the rest of the line in which the block ends
         except (OSError, EOFError, zlib.error) as error:
-            raise CorpusError(f"{path}: is cut short or damaged after line {line - 1} ({error}).") from error
+            problem = f"{path}: is cut short or damaged after line {line - 1} ({error})"
+            raise CorpusError(f"{problem}. Copy the file again.") from error
         if not block:
             break
         if len(end_of_line) == _LONGEST_LINE:
@@ -100,7 +102,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
         lines = lines.replace(b"\r\n", b"\n")
     if not lines.endswith(b"\n"):  # the last line of the file
         lines += b"\n"
-    if lines.count(b",", 0, lines.index(b"\n")) > 1:  # start,end,id,src,loc
+    if lines.count(b",", 0, lines.index(b"\n")) > 1:  # more columns, such as start,end,id,src,loc
         lines = _MORE_COLUMNS.sub(rb"\1", lines)
     fields = lines.replace(b"\n", b",")  # b"0,5\n5,9\n" becomes b"0,5,5,9,"
     separators = lines.translate(None, b"0123456789")  # b",\n,\n" for two lines of two numbers
@@ -108,7 +110,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
     has_empty_field = b",," in fields or fields.startswith(b",")
     if has_two_fields and not has_empty_field:
         values = np.fromstring(fields, np.int64, sep=",")
-        if values.max() < 10**18:  # a number that int64 can't hold becomes its maximum
+        if values.max() < 10**18:  # a number that int64 can't hold is read as the maximum of int64
             return values.reshape(-1, 2)
     texts = lines.split(b"\n")
     wrong = next(i for i, text in enumerate(texts) if not _PAIR.fullmatch(text))
@@ -124,7 +126,7 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
         i = int(np.flatnonzero(wrong)[0])
         problem = f"{path}:{line + i}: {start[i]},{end[i]} is empty, overlaps the document before, or leaves the shard"
         expected = f"expected {previous_ends[i]} <= start < end <= {num_tokens}"
-        raise CorpusError(f"{problem}; {expected}. The file is damaged, or of another shard.")
+        raise CorpusError(f"{problem}; {expected}. Copy the file again, from the same corpus.")
 
 
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
@@ -144,7 +146,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         found = f"{noun} {i} is {length[i]} tokens from token {start[i]} on"
-        raise CorpusError(f"{path}: damaged: {found}, but its shard has {num_tokens}.")
+        raise CorpusError(f"{path}: damaged: {found}, but its shard has {num_tokens}. Copy the file again.")
     return start.astype(np.int64), length.astype(np.int64)
 
 
@@ -156,7 +158,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if len(starts) and starts[-1] == num_tokens:  # some files also list the end of the last document
         starts = starts[:-1]
     if len(starts) == 0 and num_tokens:
-        raise CorpusError(f"{path}: lists no document, but its shard has {num_tokens} tokens.")
+        raise CorpusError(f"{path}: lists no document, but its shard has {num_tokens} tokens. Copy the file again.")
     bounds = np.append(starts, num_tokens)
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():

@@ -68,7 +68,7 @@ def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
     boundaries = []
     for shard in corpus.shards:
         if shard.boundaries is None:
-            raise CorpusError(f"{shard.path}: has no document boundaries, but other shards have.")
+            raise CorpusError(f"{shard.path}: has no boundary file, but other shards have one. Copy its file.")
         boundaries.append(shard.boundaries)
     return boundaries
 
@@ -83,15 +83,15 @@ def _documents(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> D
 def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    `_touching` returns the pairs of shards that a document may cross. If `BoundaryFile.continues` is None for some of them,
-    there are three possible answers:
+    `_touching` returns the pairs of shards between which a document may continue. If `BoundaryFile.continues` is None for the
+    second shard of a pair, there are three possible answers:
 
-    1. A document continues if `continues` is True, or if the last token of the shard before is not an EOS.
-    2. All documents that may continue do so.
-    3. No document continues.
+    1. In a pair, a document continues if `continues` is True, or if the last token of the first shard is not an EOS.
+    2. A document continues in every pair.
+    3. A document continues in no pair.
 
     Without `corpus.sources_file`, the result is answer 1. With this file, the answers are tried in turn until one gives the
-    number of documents in the file. If 3 of 10 pieces may continue a document, answer 2 gives 7 documents; answer 3 gives 10.
+    number of documents in the file. Of 10 pieces and 3 pairs, answer 2 makes 7 documents, and answer 3 makes 10.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)
@@ -137,6 +137,7 @@ def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int
 
 
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
+    """Return the last token of each of `shards`."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

@@ -32,7 +32,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     """Return the hashes of the files' data, from the cache if possible.
 
     Args:
-      read: Function that reads all files and returns their hashes; None for `hashing.of_file`.
+      stored: Files whose data are hashed.
+      read: Function that reads all files and returns their hashes. None hashes each file with `hashing.of_file`.
       of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text that `name_of_scan` returns.
     """
     read = read or (lambda: list(map(hashing.of_file, stored)))
@@ -73,7 +74,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
         for file in stored:
             if files.is_remote(file.path):
                 version = versions[file.path]
-                if version.partition(" ")[0] not in _VERSIONS:
+                if version.partition(" ")[0] not in _VERSIONS:  # a version is a kind and a value: "generation 1712"
                     return None
                 stamps.append([file.path, version, file.size, file.data_offset])
                 continue
@@ -90,8 +91,8 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
-    Whether a document continues in the next shard may also depend on the last token of a shard, which is in the shard's digest,
-    and on the number of documents that `corpus.sources_file` lists.
+    Two more facts may decide whether a document continues in the next shard: the last token of a shard, and the number of
+    documents that `corpus.sources_file` lists. The shard's digest covers the first, and the size of that file the second.
     """
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
@@ -104,7 +105,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return a hash of all that decides where documents end without boundary files; `hashes` as in `hash_of_tokens`."""
+    """Return a hash of all that decides where documents end without boundary files. `hashes` are as in `hash_of_tokens`."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 

@@ -33,8 +33,8 @@ _BLOCK_TOKENS = 1 << 20  # tokens that `iter_documents` reads at once
 class Corpus(CorpusData):
     """Token files of one dtype, in order, with sidecar files that state which tokens take loss and where documents end.
 
-    `grain_sft.open_corpus` makes a corpus. It opens its files on first use, and its pickle holds no open file. Its attributes
-    are those of `CorpusData`.
+    `grain_sft.open_corpus` makes a corpus. The corpus opens its files on first use, and its pickle holds no open file. Its
+    attributes are those of `CorpusData`.
     """
 
     def _repr_html_(self) -> str:
@@ -89,8 +89,8 @@ class Corpus(CorpusData):
         If the arguments find the same documents as `documents`, return the finder of `documents`, so that files are read once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
-        finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
-        return self._finder if finds_own_documents else DocumentFinder(self, boundaries, bos_token_id)
+        finds_same_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
+        return self._finder if finds_same_documents else DocumentFinder(self, boundaries, bos_token_id)
 
     @functools.cached_property
     def sources(self) -> npt.NDArray[np.int64] | None:
@@ -99,8 +99,8 @@ class Corpus(CorpusData):
         Column 0 is an index into `source_names`. Column 1 is the line or row of that input, counted from 1.
 
         Raises:
-          CorpusFileError: The file is missing.
-          CorpusError: The file does not have one entry for each document.
+          CorpusFileError: `sources_file` is missing.
+          CorpusError: `sources_file` does not have one entry for each document.
         """
         return None if self.sources_file is None else read_sources(self.sources_file, len(self.documents))
 
@@ -116,7 +116,7 @@ class Corpus(CorpusData):
 
         Returns:
           Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, or float32 if the
-          corpus has weights. It is None if the corpus has no loss files, so that every token takes loss.
+          corpus has weights. It is None if the corpus has no loss files; then every token takes loss.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
@@ -156,7 +156,8 @@ class Corpus(CorpusData):
         """
         start, length = self.documents
         stop = start + length
-        # Some formats list documents in any order. If a document begins before the previous one ends, a new block starts.
+        # Some formats list documents in any order. A document that begins before its predecessor ends starts a new run. One
+        # read stays within one run.
         run_ends = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))
         first = 0
         while first < len(start):
@@ -172,7 +173,8 @@ class Corpus(CorpusData):
         block_start = int(starts[0])
         tokens, loss = self.read(block_start, int(starts[-1] + lengths[-1]))
         if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
-            raise CorpusError(f"token id {highest}: no vocabulary has it. The corpus was opened with the wrong dtype.")
+            problem = f"token id {highest}: no vocabulary has it. The corpus was opened with the wrong dtype"
+            raise CorpusError(f"{problem}. Open it with the dtype that its files have.")
         tokens = tokens.astype(np.uint32, copy=False)
         if loss is None:
             loss = np.ones(len(tokens), np.bool_)
@@ -183,7 +185,7 @@ class Corpus(CorpusData):
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".
 
-        Unless the files' hashes are cached, all files are read, at about 1 GB/s per core. A missing or unreadable file raises a
+        If the files' hashes are not cached, all files are read, at about 1 GB/s per core. A missing or unreadable file raises a
         CorpusFileError.
         """
         return content_of_corpus(self)
@@ -199,8 +201,8 @@ class Corpus(CorpusData):
         """Write an index that `open_corpus` opens without scanning the files again.
 
         Args:
-          path: Path of the JSON file, written atomically. If the corpus's files are in the same folder or below it, the index
-            has their relative paths, so that the folder can be moved.
+          path: Path of the JSON file, written atomically. Files in its folder or below are listed by relative paths, so that
+            the folder can be moved.
           format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
           sequence_length: Number of tokens in a row, for a "maxtext" index only.
           tokenizer: Name of the tokenizer, for a "maxtext" index only. None means the tokenizer of the corpus.

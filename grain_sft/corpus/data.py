@@ -1,4 +1,4 @@
-"""CorpusData: the files of a corpus, and what follows from their sizes, dtype and ids."""
+"""CorpusData: the files of a corpus, its dtype and special token ids, and facts that need no further reading of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINGERPRINT_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class CorpusData:
-    """The files of a corpus, their dtype and their ids, and what follows from these without reading a file.
+    """The files of a corpus, the dtype of its tokens and its special token ids. Nothing here reads a file.
 
     Attributes:
       shards: Token files, in the order of the corpus.
@@ -31,9 +31,9 @@ class CorpusData:
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
       sources_file: File that `Corpus.sources` reads; None for a corpus without such a file.
-      source_names: Names of the files or data sets that the documents were made from. `Corpus.sources` has indices into it.
+      source_names: Names of the files or data sets that the documents were made from. `Corpus.sources` refers to them by index.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
-      weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
+      weights: Weight of each shard if the corpus was opened as a Megatron blend, such as "0.3 A 0.7 B"; else ().
       signed: Whether the files store signed integers. They are read as unsigned integers, and a negative token is an error.
       remote: Options for reading remote files; None to take them from environment variables.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
@@ -124,7 +124,7 @@ class CorpusData:
         """Hash of the dtype, the EOS id, the sizes of the shards, and the first and last 4 KiB of all files but `sources_file`.
 
         It includes `signed`, `weights` and `rows` if they are set, but no paths: a copy in a bucket has the same fingerprint.
-        A change in the middle of a file changes only `Corpus.content_hash`.
+        A change in the middle of a file does not change the fingerprint. It changes `Corpus.content_hash`.
         """
         head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
         digest = hashlib.sha256(head.encode())
@@ -150,5 +150,5 @@ class CorpusData:
 
     @property
     def ends_fingerprint(self) -> str:
-        """`fingerprint` with the prefix that commands print, such as "ends-sha256:3f9a…"."""
+        """`fingerprint` as commands print it, such as "ends-sha256:3f9a…": a hash of only the ends of files."""
         return f"ends-{self.fingerprint}"

@@ -13,8 +13,8 @@ from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing
 from grain_sft.types import Ints
 
-_CACHED_FROM = 1 << 23  # bytes of tokens; in fewer, documents are found in milliseconds, so they are not cached
-_CHUNK_BYTES = hashing.BLOCK  # so that a chunk is a block of the hash
+_CACHED_FROM = 1 << 23  # bytes of tokens; fewer bytes are scanned in milliseconds, so their documents are not cached
+_CHUNK_BYTES = hashing.BLOCK  # the hash of a file is a hash of the hashes of its blocks, so each chunk is hashed alone
 
 
 class DocumentFinder:
@@ -81,7 +81,7 @@ class DocumentFinder:
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None
-            # If the hashes came from the cache, a file may have changed since. Then `content` is not that of the documents.
+            # If the hashes came from the cache, a file may have changed since. Then the documents have another content hash.
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(f"{path} or a file of its corpus is being written to. Wait until it is complete.")
@@ -94,7 +94,8 @@ class DocumentFinder:
 
         if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _CACHED_FROM:
             return take_pending()
-        arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)
+        depends = {"documents": 3, "content": key}  # 3: version of the cached arrays
+        arrays = artifact.load_or_make("documents", depends, make)
         start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
         return Documents(start, length, int(arrays["highest_token"][0]), key)
 

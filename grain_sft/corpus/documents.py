@@ -25,7 +25,7 @@ class Document(NamedTuple):
     Attributes:
       tokens: uint32 [n].
       loss: bool [n], or float32 [n] (weights). Value i applies where token i is the target.
-      source: Index of the input in `Corpus.source_names`, and line or row of that input, from 1; None if unknown.
+      source: (index of an input in `Corpus.source_names`, line or row of that input, from 1); None if unknown.
     """
 
     tokens: UInt32[np.ndarray, " n"]
@@ -69,5 +69,5 @@ def read_sources(file: FileStamp, num_documents: int) -> Ints:
     data = read_whole(file)
     if len(data) != SOURCE_BYTES * num_documents:
         expected = f"{SOURCE_BYTES * num_documents}, {SOURCE_BYTES} for each of {num_documents} documents"
-        raise CorpusError(f"{file.path}: {len(data)} bytes; expected {expected}. It is damaged, or of another corpus.")
+        raise CorpusError(f"{file.path}: {len(data)} bytes; expected {expected}. Copy it again, from the same corpus.")
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)

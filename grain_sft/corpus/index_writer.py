@@ -1,4 +1,4 @@
-"""Writers of index files. An index is JSON that lists the files of a corpus, so that opening the corpus needs no scan of them.
+"""Writers of index files. An index is a JSON file that lists the files of a corpus. Opening it needs no scan of these files.
 
 Format "grain_sft" is this project's own. Format "maxtext" is for MaxText's dataset type `olmo_grain`: format version "1" of
 maxtext/input_pipeline/olmo_data.py (maxtext 0.2.5).
@@ -24,7 +24,7 @@ def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     if corpus.rows is not None:
         folder = os.path.dirname(corpus.shards[0].path)
-        raise CorpusError(f"{path}: can't index materialized rows. Opening their folder is as fast: {folder}.")
+        raise CorpusError(f"{path}: can't index materialized rows. Open their folder, which is as fast: {folder}.")
     check_choice("format", format, ("grain_sft", "maxtext"), CorpusError)
     files.check_inputs_stay(path, (file.path for file in corpus.files()))
     data = _own_json(corpus, path) if format == "grain_sft" else _maxtext_json(corpus, sequence_length, tokenizer)
@@ -47,6 +47,8 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
             fields["path"] = os.path.abspath(file.path).removeprefix(folder)
         return fields
 
+    # True: the index lists loss files. False: loss files exist, but the corpus ignores them. None: no loss files exist.
+    use_loss_mask = corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None
     optional = {
         "tokenizer_sha256": corpus.tokenizer_sha256,
         "pad_token_id": corpus.pad_token_id,
@@ -63,14 +65,14 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
         "eos_token_id": corpus.eos_token_id,
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
-        "use_loss_mask": corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None,
+        "use_loss_mask": use_loss_mask,
         **{key: value for key, value in optional.items() if value is not None},
         "shards": [entry(shard) for shard in corpus.shards],
     }
 
 
 def _maxtext_json(corpus: CorpusData, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of MaxText's index."""
+    """Return the content of an index of MaxText. Arguments are those of `Corpus.save`."""
     sequence_length = as_integer("format='maxtext': sequence_length", sequence_length, 1, CorpusError)
     if corpus.has_loss:
         problem = "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss"

@@ -77,7 +77,7 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`. Check its first and last values, unless the check needs the tokens."""
+    """Return the loss file at `path`, after a check of its first and last values. Labels are not checked: this needs tokens."""
     values = KINDS[kind]
     array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)
@@ -114,11 +114,13 @@ class LossReader:
         self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
         self._readers: dict[LossKind, ShardReader] = {}
         for kind, example in {loss.kind: loss for loss in losses if loss is not None}.items():
-            # The reader takes shard numbers. `example` fills the places of shards that have no loss file of this kind.
+            # A `ShardReader` finds files by shard number, so `listed` has a file for each shard. A shard that has no loss file
+            # of this kind gets `example`, which is never read for this shard.
             listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(listed, width, max_open_files, scattered=scattered, remote=remote)
         self.weighted = any(KINDS[kind].weighted for kind in self._readers)
+        # the kind of all loss files, if all are of one kind and every shard has one; else None
         self._only_kind = next(iter(self._readers)) if len(self._readers) == 1 and None not in losses else None
 
     def gather(
@@ -134,7 +136,7 @@ class LossReader:
         Args:
           shard: Shard of each piece.
           start: Token offset of each piece in its shard.
-          place: Index in the result at which each piece begins. Pieces don't overlap. The result is 0 elsewhere.
+          place: Index in the result at which each piece begins. Pieces don't overlap. The result is 0 outside of them.
           length: Number of tokens in each piece.
           count: Length of the result.
 
@@ -147,8 +149,9 @@ class LossReader:
         result: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
         kinds = self._kinds[shard]
         for kind in self._readers:
-            own = kinds == kind
-            result += self._gather_kind(kind, shard[own], start[own], place[own], length[own], count)  # 0 elsewhere
+            of_kind = kinds == kind
+            # the array that is added is 0 outside of the pieces of this kind
+            result += self._gather_kind(kind, shard[of_kind], start[of_kind], place[of_kind], length[of_kind], count)
         without_file = kinds == ""
         for begin, size in zip(place[without_file].tolist(), length[without_file].tolist(), strict=True):
             result[begin : begin + size] = 1

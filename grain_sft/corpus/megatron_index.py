@@ -38,7 +38,7 @@ _DAMAGED = f"The file is damaged. {_WRITE_AGAIN}"
 class IndexHeader(NamedTuple):
     """The header of an index."""
 
-    stored: np.dtype[np.integer]  # of the tokens in the `.bin`: signed or unsigned
+    stored: np.dtype[np.integer]  # dtype of the tokens in the `.bin`, signed or unsigned
     sequences: int  # number of sequences
     entries: int  # number of entries of the document index, at least 1
 
@@ -143,9 +143,9 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return the documents [begin, end) that lie in the range [first, stop), clipped to it, as int64 arrays.
+    """Return first sequences and stops of the documents that have sequences in the range [first, stop), clipped to the range.
 
-    All numbers are sequences, `count` in all. Of a document in sequences 3 to 6, the range 5 to 9 has the sequences 5 and 6.
+    Document i has the sequences [begin[i], end[i]) of `count` in all. The range [5, 10) clips a document [3, 7) to [5, 7).
     """
     in_range = (begin < stop) & (end > first)
     # An empty document at sequence 5 belongs to the range that begins at 5, not to the range that stops at 5. An empty

@@ -42,11 +42,14 @@ class MixtureCorpus(Corpus):
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """`start` (as token offsets in the mixture) and `length` of the documents of all corpora, without other facts."""
+        """Start and length of each document of all corpora, in order. Starts are counted through the whole mixture.
+
+        The other attributes of `Documents` have their defaults.
+        """
         documents = [part.documents for part in self.parts]
         first_tokens = np.cumsum([0, *(part.num_tokens for part in self.parts[:-1])])
-        starts = [own.start + first_token for own, first_token in zip(documents, first_tokens, strict=True)]
-        return Documents(np.concatenate(starts), np.concatenate([own.length for own in documents]))
+        starts = [part.start + first_token for part, first_token in zip(documents, first_tokens, strict=True)]
+        return Documents(np.concatenate(starts), np.concatenate([part.length for part in documents]))
 
     @property
     def num_documents(self) -> int | None:

@@ -134,7 +134,7 @@ def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`. Refuse files outside of `folder`, if given; a local folder binds all later reads, too."""
+    """Return the corpus at `where`. Refuse files outside of `folder`, if given. For a local folder, later reads do so, too."""
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)
@@ -175,8 +175,9 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             continue
         if not form.takes_globs and not form.lists_paths:
             candidate = files.absolute(candidate)
+        needs_no_detection = form.any_path and format != AUTO  # the caller named a format that accepts any path
         with errors_of(form):
-            found = candidate if form.any_path and format != AUTO else form.detect(candidate, listing)
+            found = candidate if needs_no_detection else form.detect(candidate, listing)
             if found is not None:
                 return form.read(found, options, listing)
     raise CorpusError(f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}.")
@@ -231,16 +232,16 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
                 raise
     if given_sha256 is None and name is None:
         problem = f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name"
-        raise CorpusError(f"{problem}; {given!r} is not a path. Give the path of the tokenizer, or none.")
+        raise CorpusError(f"{problem}; {given!r} is not a path. Give the tokenizer's path, or leave tokenizer out.")
     is_same = _is_same_name(name or "", given) if given_sha256 is None else given_sha256 == sha256
     if not is_same:
         own, other = _facts(name, sha256), _facts(given, given_sha256)
         problem = f"{where}: the corpus was made with the tokenizer {own}, but {other} was given"
-        raise CorpusError(f"{problem}. Give the corpus's tokenizer, or none.")
+        raise CorpusError(f"{problem}. Give the corpus's tokenizer, or leave tokenizer out.")
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return a tokenizer's name and hash as text, without what is None."""
+    """Return a tokenizer's name and hash as text. One that is None is left out."""
     facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
     return ", ".join(filter(None, facts))
 

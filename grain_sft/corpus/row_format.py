@@ -20,13 +20,14 @@ _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 class RowFormat:
     """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
 
-    Rows of short segments have a position and a segment id for each token. Rows of long segments have the index at which each
-    segment ends, which takes fewer bytes.
+    Rows of short segments have a position and a segment id for each token. Rows of long segments have the column at which each
+    segment ends instead, which needs fewer bytes.
 
     Attributes:
       sequence_length: Number of tokens in every row. A shard holds whole rows.
       positions_dtype: "uint8", "uint16" or "uint32"; "" if rows store the ends of segments.
-      segments_dtype: "uint8", "uint16" or "uint32", for `segment_ids` and `target_segment_ids`; "" if rows have neither array.
+      segments_dtype: "uint8", "uint16" or "uint32", the dtype of the arrays `segment_ids` and `target_segment_ids`, which
+        `dtype` describes; "" if rows have neither array.
       most_segments: Highest number of segments in a row if rows store the ends of segments, else 0.
       made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
     """
@@ -52,7 +53,7 @@ class RowFormat:
 
         Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
         [sequence_length]. Rows that store the ends of segments have `ends`, int64 [1 + most_segments], in place of `positions`
-        and `segment_ids`: the number of segments, then the index after the last token of each. These rows have no
+        and `segment_ids`: the number of segments, then the column after the last token of each. These rows have no
         `target_segment_ids` if all tokens take loss.
         """
         length = self.sequence_length
@@ -68,12 +69,16 @@ class RowFormat:
         formats, offsets, size = [], [], 0
         for name, (dtype, count) in fields.items():
             field = np.dtype((np.dtype(dtype).newbyteorder("<"), (count,)))
-            offset = -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT if name == "ends" else size
+            offset = _aligned(size) if name == "ends" else size
             formats.append(field)
             offsets.append(offset)
             size = offset + field.itemsize
-        size = -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
+        return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": _aligned(size)})
+
+
+def _aligned(size: int) -> int:
+    """Return `size`, rounded up to a multiple of `_ROW_ALIGNMENT`."""
+    return -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
 
 
 def are_long(sequence_length: int, mean_segments: float) -> bool:

@@ -29,7 +29,7 @@ class Shard(FileStamp):
 
     Attributes:
       num_tokens: Number of tokens in the file.
-      label: Label of the file in its mix; "" if it is in no mix.
+      label: Label of the file in the mix file that lists it; "" if no mix file lists it.
       loss: File that states which of these tokens take loss; None if all tokens take loss.
       boundaries: File that states where documents begin and end; None if each EOS ends a document.
       row: None if tokens are contiguous. In a file of materialized rows, other arrays follow the tokens of each row.
@@ -55,11 +55,12 @@ def token_dtype(name: object, where: str) -> Dtype:
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header must agree with `dtype`. If `dtype` is None, a raw file must look like uint32, and is read as uint32.
+    A .npy header must agree with `dtype`. A file without a header is read as `dtype`. If `dtype` is None, such a file must look
+    like uint32, and is read as uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):
-        raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Leave it out.")
+        raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
     if dtype is None and not array.stamp.data_offset:  # a raw file
         check_plausible(path, array.first, array.dtype)
     return Shard(**vars(array.stamp), num_tokens=array.length), array.dtype
@@ -73,7 +74,7 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
     looks_like_uint64 = dtype.itemsize == 4 and len(words) >= 16 and not words[1::2].any() and words[::2].any()
     if len(tokens) and (int(tokens.max()) >= _PLAUSIBLE_TOKEN or looks_like_uint64):
         problem = f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given"
-        raise CorpusError(f"{problem}. Give dtype=uint8, uint16, uint32 or uint64, usually the smallest that suffices.")
+        raise CorpusError(f"{problem}. Give dtype=uint8, uint16, uint32 or uint64, usually the smallest that fits.")
 
 
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:
@@ -82,7 +83,7 @@ def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int 
         return None
     highest = int(np.iinfo(dtype).max) // (2 if signed else 1)
     if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer) or not 0 <= token_id <= highest:
-        raise CorpusError(f"{name}={token_id!r}: expected an id that {dtype.name} holds, 0 to {highest}. Fix it.")
+        raise CorpusError(f"{name}={token_id!r}: expected an id that {dtype.name} holds, 0 to {highest}. Fix the id.")
     return int(token_id)
 
 
@@ -93,14 +94,16 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
       tokens: Tokens that were read from `shards` as `dtype`, or the same tokens cast to int32.
       shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
-      pieces: Function that returns the ranges of shards that make up the flattened `tokens`, as three arrays int64 [pieces]:
-        shard, token offset in the shard, and first index in the flattened `tokens`, ascending.
+      pieces: Function that returns where the tokens are stored, called only if one is negative. A piece is a range of tokens
+        that are consecutive in a shard and in the flattened `tokens`. The result is three arrays, int64 [pieces]: the shard,
+        the token offset in the shard, and the index in the flattened `tokens` at which the piece begins (ascending).
     """
+    # As an unsigned integer, a negative token is above `highest`. Tokens of 4 bytes that were cast to int32 are cast back.
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
         flat = flat.view(dtype)
     highest = int(np.iinfo(dtype).max) // 2
-    if not len(flat) or flat.max() <= highest:  # read as unsigned, a negative token is above `highest`
+    if not len(flat) or flat.max() <= highest:
         return
     index = int(np.flatnonzero(flat > highest)[0])
     shard, start_in_shard, start_in_tokens = pieces()
@@ -108,6 +111,6 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
     file = shards[int(shard[piece])]
     token_offset = int(start_in_shard[piece]) + index - int(start_in_tokens[piece])
     byte = file.data_offset + token_offset * dtype.itemsize
-    value = int(flat[index]) - 2 * (highest + 1)
+    value = int(flat[index]) - 2 * (highest + 1)  # as a signed integer: 65535 in a file of int16 is -1
     problem = f"{file.path}: byte {byte}: token {token_offset} is {value}; expected 0 or more"
     raise CorpusError(f"{problem}. Write the files again, and check every token with `grain-sft verify --full`.")

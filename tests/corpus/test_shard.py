@@ -133,7 +133,7 @@ DAMAGED_HEADERS = [
     *((NPY[:size], f"promises 50 values (200 bytes), but {size - 128} bytes follow it") for size in (324, 327)),
     *((NPY + bytes(more), f"promises 50 values (200 bytes), but {200 + more} bytes") for more in (1, 4)),
     (MAGIC + b"\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "claims 4294967280 bytes, but the file has 14"),
-    (MAGIC + b"\x09\x00" + bytes(120), "version [9, 0]; versions [1, 0], [2, 0] and [3, 0] can be read"),
+    (MAGIC + b"\x09\x00" + bytes(120), "version [9, 0]; expected [1, 0], [2, 0] or [3, 0]"),
     (b"label,path.npy\n# x" * 4, "don't read as uint32 token ids"),
 ]
 
