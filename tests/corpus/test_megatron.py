@@ -134,7 +134,7 @@ def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
     found = open_corpus(tmp_path / "index.json")
     assert found == corpus and found.fingerprint == corpus.fingerprint
     assert found.weights == (3, 1) and found.signed and lists(found, found.sequences) == lists(corpus, corpus.sequences)
-    assert "an index takes no split. Build it with this split" in error_of(tmp_path / "index.json", split="3,4")
+    assert "an index takes no split. Build the index with this split" in error_of(tmp_path / "index.json", split="3,4")
     stored = json.loads((tmp_path / "index.json").read_text())
     stored["shards"][0]["boundaries"]["sequences"] = [4, 7]
     (tmp_path / "index.json").write_text(json.dumps(stored))

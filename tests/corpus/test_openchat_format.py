@@ -131,7 +131,7 @@ def test_columns_that_are_missing_or_of_another_type_are_named(tmp_path):
     columns = sft.openchat_columns(docs)
     for name in columns:
         sft.write_openchat(tmp_path, docs, columns={key: value for key, value in columns.items() if key != name})
-        assert f"0 columns {name}; expected total_length, " in sft.error_of(tmp_path)
+        assert f"0 columns are named {name}; expected one each of total_length, " in sft.error_of(tmp_path)
     for name, expected in (
         ("nz_input_ids", "column nz_input_ids is string; expected lists"),
         ("total_length", "column total_length holds string; expected numbers"),

@@ -28,10 +28,11 @@ class Format:
     A corpus is opened in one of two ways:
 
     - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
-      `split` for the list of token files, and `part` for the sidecar files of each token file. A subclass defines `detect`, and
-      either `split` and `part` or its own `read`, which usually calls `scan_corpus`.
+      `split` for the list of token files. For each token file it calls `part`, which returns the sidecar files: loss masks and
+      document boundaries. A subclass defines `detect`, and either `split` and `part` or its own `read`. Such a `read` usually
+      calls `scan_corpus`.
     - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, and `part` returns its sidecar
-      files. `home` returns a path that identifies the file's split, and `split` of that path returns the split's metadata.
+      files. `home` returns a path that identifies the file's split, and `split(home)` returns the metadata of this split.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
@@ -89,7 +90,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a token file, the token file of the sidecar file `path`, or None for another format."""
+        """Return the token file that `path` is, or whose sidecar file `path` is; None if `path` has another format."""
         return None
 
     def home(self, path: str) -> str:

@@ -42,7 +42,7 @@ class Episodes(Format):
         return None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split in the folder `found`. Warn if no metadata file states its EOS id."""
+        """Return the split in the folder `found`. Warn if its metadata state neither the EOS id nor the tokenizer."""
         shards = _shards(found, listing)
         if shards and self.index in listing.names(found):
             raise CorpusError(f"{found}: holds both {self.index} and {files.name_of(shards[0])}/. Remove one of them.")
@@ -76,17 +76,18 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        Ids are those in corpus.json. Without this file, the EOS id is searched in dataset_metadata.json, tokenizer_state.json
-        and prepare.json, in this order. The search for the padding id begins with prepare.json.
+        If the split has a corpus.json, both ids (EOS and padding) are from this file. Otherwise, the EOS id is from the first
+        file that states it: dataset_metadata.json, tokenizer_state.json, prepare.json. For the padding id, the order is
+        prepare.json, dataset_metadata.json, tokenizer_state.json.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
-        described = listing.read_json(root, _METADATA)
-        stated_dtype = described.get("token_dtype", str)
-        dtype = None if stated_dtype is None else token_dtype(stated_dtype, described.path)
+        dataset = listing.read_json(root, _METADATA)
+        stated_dtype = dataset.get("token_dtype", str)
+        dtype = None if stated_dtype is None else token_dtype(stated_dtype, dataset.path)
         metadata = read_metadata((home, root), listing)
         if not metadata.of_split:
             eos_ids: list[int | None] = []
-            for data in (described, listing.read_json(root, _TOKENIZER)):
+            for data in (dataset, listing.read_json(root, _TOKENIZER)):
                 eos_ids += [data.count(key) for key in _EOS_KEYS]
                 padding, tokenizer = data.count("pad_token_id"), data.get("tokenizer_sha256", str)
                 metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)

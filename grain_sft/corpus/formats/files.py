@@ -1,7 +1,8 @@
 """Format "files": token files that a path, a list, a glob or a folder names.
 
-The name of each token file, and the names next to it, decide its format, which finds the file's sidecar files. If no other
-format recognizes `NAME.npy`, it may have one sidecar file, `NAME.csv.gz`: document boundaries as by Dolma's tokenizer.
+The name of a token file and the names of the files next to it decide the format of the token file. That format finds the
+sidecar files: loss masks and document boundaries. If no other format recognizes `NAME.npy`, the file may have one sidecar
+file, `NAME.csv.gz`: document boundaries, as Dolma's tokenizer writes them.
 """
 
 import dataclasses
@@ -103,18 +104,18 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of `sources`, (path or URL, label) of each file, in order. Sidecar files may come in any order."""
+    """Return the corpus of the files `sources`: (path or URL, label) of each, in order. Sidecar files may be at any place."""
     by_name = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
     remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
     if len(remote_folders) > 1:
-        in_threads(listing.names, remote_folders)  # at the same time, because each takes a request
+        in_threads(listing.names, remote_folders)  # in threads, because each listing waits for a request
 
     parts: list[TokenFile] = []
     splits: list[Split] = []  # the split of each of `parts`
     split_at: dict[tuple[Format, str], Split] = {}  # by format and by `Format.home` of a file
-    token_file_of: dict[str, str] = {}  # by the path of a sidecar file that the caller names
+    token_file_of: dict[str, str] = {}  # for each sidecar file that the caller names, its token file
     for named_path, label in labelled:
         if by_name.is_metadata(named_path):
             continue
@@ -205,8 +206,8 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
     `before` is the token file before `part` in the corpus, or "". The result is False if the split lists another file than
-    `before` as the predecessor of `part`. If the split does not list `part` (a name without a number, a folder that can't be
-    listed), the result is False for files in two folders.
+    `before` as the predecessor of `part`. A split may not list `part`: its name has no number, or its folder can't be listed.
+    Then the result is False if the two files are in different folders.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -224,7 +225,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:
         split = splits[0]
-        if split.files != tuple(paths):  # the split's file of sources lists the documents of all its files
+        if split.files != tuple(paths):  # `split.sources` lists the documents of all `split.files`, so it does not fit
             split = dataclasses.replace(split, sources="")
         return split
     facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in first_files.values()}

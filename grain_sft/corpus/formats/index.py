@@ -39,22 +39,24 @@ class Index(Format):
         """Open this project's index or MaxText's. The index must not contradict the dtype and EOS id that the caller gives."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
-            raise CorpusError(f"{found}: split={options.split!r}: an index takes no split. Build it with this split.")
+            problem = f"{found}: split={options.split!r}: an index takes no split"
+            raise CorpusError(f"{problem}. Build the index with this split.")
         if data.get("format") == INDEX_FORMAT:
             corpus = _read_own(data, options)
         elif {"format_version", "files"} <= data.data.keys():
             corpus = _read_maxtext(data, options, listing)
         else:
-            raise CorpusError(f"{found}: no index of grain_sft or MaxText. Run `grain-sft index`.")
+            raise CorpusError(f"{found}: no index of grain_sft or MaxText. Make one with `grain-sft index`.")
         options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
-            raise CorpusError(f"{found}: has eos_token_id {corpus.eos_token_id}, but {eos} was given. Leave it out.")
+            problem = f"{found}: has eos_token_id {corpus.eos_token_id}, but {eos} was given"
+            raise CorpusError(f"{problem}. Leave eos_token_id out.")
         return corpus if eos is None else dataclasses.replace(corpus, eos_token_id=eos)
 
 
 class _OwnIndex(msgspec.Struct):
-    """Fields of this project's index that `CorpusMetadata` lacks or, like `eos_token_id`, does not require."""
+    """Fields of this project's index, without those of `CorpusMetadata`. `eos_token_id` is in both: its key is required."""
 
     version: int
     fingerprint: str
@@ -81,7 +83,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
         if not files.is_remote(present) and not os.path.isabs(present):
             absolute = files.join(files.parent(path), present)
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
-            present = options.remap(absolute) if present == file.path else absolute
+            present = options.remap(absolute) if present == file.path else absolute  # a path is remapped once
         version = file.version if present == file.path else None  # a copy has a version of its own
         return dataclasses.replace(file, path=present, version=version, root=None)
 

@@ -79,7 +79,7 @@ class Megatron(Format):
             prefixes += prefixes_of_path
         options.check_paths([prefix + suffix for prefix in prefixes for suffix in (_TOKENS, _INDEX)])
         if options.masks is not None:
-            raise CorpusError(f"{prefixes[0]}{_TOKENS}: label_mask_paths: all of its tokens take loss. Leave it out.")
+            raise CorpusError(f"{prefixes[0]}{_TOKENS}: all of its tokens take loss. Leave label_mask_paths out.")
         splits = _splits(prefixes, listing)
         scans = in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
         first, header = scans[0]
@@ -132,7 +132,7 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
     @functools.cache
     def split_of(folder: str) -> Split:
         metadata = read_metadata(folders_of_split(folder), listing)
-        # A sources.bin does not state which of several prefixes a document is in.
+        # A sources.bin does not state which prefix a document is in, so it is used only if the folder has one prefix.
         is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
         return Split(metadata=metadata, sources=listing.find(folder, "sources.bin") if is_only else "")
 
@@ -150,7 +150,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 
     sequences = None if options.split is None else split_range(options.split, options.subset, header.sequences)
     first, stop = sequences or (0, header.sequences)
-    before, num_tokens, total = (int(some.sum(dtype=np.int64)) for some in (sizes[:first], sizes[first:stop], sizes))
+    # numbers of tokens before the range, in the range, and in the file
+    before, num_tokens, total = (int(part.sum(dtype=np.int64)) for part in (sizes[:first], sizes[first:stop], sizes))
     width = header.dtype.itemsize
     stamp = describe(tokens, before * width)
     if stamp.size != total * width:

@@ -27,7 +27,8 @@ LABEL_MASKS = "label_masks"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
-_PATH = re.compile(r'"path": "[^"\ud800-\udc7f]*"')  # Python writes bytes that are not UTF-8 as \udc80 to \udcff
+# A path in JSON. It may have the characters \udc80 to \udcff, which Python makes of bytes that are not UTF-8.
+_PATH = re.compile(r'"path": "[^"\ud800-\udc7f]*"')
 _FILES = (".npy", ".bin", ".json", ".parquet")  # a path in a bucket with such a suffix is not a folder to list
 
 
@@ -74,7 +75,7 @@ class DirectoryListing:
         self._names: dict[str, frozenset[str]] = {}
 
     def names(self, folder: str) -> frozenset[str]:
-        """Return the names of files and folders in `folder`. A timeout is raised, because the folder may have the files."""
+        """Return the names of files and folders in `folder`. A timeout raises an error: an empty result might be wrong."""
         if folder not in self._names:
             self._names[folder] = frozenset(_list(folder))
         return self._names[folder]
@@ -95,7 +96,7 @@ class DirectoryListing:
             names = self.names(folder)
         except RemoteTimeoutError as error:
             raise RemoteTimeoutError(f"{path}: the folder of its sidecar files can't be listed. {error}") from error
-        if files.name_of(path) in names:
+        if files.name_of(path) in names:  # so the folder could be listed
             return [name for name in candidates if name in names]
         if not files.exists(path):
             return []  # opening `path` reports that it is missing
@@ -137,7 +138,8 @@ class Json:
         try:
             data = json.loads(text)
             if "\\u" in text:
-                _PATH.sub("", json.dumps(data, ensure_ascii=False)).encode()  # ValueError: half of a surrogate pair
+                # raises ValueError for half of a surrogate pair outside of paths
+                _PATH.sub("", json.dumps(data, ensure_ascii=False)).encode()
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
         if not isinstance(data, dict):
@@ -243,9 +245,9 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return `metadata`, with an unknown EOS or padding id from the JSON files in `folder`/tokenizer.
+    """Return `metadata`. If its EOS id or padding id is unknown, take the id from the JSON files in `folder`/tokenizer.
 
-    If one of the files can't be read, all are ignored. But a timeout is raised: if one host ignored it, hosts would have
+    If one of the files can't be read, all are ignored. But a timeout raises an error: if one host ignored it, hosts would have
     different ids.
     """
     tokenizer_folder = listing.find(folder, "tokenizer")

@@ -83,7 +83,7 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
         if prefixes:
             prefix = max(prefixes, key=len)
             replacement, suffix = remap[prefix], candidate[len(prefix) :]
-            if replacement and (prefix.endswith("/") or not prefix):  # "/data/" or "" may be replaced by "/mnt"
+            if replacement and (prefix.endswith("/") or not prefix):  # {"/data/": "/mnt"}: "/data/a" becomes "/mnt/a"
                 return fill(f"{replacement.rstrip('/')}/{suffix.lstrip('/')}")
             return fill(replacement + suffix)
     return fill(path)

@@ -116,7 +116,8 @@ class Olmo(Format):
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
     """Return (value, path): whether the parts of a folder have label masks, and the metadata file that states it.
 
-    Metadata of this format without the key `LABEL_MASKS` count as True, because tools that omit this key always write masks.
+    The result is (None, "") if no metadata file states it.
+    Metadata of this format without the key `LABEL_MASKS` count as True: tools that omit this key always write masks.
     """
     implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):

@@ -100,7 +100,7 @@ def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: Dire
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Unpack the Parquet file to the cache, unless the cache has it. Return the paths of `_NAMES`, and the file's metadata.
+    """Unpack the Parquet file to the cache if it is not there. Return the paths of the unpacked files, and the file's metadata.
 
     `first_weights` is the path of a file with the weights of the documents' first tokens; "" if they are 0.
     """
@@ -132,6 +132,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
+        """Raise ValueError, after which `make` is called again, if the unpacked files are missing or have other hashes."""
         try:
             hashes = hash_unpacked()
         except CorpusFileError as error:
@@ -246,7 +247,8 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:
-                    raise CorpusError(f"{path}: {names.count(name)} columns {name}; expected {', '.join(_COLUMNS)}.")
+                    found = f"{names.count(name)} columns are named {name}"
+                    raise CorpusError(f"{path}: {found}; expected one each of {', '.join(_COLUMNS)}.")
             for group in range(file.num_row_groups):  # one iterator over all groups would keep all groups in memory
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(path, first, batch)

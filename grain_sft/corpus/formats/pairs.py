@@ -30,7 +30,7 @@ class Pairs(Episodes):
     kind = "preference"
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to; None unless `path` is a pairs.idx or a file next to one."""
+        """Return the token file that `path` belongs to. A file without a pairs.idx in its folder has another format: None."""
         token_file = super().owner(path, listing)
         if token_file is None or files.name_of(path) == self.index:
             return token_file
@@ -38,7 +38,7 @@ class Pairs(Episodes):
 
 
 def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
-    """Return the numbers of tokens of the prompt, the chosen and the rejected response of each pair.
+    """Return the numbers of tokens of each pair's prompt, chosen response and rejected response, int64 [pairs, 3].
 
     Raises:
       CorpusError: The corpus has another format, or a file is damaged.

@@ -32,9 +32,10 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of the split of the file `path`, or of the first split in the folder `path` with tokens and labels.
+        """Return the `home` of the split that `path` names.
 
-        If a folder has only other files of this format, return a `home` with which `read` raises an error about a missing file.
+        A file names the split that it belongs to. A folder names the first of its splits that has tokens and labels. If none
+        has both, but other files of this format exist, the result is a `home` for which `read` reports the missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):
@@ -90,7 +91,7 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the token file of the split `home`, with the ids in corpus.json, else those in meta.json."""
+        """Return the token file of the split `home`. Its EOS id is from corpus.json, else meta.json, else prepare.json."""
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)

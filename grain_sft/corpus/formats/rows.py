@@ -58,7 +58,7 @@ class Rows(Format):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if _FILE.fullmatch(files.name_of(path)) and listing.sidecars(path, MANIFEST):
-            raise CorpusError(f"{path}: a file of written rows. Open their folder {files.parent(path)}.")
+            raise CorpusError(f"{path}: a file of materialized rows. Open their folder {files.parent(path)}.")
         return None
 
 
@@ -73,7 +73,7 @@ class _Manifest(msgspec.Struct):
 def scan_rows(
     folder: str, data: Json, options: ReadOptions | None = None, listing: DirectoryListing | None = None
 ) -> Corpus:
-    """Return the corpus of the files in `folder` that the manifest `data` describes."""
+    """Return the corpus of the files in `folder` that the manifest `data` describes. `options` are those of `open_corpus`."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
     manifest, rows = data.convert(_Manifest), data.convert(RowFormat)
     if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
@@ -85,7 +85,7 @@ def scan_rows(
         row_bytes = rows.dtype(dtype).itemsize
     except ValueError as error:  # numpy limits the size of a dtype
         problem = f"{data.path}: rows of {length} tokens and {rows.most_segments} segments are too large ({error})"
-        raise CorpusError(f"{problem}. It is damaged.") from error
+        raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
@@ -96,7 +96,7 @@ def scan_rows(
             loss = scan_loss(paths["loss"], manifest.loss)
             _check_size(loss, num_rows * length * loss.values.dtype.itemsize)
         boundaries = describe_boundaries(paths["documents"], "pairs")
-        row = (length, row_bytes // dtype.itemsize)
+        row = (length, row_bytes // dtype.itemsize)  # in tokens: the length of a row, and from row to row
         return Shard(**vars(stamp), num_tokens=num_rows * length, loss=loss, boundaries=boundaries, row=row)
 
     counts = manifest.rows_of_shards

@@ -54,9 +54,12 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Raise CorpusError if `self.dtype` is set and is not `dtype`, the file's. The message calls it `name`, if given."""
+        """Raise CorpusError if `self.dtype` is set and is not `dtype`, the dtype that the file `path` states.
+
+        If `name` is given, the message has it in place of the name of `dtype`.
+        """
         if self.dtype not in (None, dtype):
-            raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
+            raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Omit dtype.")
 
 
 class TokenFile(NamedTuple):
@@ -86,7 +89,7 @@ class Split:
     """One split of a corpus, such as the training split: its token files and its metadata.
 
     Attributes:
-      files: Paths of all token files of the split, in order; () if the format does not list them, or for several splits joined.
+      files: Paths of all token files of the split, in order; () if the format does not list them, or if splits were joined.
       metadata: Tokenizer and ids.
       dtype: Dtype of the tokens, or its name; None if unknown.
       dtypes: Names of the dtypes that the format allows.
@@ -158,8 +161,10 @@ def corpus_of(
 
 
 def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
-    """Return `list(map(function, *columns))`, made in threads. `work` is the title of a progress bar; "" shows none."""
-    context = contextvars.copy_context()  # holds the `root` of `open_corpus`, for checks in threads
+    """Return `list(map(function, *columns))`, computed in threads. `work` is the title of a progress bar; "" shows none."""
+    # The context holds the `root` of `open_corpus`, for checks in threads. Two threads can't run in one context, so each call
+    # runs in a copy.
+    context = contextvars.copy_context()
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
         return list(with_progress(results, len(columns[0]), work) if work else results)
@@ -176,7 +181,7 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
         size, head, _ = file_stamp.read_head(part.tokens)
         if head.startswith(MAGIC):
             return scan_shard(part.tokens, None)[1]
-        if not size and not loss.count:
+        if not size and not loss.count:  # empty files fit every dtype
             continue
         fitting = [dtype for dtype in map(np.dtype, allowed) if loss.count * dtype.itemsize == size]
         if not fitting:
@@ -189,6 +194,7 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
+    """Return the shard of a token file with its sidecar files, and the dtype of its tokens. `dtype` is as in `scan_shard`."""
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
