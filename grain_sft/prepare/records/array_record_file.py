@@ -23,10 +23,10 @@ from grain_sft.prepare.records.strict_json import decoded, parse_json
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Scanner, Unit, check_digest, damaged, read_exactly
 from grain_sft.storage import files
 
-SAMPLE = 100  # the encoding of a file is inferred from its first 100 records, or from its first part if this has fewer
+SAMPLE = 100  # the encoding of a file is inferred from the first 100 records of its first part
 
-_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
-_FILE = """
+_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"  # first bytes of a Riegeli file
+_POSTSCRIPT_FILE = """
 name: "postscript.proto" package: "array_record" syntax: "proto2"
 message_type {
   name: "Postscript"
@@ -37,7 +37,7 @@ message_type {
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
 _BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40  # bytes
 _BLOCK_CONTENT = _BLOCK - _BLOCK_HEADER
-_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # what array_record recommends for random access
 
 
 def matches(path: str, head: bytes) -> bool:
@@ -137,14 +137,14 @@ def _footer(path: str, size: int) -> bytes:
 
 def _footer_offset(path: str, size: int) -> int:
     """Return the offset of the footer chunk, where the records end."""
-    start = size - _BLOCK
-    data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
+    last_block = size - _BLOCK  # offset of the last block, which has only the postscript
+    data = read_exactly(path, size, last_block + _BLOCK_HEADER + _CHUNK_HEADER, size) if last_block > 0 else b""
     # byte 0: no compression; byte 1: 3 sizes follow, because the chunk has 3 equal copies of the postscript
     if data[:2] == b"\0\3":
         with contextlib.suppress(message.DecodeError):
             first_copy = data[5 : 5 + data[2]]  # byte 2 is the size of the first copy
-            postscript = message_class(_FILE, "array_record.Postscript").FromString(first_copy)
-            if postscript.magic == _POSTSCRIPT_MAGIC and postscript.footer_offset <= start:
+            postscript = message_class(_POSTSCRIPT_FILE, "array_record.Postscript").FromString(first_copy)
+            if postscript.magic == _POSTSCRIPT_MAGIC and postscript.footer_offset <= last_block:
                 return int(postscript.footer_offset)
     raise CorpusFileError(f"{path}: ends without the postscript of an ArrayRecord. Is it cut short? Copy it again.")
 
@@ -159,6 +159,7 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
         header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
+        # Riegeli's formula: 65,472 bytes from byte 64 on end at the end of a block; one byte more meets a block header
         num_block_headers = (data_size + (scanner.position + _BLOCK_CONTENT - 1) % _BLOCK) // _BLOCK_CONTENT
         data_end = scanner.position + data_size + num_block_headers * _BLOCK_HEADER
         end = max(data_end, _least_end(begin, records))

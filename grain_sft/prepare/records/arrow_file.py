@@ -1,6 +1,7 @@
 """Reader of Arrow IPC files and streams, such as those of Hugging Face datasets, in parts of whole record batches.
 
-A stream has the schema, dictionaries, record batches, and an end-of-stream marker. A file is a magic, a stream and a footer.
+A stream has the schema, dictionaries, record batches, and an end-of-stream marker. A file has the magic bytes "ARROW1", a
+stream, and a footer.
 Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
@@ -16,7 +17,7 @@ from grain_sft.storage import files
 _MAGIC = b"ARROW1"
 _FILE_HEAD = _MAGIC + b"\0\0"
 _CONTINUATION = b"\xff\xff\xff\xff"  # first bytes of a message
-_END_OF_STREAM = _CONTINUATION + bytes(4)
+_END_OF_STREAM = _CONTINUATION + bytes(4)  # a message of length 0
 _ROWS = 1024  # rows converted at once
 _READ = 1 << 23  # bytes read at once
 
@@ -29,7 +30,8 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts of a file, and "" as its `Input.note`. See `inputs.ROW_FILES`.
 
-    `rows` reads a part with the dictionaries before the first batch. If dictionaries follow later, the whole file is one part.
+    `rows` reads each part with the dictionaries before the first record batch only. So a file with further dictionaries between
+    its record batches is one part.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
@@ -49,7 +51,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
         for start in range(unit.start, unit.stop, _READ):
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
-        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # `_head` returns no magic
+        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0  # only a file's first unit has it
         for batch in ipc.open_stream(py_buffer(data).slice(stream_start)):
             batch.validate(full=True)
             yield from rows_of(batch)

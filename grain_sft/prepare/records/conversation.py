@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-Record = dict[str, Any]
+Record = dict[str, Any]  # a parsed JSON object, or a row of a table
 Roles = tuple[str, ...]
 
 DOCUMENT = "document"
@@ -20,9 +20,10 @@ class Message(msgspec.Struct, frozen=True):
 
     Attributes:
       role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
-      content: Text; "" if the record has none, as in a message that only calls tools.
-      weight: Weight of the loss; None if the record has none.
-      extra: Other keys whose value is not null, and `content` if it is not a string, as in a tool's JSON result.
+      content: Text; "" if the message has no text, such as a message that only calls tools.
+      weight: Loss weight of the message's tokens; None if the message has no weight.
+      extra: All other keys of the message whose value is not null. If the message's `content` is not a string, as in a tool's
+        result in JSON, `extra` has the key `content`, too.
     """
 
     role: str
@@ -37,7 +38,8 @@ class Conversation(msgspec.Struct, frozen=True):
     Attributes:
       messages: Turns, in order; at least one.
       system: System text outside the messages; None if the record has none.
-      condition: Words before OpenChat's role prefixes, such as "GPT4 Correct"; "" if the record has none.
+      condition: Words before OpenChat's role prefixes, such as "GPT4 Correct" in "GPT4 Correct User:"; "" if the record has no
+        condition.
       tools: The record's `tools`, for chat templates that render them.
       rejected: In a preference pair, the conversation with the rejected response; `messages` has the chosen one.
     """

@@ -16,7 +16,7 @@ from grain_sft.storage import files
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # pzstd writes the last one
 _UNSUPPORTED = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
-_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes decoded at once, which become at most 128 MiB
+_DECODED_AT_ONCE = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes, which become at most 128 MiB
 
 
 def compression_of(path: str, head: bytes) -> str:
@@ -43,12 +43,13 @@ def _blocks(path: str, size: int, read: ReadReport) -> Iterator[tuple[int, bytes
 def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     """Yield the decompressed bytes of `blocks`, which may have several gzip members or zstd frames."""
     decoder: Any = None  # decoder of the gzip member or zstd frame that is being read
-    step = _STEPS[compression]
+    size = _DECODED_AT_ONCE[compression]
     for offset, block in blocks:
-        for start in range(0, len(block), step):
-            data = block[start : start + step]
+        for start in range(0, len(block), size):
+            data = block[start : start + size]
             while data:
-                if decoder is None and not (data := data.lstrip(b"\0")):  # padding after a gzip member
+                # zero bytes may follow a gzip member, and are skipped
+                if decoder is None and not (data := data.lstrip(b"\0")):
                     break
                 decoder = decoder or _decoder(path, compression)
                 try:
@@ -74,7 +75,7 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 class _Reader:
-    """Reader of a compressed file that only moves forward. `_data` has decompressed bytes from byte `offset` on."""
+    """Reader of a compressed file that only moves forward. `_data` has the decompressed bytes from byte `offset` on."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.file = (path, size, compression)

@@ -1,6 +1,6 @@
 """Parsing of `tf.train.Example` records without TensorFlow.
 
-Source of `_FILE`: tensorflow/core/example/example.proto and feature.proto
+`_FILE` declares the protobuf messages. Source: tensorflow/core/example/example.proto and feature.proto
 """
 
 import functools
@@ -41,8 +41,9 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record is an Example without features. Other records must have features, because many short texts can be parsed as
-    an Example without features. One value becomes a scalar, and several a list. A feature without values is left out.
+    A feature of one value becomes a scalar, and a feature of several values a list. A feature without values is left out. An
+    empty record is an Example without features, {}. A record that is not empty must have features: many short texts can be
+    parsed as an Example without features.
     """
     if not record:
         return {}

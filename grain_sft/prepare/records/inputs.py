@@ -1,8 +1,8 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
-Lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut between rows, Arrow at
-record batches, ArrayRecord at chunks, a compressed file or a JSON array between records. A text is one unit. Small units are
-rendered together, as a group. Units and groups depend only on the files. The corpus is the same for any units and groups.
+A file of lines is cut every 1 to 8 MiB. A line belongs to the unit that has the line's first byte. Parquet files are cut
+between rows, Arrow files between record batches, ArrayRecords between chunks, and compressed files and JSON arrays between
+records. A text is one unit. Small units are rendered together, as a group. The corpus does not depend on the cuts and groups.
 """
 
 import concurrent.futures
@@ -22,17 +22,19 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-MAX_BLOCKS = 8  # most blocks of `BLOCK` bytes in a unit of plain lines, and fewest in a part of most other files
-MANY_BLOCKS = 1024  # an input of at most this many blocks has units of one block, a larger input has larger units
-_TAIL = 1 << 14  # bytes read after a unit to find the end of its last line; a longer line is read further
+MAX_BLOCKS = 8
+"""Most blocks of `BLOCK` bytes in a unit of plain lines, 8 MiB. Parts of most other files have at least 8 MiB."""
+
+MANY_BLOCKS = 1024  # a file of lines has units of one block if it has at most this many blocks, else larger units
+_TAIL = 1 << 14  # bytes read at first after a unit, to find the end of the unit's last line
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
 SCAN_THREADS = 8  # threads that open files
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether
-a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of its `Input`. Parts have at
-least `least` bytes of records, except the last, and except in Parquet. `rows(entry, unit)` yields the rows of a unit.
+a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`. Each part
+except the last has at least `least` bytes of records; Parquet ignores `least`. `rows(entry, unit)` yields the rows of a unit.
 """
 
 
@@ -50,9 +52,9 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
-    named = _named(datasets)
-    total = sum(size for _, _, size in named)
-    bytes_read = [0] * len(named)  # of each file
+    paths = _paths_and_sizes(datasets)
+    total = sum(size for _, _, size in paths)
+    bytes_read = [0] * len(paths)  # of each file
     lock = threading.Lock()
 
     def describe(number: int) -> Input:
@@ -62,32 +64,33 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
                 with lock:
                     progress("Opening the inputs", sum(bytes_read), total)
 
-        return _describe(*named[number], report)
+        return _describe(*paths[number], report)
 
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        return list(pool.map(describe, range(len(named))))
+        return list(pool.map(describe, range(len(paths))))
 
 
-def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
-    """Return the dataset number, path and size of each file."""
-    names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
+def _paths_and_sizes(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
+    """Return the dataset number, the path and the size of each file. Refuse a file that is named twice."""
+    paths = [(dataset, path) for dataset, names in enumerate(datasets) for name in names for path in walk.expand(name)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        named = list(pool.map(lambda name: (*name, _size(name[1])), names))
+        sizes = list(pool.map(_size, [path for _, path in paths]))
     seen: set[str] = set()
-    for _, path, _ in named:
+    for _, path in paths:
         real = path if files.is_remote(path) else os.path.realpath(path)
         if real in seen:
             raise CorpusFileError(f"{path}: is named twice. Name it once, with amount 2.0 to use its records twice.")
         seen.add(real)
-    return named
+    return [(dataset, path, size) for (dataset, path), size in zip(paths, sizes, strict=True)]
 
 
 def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        step = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
-        cuts = (Part(start, min(start + step, entry.size)) for start in range(0, entry.size, step))
+        # for a file of lines: 1 MiB if the file has up to 1 GiB, 2 MiB up to 2 GiB, and so on, but at most 8 MiB
+        unit_size = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
+        cuts = (Part(start, min(start + unit_size, entry.size)) for start in range(0, entry.size, unit_size))
         for part in cuts if entry.parts is None else entry.parts:
             units.append(Unit(part.start, part.stop, part.records, part.digest, len(units), number))
     return units
@@ -106,12 +109,13 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with their `records` and `digest`, and `units` with their `first`, computed from scanned units."""
+    """Return `inputs` with `records` and `digest` filled in, and the scanned `units` with `first` filled in."""
     units_of_inputs: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         units_of_inputs[unit.input].append(unit)
     scanned, placed = [], []
     for entry, own in zip(inputs, units_of_inputs, strict=True):
+        # numbers of the first record of each unit, and the number after the last record
         *firsts, end = itertools.accumulate((unit.records for unit in own), initial=1)
         digest = hashlib.sha256("\n".join(unit.digest for unit in own).encode()).hexdigest()
         scanned.append(dataclasses.replace(entry, records=end - 1, digest=digest))
@@ -126,18 +130,20 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
     """
     groups: list[list[Unit]] = []
     size = 0
+    last_dataset: int | None = None
     for unit in units:
-        same_dataset = bool(groups) and inputs[groups[-1][0].input].dataset == inputs[unit.input].dataset
-        if not same_dataset or size + unit.size > GROUP_BYTES:
+        dataset = inputs[unit.input].dataset
+        if dataset != last_dataset or size + unit.size > GROUP_BYTES:
             groups.append([])
             size = 0
+        last_dataset = dataset
         groups[-1].append(unit)
         size += unit.size
     return tuple(map(tuple, groups))
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the number and the content of each record of a unit: a line, an array's element, a row or a text.
+    """Yield the number and the content of each record of a unit. A record is a line, an element of an array, a row or a text.
 
     Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, which `read_record` raises.
 
@@ -169,8 +175,8 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield path, number in the file, and content of every record, as `read_records` does. Open one file at a time."""
-    for dataset, path, size in _named(datasets):
+    """Yield the path of the file, and number and content as `read_records` does, for every record. Open one file at a time."""
+    for dataset, path, size in _paths_and_sizes(datasets):
         entry = _describe(dataset, path, size, lambda position: None)
         first = 1
         for unit in plan_units([entry]):
@@ -180,7 +186,11 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return the bytes of a unit after the byte before it, which may end a line, and the bytes of the unit alone."""
+    """Return the bytes of a unit together with the byte before them, and the bytes of the unit alone.
+
+    If the byte before is a newline, a line begins at the unit's first byte. The unit at the beginning of a file has no byte
+    before it.
+    """
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
     return data, memoryview(data)[unit.start - begin :]
@@ -190,6 +200,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     """Return the bytes of the lines that begin in a unit, up to the end of the last line."""
     data, own_data = _read_unit(entry, unit)
     check_digest(entry.path, own_data, unit.digest)
+    # lines begin after newlines; the line after a newline that is the last byte of `data` belongs to the next unit
     start = data.find(b"\n", 0, len(data) - 1) + 1 if unit.start else 0
     if unit.start and not start:
         return b""  # no line begins in the unit
@@ -204,6 +215,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
 
 
 def _size(path: str) -> int:
+    """Return the number of bytes of a file. Refuse a folder, and what is not a regular file, such as a pipe."""
     check_name("input", path)
     size = files.size(path)
     if not files.is_remote(path) and os.path.isdir(path):

@@ -18,13 +18,14 @@ _TYPES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("function_calls", "functions"), (list | str, "a list")),  # a string in OLMo's data
     "tool_calls": (list, "a list of objects"),
 }
-"""Type of the values of a key, and its name in errors."""
+"""Type that the value of a key must have, and the name of this type in errors."""
 
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
-"""Keys of masks for other trainers, such as Axolotl and torchtune. Any value except null is a mask."""
+"""Keys under which the data of other trainers, such as Axolotl and torchtune, mask loss. Any value except null is a mask."""
 
 _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
-"""All keys of masks. Under those that are not in `_MASKS`, only the values true, false, 1 and 0 are masks."""
+"""All keys of masks. The keys that are not in `_MASKS` may mean something else, as in `"train": "ICE 71"`. So only their values
+true, false, 1 and 0 are masks."""
 
 # Keys of masks that can't become weights: `true` may mean "no loss", or the mask is about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
@@ -34,7 +35,7 @@ _MAX_WEIGHT = 1e30  # well below the largest float32
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
-    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys unless they are null."""
+    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse all other keys that are not null."""
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
@@ -55,7 +56,7 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
         if "role" in entry and "from" not in entry:
             return read_messages(record, key, roles)
         check_keys(entry, _TURN_KEYS, where)
-        if unread := [key for key in ("function_call", *CALLS, *REASONING) if entry.get(key)]:
+        if unread := [name for name in ("function_call", *CALLS, *REASONING) if entry.get(name)]:
             raise RecordError(f"{where}.{unread[0]}: not read in ShareGPT's turns. Use turns of 'role' and 'content'.")
         role = _TURN_ROLES[_role_of(entry, where, tuple(_TURN_ROLES), "from")]
         messages.append(Message(role, text_of(entry, "value", where), _weight_of(entry, where)))
@@ -86,10 +87,11 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message; "" for a tool call without text, and for a tool result that is JSON.
+    """Return the text of a message; "" for a tool call without text, and for a tool result that is not a string.
 
-    `extra["content"]` becomes the JSON of a tool result, or None if the assistant calls tools without text. A list of one text,
-    OpenAI's [{"type": "text", "text": "Hi"}], counts as its text. Several texts are refused: templates join them differently.
+    A tool result that is not a string goes to `extra["content"]`. If the assistant calls tools without text, `extra["content"]`
+    is None. OpenAI's list of one text, [{"type": "text", "text": "Hi"}], counts as "Hi". A list of several texts is refused,
+    because templates join the texts differently.
     """
     content = entry.get("content")
     if role == "assistant_toolcall":
@@ -115,7 +117,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
 
 
 def _entries_of(record: Record, key: str) -> list[Record]:
-    """Return the list of objects under a key, at least one."""
+    """Return the objects in the list under a key. Refuse an empty list."""
     value = record.get(key)
     if not isinstance(value, list):
         raise RecordError(f"{key}: {found(record, key)}; expected a list of messages.{_misspelled(record, key)}")
@@ -128,6 +130,7 @@ def _entries_of(record: Record, key: str) -> list[Record]:
 
 
 def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
+    """Return the role under a key of a message. Refuse a role that is not in `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
         return role
@@ -187,7 +190,7 @@ def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
 
 
 def _misspelled(entry: Record, key: str) -> str:
-    """Return a hint if `key` is missing and a similar key is there, else ""."""
+    """Return a hint if `entry` lacks `key` and has a similar key, else ""."""
     if key in entry:
         return ""
     return next((hint for name in entry if (hint := suggestion(name, (key,)))), "")

@@ -1,6 +1,7 @@
 """Reader of Parquet files of records, in parts. A part has the rows of a row group, or some rows of a large row group.
 
-To reach the second part of a row group, the first must be decoded. So each thread keeps its file open to continue with it.
+To reach the second part of a row group, the first must be decoded. So each thread keeps its file open, and continues where its
+last part ended.
 """
 
 import itertools
@@ -14,7 +15,9 @@ from grain_sft.prepare.records.arrow_file import errors_named, rows_of
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Unit
 from grain_sft.storage import files, open_remote
 
-PART_BYTES = 1 << 25  # most decompressed bytes of a part; a row group, such as a million rows of pandas, may have more
+PART_BYTES = 1 << 25
+"""Most decompressed bytes of a part. A larger row group, such as the million rows that pandas writes, is cut into parts."""
+
 _BATCH = 1024  # rows decoded at once
 _BUFFER = 1 << 22  # bytes of a column read at once
 
@@ -45,7 +48,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 _reading = threading.local()
-"""`_reading.rows`: (path, version) of the file that this thread reads, index of its next row, and iterator from this row on."""
+"""`_reading.rows`: (path, version) of the file that this thread reads, index of the next row, and iterator from that row on."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
@@ -83,6 +86,7 @@ def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
 
 
 def _check_version(entry: Input) -> None:
+    """Refuse a file that is not the version that `describe` read."""
     if _version(entry.path) != entry.note:
         raise CorpusFileError(f"{entry.path}: changed while it was read. Start again.")
 
@@ -96,6 +100,7 @@ def _version(path: str) -> str:
 
 
 def _open(path: str) -> Any:
+    """Return the `pyarrow.parquet.ParquetFile` of a local or remote file."""
     parquet = import_extra("pyarrow.parquet", f"{path}: reading Parquet", "pyarrow", "parquet")
     with errors_named(f"{path}: can't be read as Parquet"):
         source = open_remote(path) if files.is_remote(path) else path

@@ -27,8 +27,9 @@ class Schema(NamedTuple):
       parse: Function from a record to its conversation.
       keys: Keys of a record. `--schema` can map them to other keys of the file.
       turn_keys: Keys of a message in a record. `--schema` can map them, too.
-      signs: Keys by which "auto" recognizes a record: every record of this schema has them. "messages", "episode" and "tools"
-        have none, because their keys are those of "chat". "text" has none: "auto" takes it if no other schema fits.
+      signs: Keys by which "auto" recognizes a record: every record of this schema has them. The schemas "messages", "episode"
+        and "tools" have no signs, because their records have the keys of schema "chat". The schema "text" has no signs, because
+        "auto" chooses it only if no other schema fits.
     """
 
     parse: Callable[[Record], Conversation]
@@ -68,14 +69,14 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
             raise
         raise RecordError(f"{error} (--schema {schema}: the record's keys are {_keys(record)}.)") from error
     # a pair may have its prompt under a key that no schema knows, such as "question"
-    has_prompt = not conversation.rejected or conversation.messages[0].role not in (DOCUMENT, "assistant")
-    if schema == "auto" and not has_prompt and (hint := command_for(record)):
+    lacks_prompt = conversation.rejected is not None and conversation.messages[0].role in (DOCUMENT, "assistant")
+    if schema == "auto" and lacks_prompt and (hint := command_for(record)):
         raise RecordError(f"the pair has no prompt; its keys are {_keys(record)}.{hint}. Else add --schema preference.")
     return conversation
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of `raw`, a record from `inputs.read_records`. If it is a RecordError, raise it."""
+    """Return the conversation of `raw`, a record from `inputs.read_records`. If `raw` is a RecordError, raise this error."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -124,9 +125,10 @@ def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
 
 
 def _tools(record: Record) -> tuple[object, ...] | None:
+    """Return the record's tools, a list of objects or the JSON text of such a list; None if there are none."""
     tools = record.get("tools")
     if isinstance(tools, str):  # JSON, as in data of LLaMA-Factory and TRL
-        with contextlib.suppress(RecordError):
+        with contextlib.suppress(RecordError):  # a text that is not JSON is refused below
             tools = parse_json(tools.strip().encode() or b"null")
     if tools is None:
         return None
@@ -183,9 +185,10 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
-    If both responses begin with the prompt, it is removed from them. If they then begin with the same messages, these move to
-    the prompt, but each response keeps its last message. The assistant's messages in the prompt get weight 0. For responses
-    that are texts, the prompt may be Alpaca's "instruction", "input" and "history". Texts without a prompt are plain documents.
+    If both responses begin with the messages of the prompt, these messages are removed from both. Further messages with which
+    both responses begin move to the prompt, but each response keeps its last message. The assistant's messages in the prompt
+    get weight 0. If the responses are texts, the prompt may be Alpaca's "instruction", "input" and "history". Texts without a
+    prompt are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)
@@ -199,7 +202,7 @@ def _parse_preference(record: Record) -> Conversation:
         if not response:
             raise RecordError(f"{key}: has no message after the prompt. Expected a response.")
         if prompt and prompt[-1].role == "user" and response[0].role in ("system", "user"):
-            problem = f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'"
+            problem = f"{key}: begins with the role {response[0].role!r}, but not with the messages of 'prompt'"
             raise RecordError(f"{problem}. Expected a response, or the same prompt before both responses.")
     chosen, rejected = responses
     shared = 0  # number of messages that move to the prompt
@@ -266,4 +269,5 @@ def _detect(record: Record) -> str:
 
 
 def _keys(record: Record) -> str:
+    """Return the first 8 keys of a record for an error message, or "none"."""
     return ", ".join(shown(key) for key in list(record)[:8]) or "none"

@@ -16,7 +16,10 @@ _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
 def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
-    """Return `record` with keys renamed by `keys`, {schema key: file's key}: `turn_keys` in messages, others in the record."""
+    """Return `record` with its keys renamed by `keys`, {schema's key: file's key}.
+
+    The schema's keys in `turn_keys` are renamed in each message, and its other keys in the record itself.
+    """
     names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
     result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
     for key, value in result.items():
@@ -27,22 +30,24 @@ def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str])
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
     """Return `values` with keys renamed by `names`, {new: old}. If `old` is "", the key `new` is left out."""
-    renamed = {name: values[source] for name, source in names.items() if source and source in values}
-    dropped = {name for name, source in names.items() if not source} | renamed.keys()
-    others = {key: value for key, value in values.items() if key not in names.values() and key not in dropped}
-    return others | renamed
+    with_new_keys = {new: values[old] for new, old in names.items() if old and old in values}
+    left_out = {*names.values(), *with_new_keys, *(new for new, old in names.items() if not old)}
+    others = {key: value for key, value in values.items() if key not in left_out}
+    return others | with_new_keys
 
 
 def command_for(record: Record) -> str:
-    """Return a sentence that suggests `--schema` for a record of unknown schema; "" if none fits its keys."""
+    """Return the end of an error message: a suggestion of `--schema` for a record of unknown schema; "" if no schema fits."""
     schema = _option_for_turns(record) or _option_for_texts(record)
     return f" If the keys mean what their names say, add --schema {schema}" if schema else ""
 
 
 def _option_for_turns(record: Record) -> str:
-    """Return `--schema` for a record with a list of messages under an unknown key, else ""."""
+    """Return the value of `--schema` for a record with a list of messages under an unknown key, else ""."""
+    if "rejected" in record:  # a preference pair, whose lists are responses
+        return ""
     for key, value in record.items():
-        if "rejected" in record or not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        if not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
         text_keys = [name for name, text in value[0].items() if isinstance(text, str)]
         role = next((name for name in _ROLES if name in text_keys), "")
@@ -59,10 +64,11 @@ def _option_for_turns(record: Record) -> str:
 
 
 def _option_for_texts(record: Record) -> str:
-    """Return `--schema` for a record with a prompt and an answer, or a text, under unknown keys, else ""."""
+    """Return the value of `--schema` for a record with a prompt and an answer, or a text, under unknown keys, else ""."""
     text_keys = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:
+        """Return the record's key for the first of `names` that it has, in lower or upper case; "" if it has none."""
         return next((key for name in names for key in text_keys if key.lower() == name), "")
 
     prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)
@@ -77,7 +83,7 @@ def _option_for_texts(record: Record) -> str:
 
 
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
-    """Return "text:text=body" for schema "text" and names [("text", "body")]. Leave out pairs like ("a", "a") and ("a", "")."""
+    """Return "text:text=body" for schema "text" and names [("text", "body")]. Leave out pairs like ("a", "a") or ("a", "")."""
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 

@@ -1,4 +1,7 @@
-"""Strict JSON: a parser that refuses repeated keys, NaN, NUL and halves of surrogate pairs, and functions for its messages."""
+"""Strict JSON: a parser that refuses repeated keys, NaN, NUL and halves of surrogate pairs.
+
+Other functions check parsed values, and describe values in error messages.
+"""
 
 import collections
 import difflib
@@ -11,7 +14,7 @@ from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
 
-_MAX_DEPTH = 64  # levels of objects and lists; chats need about 10, and Python's limit of recursion is higher
+_MAX_DEPTH = 64  # most levels of objects and lists; chats have about 10, and Python's own limit of recursion is higher
 
 _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
@@ -37,7 +40,7 @@ def parse_json(line: bytes) -> object:
     except json.JSONDecodeError as error:
         near = error.doc[error.pos : error.pos + 20]
         where = shown(near) if near else "the end of the line"
-        reason = error.msg.removesuffix(" at").removesuffix(" starting")
+        reason = error.msg.removesuffix(" at").removesuffix(" starting")  # as in "Unterminated string starting at"
         is_cut = error.pos >= len(error.doc.rstrip())
         hint = " Does a record span several lines? Join them: `jq -c . FILE > FILE.jsonl`." if is_cut else ""
         problem = f"not valid JSON at column {error.pos + 1}: {reason[0].lower()}{reason[1:]}, found {where}"
@@ -65,7 +68,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _float(text: str) -> float:
-    """Refuse NaN, Infinity and numbers such as 1e999, which Python reads as infinity."""
+    """Return the number that a text spells. Refuse NaN, Infinity and numbers such as 1e999, which Python reads as infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{shown(text)} is not a finite number")
@@ -84,7 +87,7 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return `data` as text, or `data` if it is not in the encoding. The parser of the record then refuses the bytes."""
+    """Return `data` as text, or as bytes if it is not in the encoding. The parser of the record refuses bytes later."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -138,7 +141,7 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message: ASCII, on one line. A text of more than 80 characters is cut to 60."""
+    """Return `value` in ASCII on one line, for an error message. A text of more than 80 characters is cut to 60."""
     text = ascii(value)
     length = len(value) if isinstance(value, str) else len(text)
     return text if len(text) <= 80 else f"{text[:60]}... ({length} characters)"
@@ -146,7 +149,7 @@ def shown(value: object) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> str:
-    """Return " Did you mean ...?" if one of `choices` has at least the similarity `least` to `word`, else ""."""
+    """Return " Did you mean ...?" if one of `choices` has at least the similarity `least`, 0 to 1, to `word`, else ""."""
     matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least) if isinstance(word, str) else []
     return f" Did you mean {matches[0]!r}?" if matches and matches[0] != word else ""
 

@@ -1,4 +1,4 @@
-"""Pieces of the input files of `prepare`: parts, which hold whole records, and units, which one worker reads and renders."""
+"""Pieces of the input files of `prepare`: a `Part` has whole records of a file, and one worker reads and renders a `Unit`."""
 
 import dataclasses
 import hashlib
@@ -10,14 +10,15 @@ from grain_sft.storage import files
 BLOCK = 1 << 20  # bytes read at once
 
 ReadReport = Callable[[int], None]
-"""Function that is called with the number of bytes of a file that were read so far."""
+"""Function that is called with the number of bytes that were read of a file so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Whole records of a file: those in the bytes `start` to `stop` of the decompressed file.
+    """Whole records of a file.
 
     Attributes:
+      start, stop: The records are the bytes [start, stop) of the decompressed file. For Parquet, see `parquet_file.describe`.
       records: Number of records; 0 until they are counted.
       digest: SHA-256 of the bytes; "" until it is computed.
     """
@@ -33,7 +34,7 @@ class Input:
     """An input file.
 
     Attributes:
-      dataset: Number of the dataset that the file belongs to.
+      dataset: Number of the dataset that the file belongs to, from 0.
       path: Path or URL.
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
@@ -63,8 +64,8 @@ class Unit(Part):
     In a file of plain lines, a unit is the lines that begin in the bytes `start` to `stop`.
 
     Attributes:
-      number: Number among the units of all inputs.
-      input: Number of the input.
+      number: Number among the units of all inputs, from 0.
+      input: Number of the input file, from 0.
       first: Number of the unit's first line, element or row in its input, from 1.
     """
 
@@ -82,6 +83,7 @@ class Scanner:
     """Reader of a file from its first byte to its last. It cuts the file into parts and hashes each part.
 
     Args:
+      path, size: The file, and its number of bytes.
       least: Minimum content of a part, as `add` counts it. The last part may have less.
       read: Function that is called with `position` before each read.
 
@@ -133,7 +135,7 @@ class Scanner:
 
 
 def damaged(path: str, byte: int, expected: str) -> CorpusFileError:
-    """Return the error for a file that does not have `expected`, such as "a message of Arrow", at a byte."""
+    """Return the error for a file that has something else at `byte` than `expected`, such as "a message of Arrow"."""
     return CorpusFileError(f"{path}: byte {byte}: not {expected}. Is the file damaged? Write it again.")
 
 

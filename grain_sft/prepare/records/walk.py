@@ -1,4 +1,4 @@
-"""The files of an input of `grain-sft prepare`. An input is a file, a glob or a folder."""
+"""Expansion of an input of `grain-sft prepare`, which is a file, a glob or a folder, to the paths of its files."""
 
 import glob
 import json
@@ -14,16 +14,16 @@ _COMPRESSED = r"(\.gz|\.zst)?$"
 _RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$")
 _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 _TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
-_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow
+_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
 _BESIDE_INFO = ("state.json", "features.json")  # metadata if dataset_info.json is in the same folder, else records
-_PREPARED = "prepare.json"  # in the folder of a prepared corpus
+_PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
 _REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` is next to the prepared corpus `chats`
 _SPLITS = {
     "train": "train", "training": "train",
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Splits by word. A word is the name of a folder above a file, or the first word of the file's own name."""
+"""Splits by word. A word is the name of a folder above a file, or the first word of the file's own name: `dev-00001.jsonl`."""
 
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
@@ -41,9 +41,9 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder names the files of records below it, or else the texts below it. It leaves out folders whose names begin with a dot
-    or an underscore, prepared corpora and their rejected records, metadata and caches of datasets, and metadata of macOS
-    (`._NAME`).
+    A folder stands for the files of records below it or, if there are none, for the texts below it. The following are left out:
+    folders whose names begin with a dot or an underscore, prepared corpora and their rejected records, metadata and caches of
+    datasets, and metadata of macOS (`._NAME`).
 
     Raises:
       CorpusFileError: No file has this name, links lead to one folder twice, or a folder has several splits or a damaged copy
@@ -72,7 +72,7 @@ def _files_of(folder: str) -> Sequence[str]:
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
     def is_prepared(path: str) -> bool:
-        """Return whether a file is in a prepared corpus a/b, or is its a/b.rejected.jsonl."""
+        """Return whether a file is in a prepared corpus a/b, or has the rejected records of this corpus: a/b.rejected.jsonl."""
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
@@ -106,9 +106,11 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 
 
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
-    """Yield the path and the folders of each file below a local folder, which is at `folders` in the input folder.
+    """Yield the path and the folders of each file below a local folder.
 
-    `above` has the real paths of the folders above `folder`. A link to one of them is refused, because it leads in a circle.
+    Args:
+      folders: Names of the folders from the input folder to `folder`; () for the input folder itself.
+      above: Real paths of the folders above `folder`. A link to one of these folders is refused, because it leads in a circle.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -166,4 +168,4 @@ def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str
         entries = json.loads(files.read_text(path)).get(key) or ()
         return [str(entry[name_key]) if isinstance(entry, dict) else str(entry) for entry in entries]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise CorpusFileError(f"{path}: not a file of the library datasets ({error}). Copy it again.") from error
+        raise CorpusFileError(f"{path}: can't be read as a file of the library datasets ({error}). Copy it again.") from error

@@ -141,8 +141,8 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
     [
         (None, "data-00001-of-00002.arrow: missing"),
         ('{"_indices_data_files": ["i.arrow"]}', "a file of indices selects its rows"),
-        ('{"_data_files": [{}]}', "state.json: not a file of the library datasets"),
-        ("{", "state.json: not a file of the library datasets"),
+        ('{"_data_files": [{}]}', "state.json: can't be read as a file of the library datasets"),
+        ("{", "state.json: can't be read as a file of the library datasets"),
     ],
 )
 def test_a_saved_dataset_that_lacks_a_file_or_whose_state_is_wrong_is_an_error(tmp_path, state, expected):
