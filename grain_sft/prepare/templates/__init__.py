@@ -32,7 +32,7 @@ TEMPLATES: Registry[type[Template]] = Registry(
     base=Template,
 )
 """Templates by name. An entry is a subclass of `Template`, or the text of a Jinja chat template."""
-_make = functools.lru_cache(maxsize=8)(TEMPLATES.make)  # cached for the batches of a preparation
+_make = functools.lru_cache(maxsize=8)(TEMPLATES.make)  # a preparation renders many batches with one template
 
 
 def render(
@@ -44,7 +44,7 @@ def render(
       PrepareError: The template can't be used with this tokenizer or these options, or makes too many or too few documents.
     """
     made: Template = _make(template, tokenizer, options)
-    if is_ours(template):
+    if is_ours(template):  # only the templates of other packages are checked
         return made.render(conversations)
     name = f"template {template.__module__}:{template.__qualname__}"
     results = made.render(conversations)
@@ -59,7 +59,8 @@ def _checked(result: Result, template: type[Template], name: str, vocab_size: in
     if isinstance(result, RecordError):
         return result
     ids, loss = np.asarray(result.tokens), np.asarray(result.loss)
-    wrong_loss = loss[~np.isfinite(loss) | (loss < 0) if template.weighted else (loss != 0) & (loss != 1)]
+    is_wrong = ~np.isfinite(loss) | (loss < 0) if template.weighted else (loss != 0) & (loss != 1)
+    wrong_loss = loss[is_wrong]
     problem = ""
     if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
         problem = f"made the id {wrong[0]}; expected 0 to {vocab_size - 1}"

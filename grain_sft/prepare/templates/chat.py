@@ -25,7 +25,10 @@ _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some
 
 
 class Chat(Template):
-    """Chats rendered by a Jinja template: that of the option `chat_template`, of the class (`jinja`), or of the tokenizer."""
+    """Chats rendered by a Jinja template.
+
+    It is that of the option `chat_template`, else that of the class (`jinja`), else the tokenizer's, else that of `default`.
+    """
 
     name = "hf"
     roles = (
@@ -58,6 +61,7 @@ class Chat(Template):
         self.check(conversation)
         system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
         messages = [*system, *map(_as_dict, conversation.messages)]
+        # indices in `messages` of those that take loss
         turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
@@ -75,10 +79,15 @@ class Chat(Template):
             raise _refusal(error, conversation, is_plain) from error
 
     def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
-        """Refuse a chat that has the same `text` without its calls, thoughts, tools, or messages of some role."""
+        """Refuse a chat with calls, thoughts, tools or messages of some role that its template ignores.
+
+        The template ignores what can be left out of the chat without a change of the rendered `text`.
+        """
+        # each: name of what is left out, messages and tools without it, and the fix
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
         # a template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does
-        if self._chat.literals[0].isdisjoint(REASONING):
+        read_keys, _ = self._chat.literals
+        if read_keys.isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
         for role in _OFTEN_LEFT_OUT:
             without_role = [message for message in messages if message["role"] != role]
@@ -92,8 +101,9 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        A token, or an EOS after it, ends the turn only if the template writes it. If the template writes nothing between two
-        messages, and the second begins with "<|im_end|>", the turn ends at `stop`.
+        An EOS that the template writes after the control token belongs to the turn, too. A control token that the template does
+        not write ends no turn. Example: If the template writes nothing between two messages, and the second message begins with
+        "<|im_end|>", the first message's turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -121,7 +131,7 @@ class Olmo(Chat):
 
 
 def as_template(entry: Any) -> Any:
-    """Return the class of an entry of `TEMPLATES`, which may be the text of a Jinja chat template."""
+    """Return the class for an entry of `TEMPLATES`: the entry itself, or a new class if it is the text of a Jinja template."""
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
     return entry
@@ -167,14 +177,17 @@ def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans
     if len(turns) == len(assistants):
         return spans
     # rendered again with a mark in each turn, because a template may mark two spans in one turn and none in another
-    marks, marked = Marks(chat.messages, chat.tools, chat.template.source), list(chat.messages)
+    marks = Marks(chat.messages, chat.tools, chat.template.source)
+    marked = list(chat.messages)
     for index in assistants:
         marked[index] = {**marked[index], "content": f"{marked[index]['content']}{marks.mark(index)}"}
     text = chat.template.render(marked, chat.tools)
-    found = [marks.pattern.findall(text[slice(*each)]) for each in chat.template.marked_spans(marked, chat.tools, text)]
+    marked_spans = chat.template.marked_spans(marked, chat.tools, text)
+    found = [marks.pattern.findall(text[start:stop]) for start, stop in marked_spans]
     if len(assistants) != len(spans) or found != [[str(index)] for index in assistants]:
         counts = f"{len(spans)} spans in {len(assistants)} turns of the assistant"
-        raise RecordError(f"messages: the chat template marks {counts}. Turns of weight 0 need one span in each turn.")
+        problem = f"messages: the chat template marks {counts}; a chat with turns of weight 0 needs one in each"
+        raise RecordError(f"{problem}. Change the template, or remove the weights.")
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]
 
 

@@ -167,7 +167,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:
-        """Return whether the two can overlap in a text, such as "end" and "<|im_end|>", or "the_end" and "endoftext"."""
+        """Return whether a key and a spelling can overlap in a text, such as "end" and "<|im_end|>"."""
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

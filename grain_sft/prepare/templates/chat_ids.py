@@ -1,4 +1,7 @@
-"""Encoders: they turn a rendered chat into token ids and loss. A chat must have exactly its template's own control tokens."""
+"""Encoders: they turn a rendered chat into token ids and loss.
+
+A control token is a special token such as `<|im_end|>`. An encoded chat must have those that its template writes and no others.
+"""
 
 import abc
 import bisect
@@ -18,7 +21,7 @@ from grain_sft.prepare.tokenizers.huggingface_gaps import refusal
 
 
 class UnexpectedControlError(RecordError):
-    """Error of a chat with a control token that the template did not write. `text` becomes this token; "" if unknown."""
+    """Error of a chat with a control token that the template did not write. `text` spells the token; "" if unknown."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -26,7 +29,7 @@ class UnexpectedControlError(RecordError):
 
 
 class Encoder(abc.ABC):
-    """Encoder of rendered chats with one tokenizer, whose special tokens `special` finds in texts."""
+    """Encoder of rendered chats with one tokenizer. `special` finds the tokenizer's special tokens in texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special_tokens)
@@ -83,9 +86,9 @@ class WholeChats(Encoder):
         return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the chat in one call. If a text spells a control token, encode the chat again by `_plain`, or refuse it.
+        """See `Encoder.encode`. The chat is encoded in one call, or, if a text spells a control token, again by `_plain`.
 
-        `_plain` needs the places of the template's own control tokens.
+        `_plain` needs the places of the template's own control tokens. A chat whose `expected` lacks them is refused.
         """
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         if plain and expected.placed and controls != expected.controls:
@@ -109,6 +112,7 @@ class WholeChats(Encoder):
         changed += text[stops[-1] :]
 
         def shifted(index: int) -> int:
+            """Return the index in `changed` of character `index` of `text`."""
             return index + shifts[bisect.bisect(stops, index) - 1]
 
         try:
@@ -203,7 +207,7 @@ class ChatPieces(Encoder):
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
     """Return the loss of a chat, bool [tokens]: for each span, the first to the last token that overlap it take loss.
 
-    Only the tokens at the ends of spans are looked up. The offsets of all tokens would take half as long as the tokenization.
+    Only the tokens at the ends of spans are looked up. To get the offsets of all tokens takes half as long as the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:

@@ -1,4 +1,4 @@
-"""A Jinja chat template, which renders the same text as transformers, and finds where turns in the text end."""
+"""`ChatTemplate`: a Jinja chat template. It renders the same text as transformers, and finds where turns in the text end."""
 
 import functools
 import itertools
@@ -127,8 +127,8 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant: EOS, Llama 3's `<|eom_id|>`, and the token after the last turn.
 
-        The token after an earlier turn either ends that turn, such as `<|im_end|>`, or begins the user's next turn, such as
-        `[INST]`. It counts if it also follows a turn of the user.
+        The token after an earlier turn of the assistant either ends that turn, such as `<|im_end|>`, or begins the user's next
+        turn, such as `[INST]`. A token that also follows a turn of the user, as `<|im_end|>` does, counts as an end.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
@@ -147,7 +147,7 @@ class ChatTemplate:
 
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its thoughts under both `thinking` and `reasoning_content`: templates read one of them."""
+    """Return a message with its thoughts under both `thinking` and `reasoning_content`, because a template reads only one."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
@@ -163,7 +163,7 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers of characters that occur in no string of `values`. `mark(3)` returns marker 3; group 1 of `pattern` is "3"."""
+    """Markers that occur in no string of `values`. `mark(3)` returns marker 3, in which `pattern` matches "3" as group 1."""
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

@@ -45,6 +45,7 @@ class Episode(PiecesTemplate):
         super().__init__(tokenizer, options)
         ids = tokenizer.special_tokens
         self._tags: Mapping[str, str | list[int]] = {tag: [ids[tag]] if tag in ids else tag for tag in _TAGS}
+        # a tag without a token is encoded as ordinary text, so no content may spell it
         self.special = SpecialText(self.special.spellings | (_TAGS - ids.keys()))
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
@@ -59,7 +60,8 @@ class Episode(PiecesTemplate):
             pieces += self._block("system", [(system, 0.0)], 0.0)
         for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
-                raise RecordError(f"messages[{index}].arguments: has the key 'name', which is for the tool. Rename it.")
+                problem = f"messages[{index}].arguments: has the key 'name', which the template writes for the tool"
+                raise RecordError(f"{problem}. Rename it.")
             pieces += self._turn(message, float(loss))
         return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
@@ -81,7 +83,7 @@ class Episode(PiecesTemplate):
         return self._block(block, content, loss)
 
     def _inner(self, block: str, text: str | None, loss: float) -> list[Piece]:
-        """Return `text`, if there is one, between the tags of `block`."""
+        """Return `text` between the tags of `block`; [] without a text."""
         if not text:
             return []
         return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]
@@ -101,7 +103,7 @@ class EpisodeTool(Episode):
 
 
 def _result(message: Message, extra: Mapping[str, Any]) -> str:
-    """Return a tool's result as JSON, unchanged if it is JSON already."""
+    """Return a tool's result as JSON. A text that is JSON already stays unchanged."""
     if "content" in extra:
         return json.dumps(extra["content"], ensure_ascii=False)
     try:

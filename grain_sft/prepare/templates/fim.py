@@ -27,7 +27,7 @@ _SPELLINGS = (
 """Spellings of the prefix, middle and suffix tokens in well-known tokenizers."""
 
 Draws = Sequence[int]
-"""Four random numbers in [0, 2**64): whether a text is changed, whether its suffix comes first, and the two cuts."""
+"""Four random numbers in [0, 2**64). They decide whether a text is changed, whether the suffix comes first, and both cuts."""
 
 
 class FillInTheMiddle:
@@ -77,7 +77,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or fragment, with its middle at the end for a share `rate` of the draws."""
+        """Return the pieces of a text or a fragment. A share `rate` of all draws moves the middle to the end."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
@@ -100,7 +100,7 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens `names`, by default of those in `_SPELLINGS`."""
+    """Return the ids of the prefix, middle and suffix tokens `names`, by default the first of `_SPELLINGS` that fits."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

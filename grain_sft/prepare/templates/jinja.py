@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates: a sandbox with the functions that transformers gives to templates.
 
-It does not import transformers, so a template renders the same text with every version of transformers.
+This module does not import transformers, so a template renders the same text with every version of transformers.
 """
 
 import json
@@ -14,7 +14,7 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Variable for a pair of texts. If it is given, the tag {% generation %} writes them around the text that the tag marks."""
+"""Variable with two texts. If it is set, the tag {% generation %} writes one text before and one after what the tag marks."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -23,6 +23,7 @@ class Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
+        """Return a block that calls `_generated` with the text between the tag and {% endgeneration %}."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_generated", [jinja2.nodes.ContextReference()])
@@ -72,7 +73,7 @@ ENVIRONMENT.globals |= {"raise_exception": raise_exception, "namespace": Namespa
 
 
 def compile_template(text: str) -> jinja2.Template:
-    """Compile a chat template."""
+    """Return the compiled chat template. Raise a PrepareError if the text is not a Jinja template."""
     try:
         return ENVIRONMENT.from_string(text)
     except Exception as error:  # deeply nested blocks raise a `RecursionError`, or a `SyntaxError` of Python

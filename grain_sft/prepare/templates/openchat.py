@@ -47,18 +47,22 @@ class OpenChat(PiecesTemplate):
             pieces += [(system, 0.0), (self._end, 0.0)]
         for message in messages:
             if message.role == "system":
-                raise RecordError("messages: a later system message. Template openchat takes one. Put it first.")
+                problem = "messages: a later system message; template openchat expects it as the first message"
+                raise RecordError(f"{problem}. Put it first.")
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
             prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]
         return pieces
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. `seq_level_weight` divides a message's weight by its tokens after the prefix."""
+        """See `PiecesTemplate.document`. With `seq_level_weight`, a message's weight is divided by its number of tokens.
+
+        This is the number of tokens after the prefix, which takes no loss.
+        """
         if self.chosen.seq_level_weight:
             pieces = list(pieces)
-            # From the end, every three pieces are a message: prefix, text and end of turn. The pieces before the first message
-            # have the weight 0, which may be divided, too.
+            # From the end, every three pieces are a message: prefix, text and end of turn. The loop may reach the pieces before
+            # the first message, whose weight 0 stays 0.
             for end in range(len(pieces) - 1, 1, -3):
                 num_tokens = len(ids[end - 1]) + len(ids[end])
                 for number in (end - 1, end):

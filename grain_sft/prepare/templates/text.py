@@ -28,18 +28,20 @@ class Text(PiecesTemplate):
         self._fim = FillInTheMiddle(tokenizer, options) if options.fim_rate else None
         unused = [name for name in TEXT_OPTIONS if name.startswith("fim_") and getattr(options, name)]
         if self._fim is None and unused:
-            raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate too.")
+            raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate, too.")
         for name in ("fim_split_sample", "fim_no_prefix"):
             form = options.normalize
             text = getattr(options, name) or ""
             if form is not None and not unicodedata.is_normalized(form, text):
-                raise PrepareError(f"{name}: {text!r} is not {form}, so normalized texts lack it. Leave out normalize.")
+                problem = f"{name}: {text!r} is not {form}, so no normalized text has it"
+                raise PrepareError(f"{problem}. Leave out normalize.")
         # a text may spell the special token that divides it
         self.special = SpecialText(self.special.spellings - {options.fim_split_sample})
         if self._fim is not None:
             self.forbid(self._fim.ids)
 
     def check(self, conversation: Conversation) -> None:
+        """See `Template.check`. Errors name the key `text` of the record."""
         if conversation.messages[0].role != DOCUMENT:
             super().check(conversation)  # raises an error that names the right template
         self.special.check(conversation.messages[0].content, "text")
@@ -55,7 +57,7 @@ class Text(PiecesTemplate):
         return [*self._before, *pieces, *self._after]
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. With `empty` "drop", a document whose text has no tokens loses BOS and EOS."""
+        """See `PiecesTemplate.document`. With `empty` "drop", a text without tokens becomes an empty document."""
         rendered = super().document(pieces, ids)
         text_bytes = sum(len(value.encode()) for value, _ in pieces if isinstance(value, str))
         has_text = any(len(part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str))

@@ -56,10 +56,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     names = _names_in(where)
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
+    # names such as a.model, a.tiktoken and tokenizer.bin, but not tokenizer.json or tokenizer.tiktoken.json
     is_candidate = re.compile(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)").fullmatch
     candidates = [name for name in names if is_candidate(name) and not files.is_folder(files.join(where, name))]
     if len(candidates) == 1:
-        templates = {name: files.read_bytes(files.join(where, name)) for name in {CHAT_TEMPLATE} & set(names)}
+        has_template = CHAT_TEMPLATE in names
+        templates = {CHAT_TEMPLATE: files.read_bytes(files.join(where, CHAT_TEMPLATE))} if has_template else {}
         return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
@@ -69,7 +71,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
-    """Load a tokenizer file. `templates` has the chat template of a directory that the user gave, by file name."""
+    """Load a tokenizer file. `templates` has the chat template of the directory that the user named, by file name."""
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
     if re.match(_JSON, content) and b'"model"' in content and has_vocabulary:

@@ -31,8 +31,8 @@ _GUARD = "\0"  # see `renamed`. No text has this character, because records with
 class HuggingFaceTokenizer(Tokenizer):
     """Tokenizer that transformers loads from its files, without network access and remote code.
 
-    Its special tokens are the added tokens that the files declare special or that look like `<|markers|>`. Others, such as
-    `<think>` and runs of spaces, are ordinary text, as in transformers.
+    Its special tokens are the added tokens that the files declare special or that look like `<|markers|>`. Other added tokens,
+    such as `<think>` and runs of spaces, are ordinary text, as in transformers.
 
     Raises:
       CorpusError: transformers can't load the files, or there is no tokenizer.json (a "slow" tokenizer).
@@ -105,7 +105,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def exact(self) -> Any:
-        """`tokenizers.Tokenizer` that gives the ids of transformers. Offsets include spaces: " the" begins at its space."""
+        """`tokenizers.Tokenizer` that returns the ids of transformers. A token's offsets include its space, as in " the"."""
         return self._load(self._bare_content())
 
     @functools.cached_property
@@ -173,14 +173,15 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _steps(self) -> str:
-        """JSON of the decoder and the pre-tokenizer, which has the names of their steps."""
+        """JSON of the decoder and the pre-tokenizer. A search for a step's name in quotes shows whether they have this step."""
         content = self._content()
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return `number`, the id of EOS, padding or BOS, unless it is None because the files don't state it.
+        """Return `number`, the id of EOS, padding or BOS that the files state; None if they state none.
 
-        For a lone tokenizer.json, which never states it, return the id of the only special token that is in `names`.
+        A lone tokenizer.json never states these ids. For it, return the id of the special token whose name is in `names`, or
+        None if there are several such tokens or none.
         """
         if isinstance(number, int):
             return number
@@ -216,7 +217,7 @@ _lock = ForkSafeLock()
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable in the context."""
+    """Set an environment variable until the context ends."""
     with _lock.lock:
         before = os.environ.get(name)
         os.environ[name] = value
@@ -240,7 +241,7 @@ def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
         return renamed(piece) if piece in special else piece
 
     def is_kept(merge: Any) -> bool:
-        # the vocabulary no longer has the old spelling, so merges that use it or make it must go
+        """Return whether neither the result nor a part of a merge has the old spelling, which the vocabulary now lacks."""
         parts = merge.split(" ") if isinstance(merge, str) else merge
         return not ("".join(parts) in special or any(part in special for part in parts))
 

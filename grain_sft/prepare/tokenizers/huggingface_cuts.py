@@ -1,12 +1,12 @@
-"""Places where a long text can be cut, so that a `tokenizer.json` gives the pieces the same ids as the whole text.
+"""Places where a long text can be cut without a change of the ids that a `tokenizer.json` encodes it to.
 
 The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a long
 text is cut between a letter and the space after it, and between a Han character and the Chinese comma or full stop after it.
 Because the library encodes each word alone, the pieces have the ids of the whole text if:
 
 - The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
-- The pre-tokenizer splits the uncut text at each cut. Its pattern consists of `_ALTERNATIVES`. None matches the letter before a
-  cut together with the space after it, none has a lookbehind, and only those for spaces have a lookahead.
+- The pre-tokenizer splits the uncut text at each cut. Its pattern consists of `_ALTERNATIVES`. No alternative matches both the
+  letter before a cut and the space after it. No alternative has a lookbehind. Only those for spaces have a lookahead.
 - The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text without one, so with this option, texts
   are cut only before spaces.
 - No added token contains a letter and then a space, or ends in a letter and takes the spaces after it (`rstrip`).
@@ -39,7 +39,7 @@ _ALTERNATIVES = (
     *(r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
 )  # fmt: skip
 """Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
-_ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
+_ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"  # matches the text of one alternative
 _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 
 

@@ -38,7 +38,8 @@ def refusal(tokenizer: Any, text: str, error: Exception) -> RecordError:
         character = next((char for char in dict.fromkeys(text) if _fails(tokenizer, char)), None)
         if character is not None:
             failure = f"encode the character {character!r} in {where}"
-    return RecordError(f"the tokenizer can't {failure}. Remove it, or take one with a token for unknown characters.")
+    fix = "Remove it, or use a tokenizer with a token for unknown characters"
+    return RecordError(f"the tokenizer can't {failure}. {fix}.")
 
 
 def _fails(tokenizer: Any, text: str) -> bool:

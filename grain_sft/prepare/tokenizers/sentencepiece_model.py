@@ -19,7 +19,7 @@ BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
 """First bytes of a model file: the first piece of the vocabulary in protobuf's encoding, with a text and a score."""
 
 _SPACE = "\u2581"  # SentencePiece's character for a space
-_CONTROL, _USER_DEFINED = 3, 4
+_CONTROL, _USER_DEFINED = 3, 4  # types of pieces in sentencepiece_model.proto
 _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
 """Texts that make a user-defined piece a control token, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
 
@@ -76,7 +76,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """See `OneFileTokenizer`. The spans in the normalized text are mapped back to `text`."""
+        """See `OneFileTokenizer.token_spans`. The spans in the normalized text are mapped back to `text`."""
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:

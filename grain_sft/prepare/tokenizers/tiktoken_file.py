@@ -25,7 +25,7 @@ _CHARACTERS = (
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
-_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # a file with these tokens is taken for Llama 3's
+_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # a file of 128,000 ranks with these two is Llama 3's
 _LLAMA3_NAMED = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
     *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -54,10 +54,10 @@ _LLAMA3 = Settings(
 
 
 class TiktokenTokenizer(OneFileTokenizer):
-    """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar file.
+    """Tokenizer of a tiktoken file, and of a sidecar file.
 
-    The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens with their
-    ids, under the keys of `Settings`. Llama 3's file needs no sidecar.
+    The tiktoken file has the ordinary tokens. The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split
+    pattern and the special tokens with their ids, under the keys of `Settings`. Llama 3's file needs no sidecar.
 
     Raises:
       CorpusError: The bytes are not a tiktoken file, the sidecar is missing or wrong, or the pattern loses text.

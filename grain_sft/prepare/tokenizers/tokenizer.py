@@ -133,11 +133,13 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return where each token begins and ends in `text`, the text of all tokens, as two arrays int64 [tokens].
+    """Return where each token begins and ends in `text`, as two arrays int64 [tokens].
 
-    They are the index of the token's first character, and the index after its last character.
+    The first array has the index of each token's first character, and the second the index after each token's last character.
+    Tokens of one byte can share a character: "é!" with the lengths [1, 1, 1] has starts [0, 0, 1] and stops [1, 1, 2].
 
     Args:
+      text: Text of all tokens together.
       lengths: int64 [tokens], number of UTF-8 bytes of each token, 1 or more.
 
     Raises:

@@ -20,7 +20,7 @@ TOKEN_DTYPE = np.dtype("<u4")
 MAX_SHARDS = 100_000
 """Most shards of a split. Readers sort the names as texts, so shard_100000 would come before shard_20000."""
 ENDS = ("<myPT_eot>", "<|eot|>")
-"""Special tokens that end a conversation: one in tokenizers of the two tools, one in those of `train_tokenizer`."""
+"""Special tokens that end a conversation, in tokenizers of the two tools and in tokenizers that `train_tokenizer` makes."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:

@@ -41,7 +41,7 @@ def write(plan: Plan, task: Task) -> None:
     paths = [plan.path(task.split, name.format(task.number)) for name in names[: 3 if plan.masked else 2]]
     if files.exists(paths[0]):
         return  # an earlier run has finished this part
-    with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
+    with whole_files(paths) as (tokens, zipped, *masks), gzip.GzipFile("", "wb", fileobj=zipped, mtime=0) as boundaries:
         written = 0  # tokens
         start = task.skip  # tokens of the first block that are in earlier parts
         for block in plan.blocks(task):
@@ -51,6 +51,7 @@ def write(plan: Plan, task: Task) -> None:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
             ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written  # ends of the documents in the part
             borders = itertools.pairwise([written, *ends.tolist()])
+            # a document that has no token in this part ends where it begins
             boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())
             written += stop - start
             start = 0
@@ -65,6 +66,7 @@ def finish(plan: Plan) -> None:
 
 
 def _write_statistics(plan: Plan, split: str) -> None:
+    """Write the settings and the counts of a split to `dataset_statistics.json`, and as lines of text to `….txt`."""
     counts = plan.statistics[split]
     overall: dict[str, Any] = {
         "total_instances": counts.documents,
@@ -88,7 +90,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
         **({} if plan.masked else {LABEL_MASKS: False}),
     }
-    # parts that begin inside a document; their boundary files list the rest of it like a whole document
+    # parts that begin inside a document; the boundary file of such a part lists the document's rest like a whole document
     continued = [task.number for task in tasks(plan, split) if task.skip]
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)

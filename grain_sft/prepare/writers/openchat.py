@@ -60,7 +60,8 @@ def write(plan: Plan, task: Task) -> None:
 def _first_weights(block: Block) -> npt.NDArray[np.float32]:
     """Return the weight of each document's first token: float32 [documents], 0 for an empty document."""
     starts = np.cumsum(block.lengths) - block.lengths
-    weights = np.append(block.loss.astype("<f4"), np.float32(0))  # start of empty documents at the end
+    # an empty document at the end starts after the last token, so there is one more weight
+    weights = np.append(block.loss.astype("<f4"), np.float32(0))
     return np.where(block.lengths > 0, weights[starts], np.float32(0))
 
 

@@ -39,7 +39,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Counts of one split. `truncated` documents were cut; together they lost `cut_tokens` tokens."""
+    """Counts of one split. `truncated` is the number of documents that were cut. Together they lost `cut_tokens` tokens."""
 
     documents: int = 0
     tokens: int = 0
@@ -138,10 +138,11 @@ class Format:
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus's folder, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
-      of_pairs: Whether documents are preference pairs, with loss as in `pair_of`.
+      of_pairs: Whether documents are preference pairs, as `pairs.pair_of` makes them. The loss of a token is then 0 in the
+        prompt, 1 in the chosen response, and 2 in the rejected response.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
       holds_empty: Whether the files can hold a document without tokens.
-      holds_loss: Whether the files state which tokens take loss. If not, readers let all tokens take loss.
+      holds_loss: Whether the files state which tokens take loss. If not, all tokens take loss when the corpus is read.
       max_seed: Largest seed with which `rule` can divide documents; None means any seed.
     """
 

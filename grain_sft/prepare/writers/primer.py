@@ -79,7 +79,10 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt also opens these names. Buckets have no links."""
+    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt also opens these names.
+
+    A remote corpus has no links, because buckets have none.
+    """
     if files.is_remote(plan.folder):
         return
     folder = Path(plan.path(split))
