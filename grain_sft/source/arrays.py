@@ -26,7 +26,7 @@ _KEPT = 1 << 28  # most bytes that an `Arrays` keeps
 
 
 class ReadRows(NamedTuple):
-    """Inputs and targets of rows, as `ShiftTargets` makes them, but made while the rows are read. All arrays are [rows, L].
+    """Inputs and targets of rows, as the transform `ShiftTargets` makes them, but made during the read. Arrays are [rows, L].
 
     Attributes:
       inputs: int32, tokens.
@@ -35,8 +35,8 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss; or float32, the weight of each token. None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows. Tokens outside of the pieces are padding. None if the reader did not compute the pieces, or
-        if documents in them were replaced by padding afterwards (`withdrawn.py`).
+      pieces: Pieces of the rows: each is a range of tokens of one shard in one row. Columns outside of the pieces are padding.
+        None if the reader did not compute the pieces, or if documents were replaced by padding afterwards (`withdrawn.py`).
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -75,8 +75,8 @@ class Arrays:
         """Return what `views` made of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer.
 
         One buffer is faster than `count` buffers. The arrays begin in the middle and at the first byte of a page, alternately.
-        `views` is called once for each buffer, so calls with equal `count` and `shape` must pass the same function. Its result
-        must not refer to the `Stack`: such a cycle would keep the memory until a garbage collection.
+        `views` is called once for each buffer, so calls with equal `count` and `shape` must pass the same function. What it
+        returns must not refer to the `Stack`: such a cycle would keep the memory until a garbage collection.
         """
         with self._lock.lock:
             stack = self._unused((count, shape), Stack, count, shape, views)
@@ -89,7 +89,7 @@ class Arrays:
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
-        buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept, since Ctrl-C may arrive
+        buffer.references = sys.getrefcount(buffer.memory)  # set first: Ctrl-C must not leave a kept buffer without it
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
@@ -104,7 +104,7 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array, which begins at byte `begin` of the memory."""
+    """Memory of an array. The array begins at byte `begin` of the memory."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
@@ -118,8 +118,8 @@ class Stack(_Buffer):
 
     Attributes:
       arrays: int32 [count, rows, L], all arrays.
-      numbers, array: `range(count)`, and the function that returns array i: `map(array, numbers)` saves 2 % of the time of a
-        batch of windows, compared with iteration over `arrays`.
+      array, numbers: Function that returns array i, and `range(count)`. `map(array, numbers)` saves 2 % of the time of a batch
+        of windows, compared with iteration over `arrays`.
       first, rows: memoryview of the first array, and list of the memoryviews of its rows.
       views: The caller's views of this memory.
     """

@@ -18,8 +18,8 @@ class MixtureSource(RowSource):
     """Rows of several sources by number: first all rows of the first source, then all rows of the second, and so on.
 
     Every row has the keys of `NpyDataSource`. The dtypes are the same in all rows: `tokens` have the widest dtype. If any
-    source has `loss_weights`, all rows have them: a source without weights gives 1 where a token takes loss, else 0. Each
-    source pads its rows with its own padding token. A `FILL_ROW`, a row of padding, is read from the first source.
+    source has `loss_weights`, all rows have them. In rows of a source without weights, they are 1 where a token takes loss,
+    else 0. Each source pads its rows with its own padding token. A `FILL_ROW`, a row of padding, is read from the first source.
 
     Args:
       sources: Sources by name, of one sequence length.
@@ -45,10 +45,11 @@ class MixtureSource(RowSource):
         rows, _ = checked_rows(indices, self.layout)
         shape = len(rows), self.layout.sequence_length
         batch = {key: np.empty(shape, dtype) for key, dtype in self._dtypes.items()}
-        for name, index, own in self.layout.split(rows):
-            element = self._readers[name].read(own)
+        for name, indices_in_batch, rows_of_source in self.layout.split(rows):
+            element = self._readers[name].read(rows_of_source)
             for key, array in batch.items():
-                array[index] = element.get(key, element["loss_mask"])  # a source without `loss_weights` gives its mask
+                # a source without `loss_weights` has only a mask: True becomes 1, and False 0
+                array[indices_in_batch] = element.get(key, element["loss_mask"])
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:

@@ -39,7 +39,7 @@ class RowSource(grain.sources.RandomAccessDataSource[Element]):
 
         Raises:
           RowIndexError: `index` is not a row of `layout`.
-          CorpusFileError: a file is missing, unreadable, or changed since it was indexed.
+          CorpusFileError: A file is missing, unreadable, or changed since it was indexed.
         """
         element = self.read((checked_record(index, self.layout),))
         return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
@@ -49,8 +49,8 @@ class RowSource(grain.sources.RandomAccessDataSource[Element]):
         """Return the rows `indices`, in that order, as arrays [rows, L].
 
         Raises:
-          RowIndexError: one of `indices` is not a row of `layout`.
-          CorpusFileError: a file is missing, unreadable, or changed since it was indexed.
+          RowIndexError: One of `indices` is not a row of `layout`.
+          CorpusFileError: A file is missing, unreadable, or changed since it was indexed.
         """
 
 
@@ -73,8 +73,8 @@ class NpyDataSource(RowSource):
       max_open_files: Maximum number of files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: `layout` is of a mixture, which only MixtureSource reads, or the corpus has preference pairs or weights that
-        `layout` does not follow.
+      LayoutError: `layout` is of a mixture, which only MixtureSource reads. Or the corpus has preference pairs or the weights
+        of a blend, and `layout` ignores them.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -86,10 +86,11 @@ class NpyDataSource(RowSource):
         if hasattr(corpus, "parts"):
             raise LayoutError(f"{layout!r} is of several corpora: read it with MixtureSource({{name: source, ...}}).")
         if corpus.of_pairs and not layout.of_pairs:
-            raise LayoutError(f"{layout!r}: would train on the pairs' rejected responses. Take layout kind pairs.")
+            problem = f"{layout!r}: would train on the pairs' rejected responses"
+            raise LayoutError(f"{problem}. Use the layout of kind pairs.")
         if corpus.weights and not layout.takes_weights:
             problem = f"{layout!r}: the corpus is a blend of weights {corpus.weights}"
-            fix = "Leave the weights out, make a mixture of the prefixes, or take the layout of kind megatron_gpt"
+            fix = "Leave the weights out, make a mixture of the prefixes, or use the layout of kind megatron_gpt"
             raise LayoutError(f"{problem}, which this layout does not follow. {fix}.")
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
@@ -119,13 +120,15 @@ class NpyDataSource(RowSource):
                 padded[key] = np.full((len(rows), array.shape[1]), self._pad if key == "tokens" else 0, array.dtype)
                 padded[key][real] = array
             return padded
-        read, tokens, _ = self._read(rows, False)
+        read, tokens, _ = self._read(rows, shifted=False)
         if tokens is None:
             tokens = read.inputs.view(self._dtype) if self._wide else read.inputs.astype(self._dtype)
         segments, loss = read.segment_ids, read.loss  # `loss` is None, a mask (bool) or weights (float32)
-        mask = segments != 0 if loss is None else loss if loss.dtype == np.bool_ else loss != 0
+        mask = segments != 0 if loss is None else _as_mask(loss)
         element = {"tokens": tokens, "loss_mask": mask, "segment_ids": segments, "positions": read.positions}
-        return element if loss is None or loss is mask else {**element, "loss_weights": loss}
+        if loss is not None and loss is not mask:
+            element["loss_weights"] = loss
+        return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
         """Return rows with targets, as `ShiftTargets` makes them.
@@ -137,7 +140,7 @@ class NpyDataSource(RowSource):
         rows, filled = checked_rows(indices, self.layout)
         if filled or self._dtype.itemsize > 4:
             return None
-        read, _, fit = self._read(rows, True)
+        read, _, fit = self._read(rows, shifted=True)
         return read if fit else None
 
     @property
@@ -153,13 +156,13 @@ class NpyDataSource(RowSource):
         """Return a source of the columns [start, stop) of the same rows. It shares the open files of this source.
 
         Raises:
-          LayoutError: the rows do not have these columns.
+          LayoutError: The rows do not have these columns.
         """
         of_columns = type(self)(ColumnsLayout(self.layout, start, stop), max_open_files=self._max_open_files)
         of_columns._open(self._reader, self._loss)
         return of_columns
 
-    def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+    def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
         Unless `shifted`, the third value is meaningless, and targets and their segment ids may be uninitialised.
@@ -189,6 +192,7 @@ class NpyDataSource(RowSource):
             read = read._replace(loss=_gather_loss(self._loss, pieces, read.inputs.shape), pieces=pieces)
             if shifted:
                 length = self.layout.sequence_length
+                # the last token of each segment, as an index into the flattened rows
                 lasts = [row * length + end - 1 for row, of_row in enumerate(ends) for end in of_row]
                 _fill_target_segments(read, np.array(lasts, np.int64))
         return read, None, fit
@@ -256,6 +260,11 @@ class NpyDataSource(RowSource):
 def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
     """Return the bytes of the first array, and of each of its rows."""
     return stack.first, [(row,) for row in stack.rows]
+
+
+def _as_mask(loss: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return `loss` itself if it is a mask, or the mask of the tokens whose weights are not 0."""
+    return loss if loss.dtype == np.bool_ else loss != 0
 
 
 def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -55,7 +55,7 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
 
 @functools.lru_cache(maxsize=2)
 def _arange(size: int) -> Int32s:
-    """Return 0, 1, 2, ..., from a cache: to make some hundred KB takes longer than arithmetic on them."""
+    """Return 0, 1, 2, ..., from a cache: making some hundred KB takes longer than arithmetic on them."""
     numbers = np.arange(size, dtype=np.int32)
     numbers.flags.writeable = False
     return numbers
@@ -63,8 +63,10 @@ def _arange(size: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return the arrays of rows of one segment without padding: segment ids, positions from `first` on, segment ids of targets,
-    and a mask of True. They are cached, and therefore read-only."""
+    """Return the arrays of rows of one segment without padding. They are cached, and therefore read-only.
+
+    The arrays are segment ids, positions from `first` on, segment ids of targets, and a mask of True, each [rows, length].
+    """
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))
     target_segments = segments.copy()

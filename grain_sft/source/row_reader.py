@@ -1,10 +1,10 @@
 """Reader of materialized rows, which `grain-sft pack --materialize` writes.
 
-A file has the tokens of a row, then its positions and segment ids as small integers, such as uint16, which the reader widens to
-int32. For rows of long segments, it has the columns where segments end instead: ends 3 and 7 mean positions 0 1 2 0 1 2 3 and
-segment ids 1 1 1 2 2 2 2.
+A file has the tokens of a row, then the row's positions and segment ids as small integers, such as uint16. The reader widens
+these to int32. For rows of long segments, a file has the columns where segments end instead: ends 3 and 7 mean positions
+0 1 2 0 1 2 3 and segment ids 1 1 1 2 2 2 2.
 
-The reader takes a batch block by block. A block is a few rows, which are widened while they are in the processor's cache.
+The reader reads a batch block by block. A block is a few rows. The reader widens them while they are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Block(NamedTuple):
       rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
       copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
-      by_ends: For each row that stores the ends of its segments: (number of ends and then the ends, views of the row's arrays).
+      by_ends: For each row that stores the ends of its segments: (memory of int64 with the number of ends and then the ends,
+        views of the row's arrays in the batch).
     """
 
     rows: slice
@@ -91,6 +92,7 @@ class RowReader:
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
 
     def _read_blocks(self, blocks: list[_Block], shards: Ints | None, rows: Ints) -> None:
+        """Read all blocks, and widen each before the next. `rows` are numbers in `shards`, which is None if there is one."""
         of_shard = [0] * len(rows) if shards is None else shards.tolist()
         numbers = rows.tolist()
         pieces = []
@@ -112,14 +114,15 @@ class RowReader:
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             problem = f"{self._folder}: the ends of a row's segments are not columns of the row"
-            raise CorpusError(f"{problem}. Damaged file: write the rows again.") from error
+            raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
         """Return the blocks of the batch in `stack`. This is called once for each stack, and batches reuse a stack."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
-        # a row that stores the ends of segments may have only half as many bytes
-        size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
+        # rows that store the ends of segments may have only half as many bytes, so a block has twice as many of them
+        tokens_per_block = _BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS
+        size = max(1, min(count, tokens_per_block // length))  # rows per block
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]  # the same memory as records: stored["positions"] is [size, L]
         widened = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}

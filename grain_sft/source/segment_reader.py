@@ -1,10 +1,11 @@
 """Reader of rows of few long segments, such as 4 documents of 8,000 tokens each.
 
-An array of all rows of such a batch does not fit into the processor's cache. So this reader takes one row after another, and
+An array of all rows of such a batch does not fit into the processor's cache. So this reader reads one row after another, and
 fills all arrays of a row while the row's tokens are in the cache.
 
-`Layout.row_segments` gives the segments of a row. Two rows of 32,768 tokens take 120 us; with `Layout.pieces` instead, they
-would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because copies by numpy take longer to begin.
+The reader gets the segments of a row from `Layout.row_segments`. Two rows of 32,768 tokens take 120 us; with `Layout.pieces`
+instead, they would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because copies by numpy take
+longer to begin.
 """
 
 from bisect import bisect_right
@@ -88,7 +89,13 @@ class SegmentRow:
 
 
 class SegmentReader:
-    """Reader of the rows of a layout with `row_segments` and tokens of at most 4 bytes. With `fit`, int32 holds every token."""
+    """Reader of the rows of a layout that has `row_segments`, and tokens of at most 4 bytes.
+
+    Args:
+      layout: Layout of the rows.
+      reader: Reader of the corpus's token files.
+      fit: Whether every token of the corpus is known to fit into int32. If not, `read` checks.
+    """
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
         assert layout.row_segments is not None

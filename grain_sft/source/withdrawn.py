@@ -72,7 +72,7 @@ class Withdrawals:
                     yield start + moved, stop + moved
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
-        """Return the number of tokens of each piece of `rows` that are withdrawn at the row's step: int64 [pieces]."""
+        """Return how many tokens of each of `pieces` are withdrawn, int64 [pieces]. Row rows[i] is read at step steps[i]."""
         counts = np.zeros(len(pieces.row), np.int64)
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
@@ -96,7 +96,9 @@ class _PaddedSource(RowSource):
         """Return what `NpyDataSource.read` returns, with padding."""
         element = self._source.read(indices)
         spans = self._documents.spans(indices, self._step, element["tokens"].shape[1])
-        for key, array in element.items() if spans else ():
+        if not spans:
+            return element
+        for key, array in element.items():
             element[key] = self._writable(array)
             flat, value = element[key].reshape(-1), self._pad if key == "tokens" else 0
             for begin, end in spans:
@@ -134,10 +136,10 @@ class _PaddedSource(RowSource):
 
 
 class _WithdrawnDocuments:
-    """Withdrawn documents of one layout. `documents` are their numbers in this layout."""
+    """Withdrawn documents of one layout. `documents` are their numbers in this layout, and `steps` their first steps."""
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
-        order = np.argsort(steps)  # if a document is listed twice, its first step counts
+        order = np.argsort(steps)  # if a document is listed twice, its lowest step counts
         self.layout = layout
         self._numbers, first = np.unique(documents[order], return_index=True)
         self._steps: Ints = steps[order[first]]
@@ -150,11 +152,11 @@ class _WithdrawnDocuments:
             self._starts, self._stops, self._steps = _disjoint(start, start + length, self._steps)
 
     def parts(self, pieces: Pieces) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the parts of `pieces` that are withdrawn at some step, as columns.
+        """Return the parts of `pieces` that are withdrawn at some step.
 
         Returns:
-          Four columns, int64 [n] each: index of the part's piece, number of the piece's tokens before the part, number of
-          tokens of the part, and step from which the part is withdrawn.
+          Four arrays with an item for each part, int64 [n]: index of the part's piece, number of the piece's tokens before the
+          part, number of tokens of the part, and step from which the part is withdrawn.
         """
         if pieces.document is not None:
             piece = self._is_withdrawn[pieces.document].nonzero()[0]
@@ -177,7 +179,7 @@ class _WithdrawnDocuments:
         `length` is the number of tokens of a row. `pieces` are those of the rows, if the caller has them.
         """
         rows, _ = checked_rows(indices, self.layout)
-        if not self._in_row[rows].any():  # this saves computing the pieces, which is slow for long rows
+        if not self._in_row[rows].any():  # a fast answer: computing the pieces is slow for long rows
             return []
         if pieces is None:
             real = np.flatnonzero(rows != FILL_ROW)

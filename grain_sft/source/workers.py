@@ -1,4 +1,4 @@
-"""Functions that start and stop Grain's worker processes, in any program: a script, a notebook, a test, or under absl.app."""
+"""Start and end of Grain's worker processes, in any program: a script, a notebook, a test, or one that runs under absl.app."""
 
 import _thread
 import atexit
@@ -58,7 +58,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the next element. Callers pass consecutive steps, so it is the element of `step`."""
+        """Return the element of `step`. It is the next element, because callers pass consecutive steps from `start` on."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
@@ -111,7 +111,7 @@ def stop(iterator: Any) -> None:
         closed.acquire(timeout=_CLOSES_IN)
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator)
-    # otherwise Grain would close these iterators again when their modules are gone, and print a traceback
+    # Without this loop, Grain would close these iterators again at exit, when its modules are gone, and print a traceback.
     for each in list(_tree(iterator)):
         getattr(each, "_iterators_in_use", []).clear()
 
@@ -192,4 +192,4 @@ def default_grain_flags() -> None:
     for module, defined in flags.FLAGS.flags_by_module_dict().items():
         if module.split(".")[0] == "grain":
             for flag in defined:
-                flag.present = max(flag.present, 1)
+                flag.present = max(flag.present, 1)  # absl lets programs read a flag that is present
