@@ -147,7 +147,7 @@ def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[d
     for epoch in range(layout.epochs):
         dependencies = depends_of(layout.finder, dataclasses.replace(layout.packing, epoch=epoch))
         path = str(artifact.place("plans", dependencies, folder or layout.plan_folder))
-        plans.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
+        plans.append({"fingerprint": f"sha256:{artifact.hash_of(dependencies)}", "path": path})
     return plans
 
 

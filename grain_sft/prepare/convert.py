@@ -14,12 +14,12 @@ from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.layout import corpus_documents_named
 from grain_sft.prepare.documents import Documents, Ids, Reader
 from grain_sft.prepare.job import finish, reported, write_tasks
-from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
+from grain_sft.prepare.request import GIB, Dataset, Request
 from grain_sft.prepare.target import MANIFEST, Target, read_object
 from grain_sft.prepare.tokenizers import load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
 from grain_sft.progress import Progress
-from grain_sft.storage import files
+from grain_sft.storage import artifact, files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
 """Glob patterns below the path of a corpus. If a file matches any of them, the split val is the corpus at `CORPUS/val`."""
@@ -147,10 +147,10 @@ class _Splits(Documents):
         """Return all that decides the output, as JSON. Hash all files of the corpus."""
         options = request.as_dict()
         if len(self.withdrawn):
-            options["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
+            options["without"] = f"{len(self.withdrawn)} documents ({artifact.hash_of(self.withdrawn.tolist())[:16]})"
         contents = {name: corpus.content_hash() for name, corpus in zip(self.ids, self.corpora, strict=True)}
         inputs = self.manifest.get("inputs") or [{"path": name} for name in self.source_names]
-        key = hash_of([options, contents, tokenizer])
+        key = artifact.hash_of([options, contents, tokenizer])
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:

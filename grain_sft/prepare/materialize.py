@@ -97,7 +97,7 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
     manifest = {
         "format": rows.NAME,
         "version": rows.VERSION,
-        "key": artifact.fingerprint([rows.VERSION, made_of, per_shard, corpus.padding_token_id]),
+        "key": f"sha256:{artifact.hash_of([rows.VERSION, made_of, per_shard, corpus.padding_token_id])}",
         "made_of": made_of,
         "sequence_length": layout.sequence_length,
         "rows": len(layout),

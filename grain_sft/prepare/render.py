@@ -15,11 +15,12 @@ from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.records.units import Input, Unit
-from grain_sft.prepare.request import Request, TemplateOptions, hash_of
+from grain_sft.prepare.request import Request, TemplateOptions
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 from grain_sft.registry import code_sha256
+from grain_sft.storage import artifact
 
 BATCH = 1024  # maximum number of conversations that are tokenized together
 BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
@@ -79,7 +80,7 @@ class Renderer:
         """Hash of all that the documents depend on. If another package defines the template, this includes its code."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
         template = filter(None, (self.template.jinja, code_sha256(self.template)))
-        return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
+        return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON in bytes or a table row. Raise a RecordError if it is invalid."""

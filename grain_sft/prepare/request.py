@@ -1,7 +1,6 @@
 """`Request`: the options of a preparation, which decide every byte of the corpus."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -171,11 +170,6 @@ def parse_amount(amount: str) -> float | int:
     return float(amount) if "." in amount else int(amount)
 
 
-def hash_of(value: Any) -> str:
-    """Return the SHA-256 of a JSON value, with sorted keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     """Yield the differences between two JSON values, each as "name: old -> new"."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -184,5 +178,5 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{name}[{number}]")
-    elif json.dumps(old) != json.dumps(new):  # 0 is not 0.0, as in `hash_of`
+    elif json.dumps(old) != json.dumps(new):  # 0 is not 0.0, as in `artifact.hash_of`
         yield f"{name}: {shortened(json.dumps(old))} -> {shortened(json.dumps(new))}"

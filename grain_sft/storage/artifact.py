@@ -109,16 +109,15 @@ def open_or_write(
         return arrays
 
 
-def fingerprint(depends: Any) -> str:
-    """Return the hash of a JSON value."""
-    return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
+def hash_of(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, with sorted keys, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
     """Return the local path of an artifact. The arguments are those of `load_or_make`; a URL means the user's cache."""
     cache = files.cache_dir() if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
-    name = fingerprint(depends).removeprefix("sha256:")[:32]
-    return cache / kind / f"{name}{SUFFIX}"
+    return cache / kind / f"{hash_of(depends)[:32]}{SUFFIX}"
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
