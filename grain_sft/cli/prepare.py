@@ -192,8 +192,9 @@ def withdraw(parser: Parser) -> None:
 def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     """Add the options of `convert` and `withdraw`. `format` is the help text of `--format`."""
     add = parser.add_argument
+    names = ", ".join(name for name in FORMATS if not FORMATS[name].of_pairs)  # pairs are not converted
     add("-o", "--output", required=True, help=_FOLDER)
-    add("--format", required=required, metavar="NAME", help=f"{format}: {_FORMATS}")
+    add("--format", required=required, metavar="NAME", help=f"{format}: {names}, or package.module:Name")
     add("--tokenizer", help="tokenizer of the corpus (default: the tokenizer in its folder, if any)")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
