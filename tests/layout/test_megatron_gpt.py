@@ -171,6 +171,8 @@ WRONG = {
         "document_split='9,1': megatron does not split documents. Give corpus.split",
     ),
     "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
+    "no split": (BLEND, NPY | {"document_split": "9;1"}, "document_split='9;1': expected up to three numbers"),
+    "no part": (BLEND, NPY | SPLIT | {"document_subset": "test"}, "'9,1' has nothing for document_subset='test'"),
     "empty split": (BLEND, NPY | {"document_split": "1,999"}, "0 documents of a data set have no tokens. Give more"),
     "endless surplus": (BLEND, {"surplus": 1e300}, "surplus=1e.300: expected a number from 0 to 1000"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, because numpy's RandomState uses it"),

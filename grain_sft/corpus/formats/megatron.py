@@ -161,12 +161,13 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     return Shard(**vars(stamp), num_tokens=num_tokens, boundaries=boundaries), header
 
 
-def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
+def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[int, int]:
     """Return the range [first, stop) of a subset, if `count` sequences or documents are split.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999).
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). Messages write `prefix` before the
+    names `split` and `subset`: "document_" for the options of a layout.
     """
-    expected = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
+    expected = f"{prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
         raise CorpusError(f"{expected}. Fix the split.")
     weights = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
@@ -176,7 +177,7 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
     bounds = [0, *itertools.accumulate(shares)]
     i = SUBSETS.index(subset)
     if bounds[i + 1] <= bounds[i]:
-        raise CorpusError(f"split={split!r} has nothing for subset={subset!r}. Open another subset.")
+        raise CorpusError(f"{prefix}split={split!r} has nothing for {prefix}subset={subset!r}. Open another subset.")
     return round(bounds[i] * float(count)), round(bounds[i + 1] * float(count))
 
 

@@ -130,7 +130,8 @@ class Recipe:
         # not strict: if all shards are one data set, the loop uses only the first
         for shard, weight, border, end in zip(corpus.shards, weights, borders, borders[1:], strict=False):
             if weight:
-                first, stop = (0, end - border) if self.split is None else split_range(*self.split, end - border)
+                count = end - border
+                first, stop = (0, count) if self.split is None else split_range(*self.split, count, "document_")
                 datasets.append(_Dataset(shard, weight, border + first, border + stop, skipped=first))
         return datasets
 
