@@ -4,7 +4,7 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import CUT, read_line
 from grain_sft.provenance.earlier_runs import runs_of
@@ -25,12 +25,15 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
       pipeline: Pipeline of any host. If the order of rows depends on the number of hosts, the number in the log is used.
 
     Raises:
-      CorpusFileError: The log can't be read.
+      CorpusFileError: The log does not exist, or can't be read.
       CorpusError: The log is empty.
     """
-    data = files.read_bytes(files.normalize(path))
+    fix = "A run writes its log with its first batch. Give the log of a run that has begun."
+    where = files.normalize(path)
+    if not files.exists(where):
+        raise CorpusFileError(f"{where}: no such file. {fix} Its name ends in .log or .jsonl.")
+    data = files.read_bytes(where)
     if not data:
-        fix = "A run writes its log with its first batch. Give the log of a run that has begun."
         raise CorpusError(f"{os.fspath(path)}: is empty. {fix}")
     lines = _parsed_lines(data)
     loads = [index for index, fields in enumerate(lines) if fields.get("action") == LOAD]

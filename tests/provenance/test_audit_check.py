@@ -136,7 +136,7 @@ def test_receipt_parts_that_are_not_text_are_named(make, tmp_path, parts):
 
 
 def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
-    with pytest.raises(CorpusFileError, match="no such file"):
+    with pytest.raises(CorpusFileError, match=r"no such file\. A run writes its log with its first batch"):
         check_audit(tmp_path / "none.log", make())
     other = tmp_path / "other.log"
     other.touch()
