@@ -52,7 +52,7 @@ class IndexSampler(EpochSampler):
         as `balanced`, need it.
       chunk_size: Number of consecutive rows that stay together, as with `chunk_size` of OLMo-core's data loader.
       start: Epoch of the first row of step 0, and index of that row in the epoch's order. It is (0, 0) unless an earlier stage
-        of the run read rows.
+        of the run read rows. In order `maxtext`, it counts the rows that all hosts have read, a multiple of their number.
       cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -95,6 +95,11 @@ class IndexSampler(EpochSampler):
         block_rows = self.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)
         self.batch_sizes.check_from(0, num_blocks)
+        if start[1] % num_blocks:  # rounded down, it would repeat rows
+            problem = f"start={start}: all {num_blocks} hosts begin at the same index of their blocks"
+            raise SamplerError(
+                f"{problem}. Take an index that is a multiple of {num_blocks}, or end the earlier stage there."
+            )
         if self.host_blocks and (rows_read := block_rows * num_blocks) < most:
             raise SamplerError(f"global_batch_size={most} is more than the {rows_read} rows that an epoch reads.")
         schedule_of_block = [(step, size // num_blocks) for step, size in self.schedule]

@@ -113,6 +113,8 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
         rows = [row for step in range(20) for row in changing.rows(step).tolist()]
         assert rows == [int(steady.rows(step)[0]) for step in range(len(rows))]
         assert [changing[number].record_key for number in range(len(rows))] == rows
+    with pytest.raises(SamplerError, match=r"start=\(0, 5\).*a multiple of 2"):
+        IndexSampler(40, global_batch_size=2, seed=3, order="maxtext", host=Host(0, 2), start=(0, 5))
 
 
 @settings(max_examples=examples(60), deadline=None)
