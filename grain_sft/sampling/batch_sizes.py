@@ -167,8 +167,8 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
     """
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
-        problem = f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over"
-        raise SamplerError(f"{problem}. Take a multiple of {hosts}.")
+        problem = f"global_batch_size={size}{at} can't be divided by {hosts} hosts"
+        raise SamplerError(f"{problem}: {size % hosts} of its rows would be left over. Take a multiple of {hosts}.")
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:

@@ -102,8 +102,8 @@ def test_hosts_that_divide_some_batches_are_checked_from_a_step_on():
     six.check_from(1000)
     with pytest.raises(SamplerError, match="global_batch_size=64, from step 999 on, can't be divided by 6 hosts"):
         six.check_from(999)
-    with pytest.raises(SamplerError, match="can't be divided by 5 hosts: 4 rows are left over"):
-        whole.with_host(Host(0, 5))
+    with pytest.raises(SamplerError, match="can't be divided by 7 hosts: 1 of its rows would be left over"):
+        whole.with_host(Host(0, 7))
 
 
 def test_blocks_of_order_maxtext_go_on_where_they_were():
