@@ -11,7 +11,7 @@ import numpy as np
 
 from grain_sft.errors import GrainSftError, RowIndexError
 from grain_sft.layout import expand_counts
-from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
+from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes, check_divided
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots
@@ -103,6 +103,8 @@ class StreamSampler(Sampler):
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
         self._check_steps(steps)
+        if steps and steps[-1] * max(self.batch_sizes.sizes) >= MOST_ROWS:
+            raise RowIndexError(f"step={steps[-1]}: slots are counted up to 2^62 rows. Take smaller steps.")
         numbers = np.arange(steps.start, steps.stop)
         sizes = self.batch_sizes.of_steps(numbers).size
         which, slot = expand_counts(sizes)
