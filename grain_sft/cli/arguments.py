@@ -53,7 +53,8 @@ class Parser(argparse.ArgumentParser):
         """Add options for arguments of the constructor `declaration`, with their types, defaults and help texts.
 
         Args:
-          group: Group of arguments that gets the options; by default this parser.
+          names: Arguments of `declaration` that become options.
+          group: Group of arguments to which the options are added; by default this parser.
           spelled: Flags of each option, by name of its argument. The default is `--NAME`, with hyphens for underscores.
           changes: New values of fields of `Option`, such as `help`, for all of these options.
         """
@@ -101,6 +102,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def _number(kind: type[Any], bounded: Any, text: str) -> Any:
+    """Parse a number of the type `kind`, within the bounds of the annotated type `bounded`."""
     value = parsed(kind, bounded, text)
     if value >= 1 << 63:  # such as infinity
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number below 2**63.")
@@ -113,6 +115,7 @@ not_negative = functools.partial(_number, float, Annotated[float, msgspec.Meta(g
 
 
 def _pair(text: str) -> list[str]:
+    """Parse FROM=TO."""
     old, equals, new = text.partition("=")
     if not (old and equals):
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
@@ -131,7 +134,10 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline that `config` describes, for `--host`. Refuse outputs that would replace a file that it reads."""
+    """Return the pipeline of the argument `config`, for the host of `--host`.
+
+    Raise a StorageError if one of `outputs` would replace a file that the pipeline reads.
+    """
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -183,7 +189,7 @@ def add_stage(add: Callable[..., object]) -> None:
 
 
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the stage that `--stage` names, of the pipeline that `open_config` returns."""
+    """Open a pipeline by `open_config`, and return its stage number `--stage`, counted from 1."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
@@ -200,9 +206,9 @@ def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer, former = options.tokenizer_name, options.former_tokenizer
     if former is not None:
         tokenizer = former
-        taken = f"--tokenizer {former} is taken as --tokenizer-name {former}"
-        reason = "In other commands --tokenizer is a file or directory that is opened"
-        print(f"warning: {taken}. {reason}. Write --tokenizer-name.", file=sys.stderr)
+        meaning = f"--tokenizer {former} means --tokenizer-name {former} here"
+        reason = "In other commands, --tokenizer is a file or directory that is opened"
+        print(f"warning: {meaning}. {reason}. Write --tokenizer-name.", file=sys.stderr)
     names = ("format", "label_mask_paths", *_DECLARED)
     return {"tokenizer": tokenizer, "path_remap": dict(options.path_remap), **values_of(options, names)}
 

@@ -50,12 +50,12 @@ def bench(parser: Parser) -> None:
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step, not counting the wait for data; may be given several times (default: 10 and 50)"
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
-    add("--max-workers", type=at_least(0), metavar="N", help="most workers to try (default: the cores, up to 8)")
+    add("--max-workers", type=at_least(0), metavar="N", help="most workers to try (default: one per core, up to 8)")
     made_up = parser.add_argument_group("measurements of made-up corpora, without CONFIG")
     add = made_up.add_argument
     only = "measure only this benchmark; may be given several times (default: all)"
     add("--only", choices=list(BENCHMARKS), action="append", help=only)
-    add("--dir", help="where to put the token files while they are measured (default: the system's temporary folder)")
+    add("--dir", help="folder of the made-up token files, which are removed (default: the system's temporary folder)")
     parser.add_declared(Scale, _SIZES, made_up)
     parser.set_defaults(run=_run_bench)
 
@@ -79,14 +79,14 @@ def _refuse(names: Sequence[str], options: argparse.Namespace, reason: str) -> N
 
 def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
     from grain_sft.bench import advice
-    from grain_sft.bench import config as of_config
+    from grain_sft.bench import config as config_bench
 
     given = values_of(options, ("repeats", "max_workers", "tokens_per_second"))
-    seconds, steps_ms = options.seconds or of_config.SECONDS, options.step_ms or of_config.STEPS_MS
-    plan = of_config.Plan(seconds=seconds, steps_ms=steps_ms, **given)
+    seconds, steps_ms = options.seconds or config_bench.SECONDS, options.step_ms or config_bench.STEPS_MS
+    plan = config_bench.Plan(seconds=seconds, steps_ms=steps_ms, **given)
     pipeline = open_stage(options, outputs=[options.output])
     with elapsed("Measuring"):
-        figures = of_config.measure(pipeline, plan)
+        figures = config_bench.measure(pipeline, plan)
     print(*advice.lines(figures, os.path.basename(options.config)), sep="\n")
     return {"config": options.config, **figures}
 

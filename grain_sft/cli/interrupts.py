@@ -27,6 +27,7 @@ class Guard:
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
         self.name, self._ends_process = name, ends_process
         self._status, self._pid = 0, os.getpid()
+        # each lock is acquired once, by the first of the two threads that announces the end or ends the process
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:
@@ -41,6 +42,7 @@ class Guard:
         return self._status
 
     def _install(self) -> None:
+        """Install the signal handler, and start the second thread. In a thread other than the main thread, do nothing."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return  # SIGINT is ignored, as in a background job of a shell, or has another handler
         read, write = os.pipe()
@@ -105,7 +107,7 @@ class Guard:
 
 
 def _kill_children() -> None:
-    """Kill all descendants of this process. Spare multiprocessing's resource tracker, which frees what they shared."""
+    """Kill all descendants of this process but multiprocessing's resource tracker, which frees the memory that they shared."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

@@ -62,14 +62,14 @@ def _index(options: argparse.Namespace) -> int:
 def pack(parser: Parser) -> None:
     """Declare `grain-sft pack`."""
     add = parser.add_argument
-    add("corpus", nargs="+", help="corpus that open_corpus takes: a prepared corpus, a mix, an index, ...")
+    add("corpus", nargs="+", help="what open_corpus takes: a prepared corpus, a mix, an index, ...")
     add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     parser.add_declared(PackedLayout, ("algorithm",), default=None, help="packing algorithm (default: compare all)")
     add("--compare", action="store_true", help="also compare all algorithms, after the report of --algorithm")
     parser.add_declared(PackedLayout, PACKING, parser.add_argument_group("rows"))
     parser.add_corpus_options(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument
-    rate("--batch-tokens", type=at_least(1), help="tokens in the batch of a rank, with padding; prints the rate")
+    rate("--batch-tokens", type=at_least(1), help="tokens in a rank's batch, with padding; makes pack print the rate")
     rate("--ranks", type=at_least(1), default=1, help="number of data-parallel processes")
     rate("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
     folder = "write the rows that --algorithm packs to FOLDER, as a corpus for layout kind materialized; local or gs://"
@@ -91,6 +91,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Pack a corpus as the options state. Print and return the figures of each part of the command."""
     corpus = open_paths(options.corpus, options)
     check_output(options.output, inputs=(file.path for file in corpus.files()))
     packing = values_of(options, PACKING)
@@ -169,6 +170,7 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate for it."""
     from grain_sft.replay import learning_rate
 
     ratio = learning_rate.supervised_ratio(corpus)

@@ -143,7 +143,7 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
 
 
 def print_summary(manifest: Mapping[str, Any], output: str) -> None:
-    """Print what a corpus holds, and what was cut, dropped and rejected."""
+    """Print the sizes of a corpus, and the numbers of documents that were cut, dropped and rejected."""
     if manifest.get("already"):
         print(f"{output} is complete: nothing to do.")
     for split, counts in manifest["splits"].items():
@@ -163,7 +163,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        is_unusual = 2 * count < documents  # if most documents are alike, the template is the reason
+        is_unusual = 2 * count < documents  # if most documents are like this, the template makes them so
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"
             note = f"{count:,} of {documents:,} documents {what} the EOS token. {reason}"

@@ -17,9 +17,9 @@ def simulate(parser: Parser) -> None:
     add = parser.add_argument
     add("--hosts", type=at_least(1), required=True, metavar="H", help="hosts of the run, each of them one process")
     add("--steps", required=True, metavar="A:B", help="steps A to B - 1, counted from 0; the hosts start at step A")
-    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts to measure as real processes, or 0")
+    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts to measure as real processes; 0 for none")
     add("--as-bucket", action="store_true", help="count reads of local files as requests to a bucket")
-    restart = "hosts of the simulated restart at step B (default: as --hosts)"
+    restart = "number of hosts after the simulated restart at step B (default: as --hosts)"
     add("--restart-hosts", type=at_least(1), metavar="H", help=restart)
     speeds = parser.add_argument_group("assumed speeds of hosts, network and bucket")
     parser.add_declared(Conditions, options_of(Conditions), speeds)
@@ -49,7 +49,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
-    pipeline = pipeline.at(steps.start)  # of several stages, only that of the first step is simulated
+    pipeline = pipeline.at(steps.start)  # if the run has stages, only the stage of the first step is simulated
     conditions = Conditions(**values_of(options, options_of(Conditions)))
     if options.processes:
         with elapsed("Measuring processes"):

@@ -83,6 +83,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
+    # count segments instead of lines: a segment whose document continues in the next shard has two lines
     occurrences, counted = [lines.step, lines.row], "rows"
     if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
         occurrences, counted = [*occurrences, lines.segment], "segments"
@@ -115,7 +116,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             # numbers of the part's corpus become numbers of the part, of the layout, and of the run
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # such as a source without a tokenizer; raised if every source fails
+        except CorpusError as error:  # such as a source without a tokenizer; it is raised only if every source fails
             if len(parts) == 1:
                 raise
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))
@@ -128,7 +129,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
 
 
 def _document(text: str) -> tuple[str, int]:
-    """Parse SOURCE:N or N."""
+    """Parse SOURCE:N, or N, whose source is ""."""
     name, _, number = text.rpartition(":")
     return name, at_least(0)(number)
 
@@ -152,5 +153,6 @@ def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
     if kind == "table":
         if len(columns["source"]) != 1:
             columns = {name: [*column, "all" if name == "source" else sum(column)] for name, column in columns.items()}
-        columns["documents"] = [count or -1 for count in columns["documents"]]  # -1, for unknown, is printed as "-"
+        # 0 means that the documents are unknown, and -1 is printed as "-"
+        columns["documents"] = [count or -1 for count in columns["documents"]]
     yield columns

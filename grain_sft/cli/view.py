@@ -51,7 +51,7 @@ def report(parser: Parser) -> None:
     """Declare `grain-sft report`."""
     parser.add_config()
     add = parser.add_argument
-    output = "page to write (default: report.html); next to it go the numbers, as .json, and the pictures, as .png"
+    output = "page to write (default: report.html); the numbers (.json) and the pictures (.png) are written next to it"
     add("-o", "--output", default="report.html", metavar="FILE", help=output)
     add("--steps", type=at_least(1), default=64, help="maximum number of steps that are sampled")
     add("--seconds", type=not_negative, default=1.0, help="time to measure each speed; 0 measures no speed")

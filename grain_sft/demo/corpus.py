@@ -48,7 +48,13 @@ class Entry(NamedTuple):
 
 
 def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
-    """Make the corpus and the config below `root`, with `seed` for the order of rows. Return the corpus and its manifest."""
+    """Make the corpus and the config in the folder `root`. Return the corpus and its manifest, the record of its preparation.
+
+    Args:
+      root: Folder of the demo.
+      seed: Seed of the order of rows, for the config.
+      max_characters: Limit of the characters of all answers together.
+    """
     folder = root / "corpus"
     shutil.rmtree(folder, ignore_errors=True)
     print("reading the docstrings of Python's standard library ...", flush=True)
@@ -90,7 +96,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
             break
         count += len(text)
         question_by_text[text] = question
-    else:
+    else:  # no text was left out for the limit
         if count < MIN_CHARACTERS:
             problem = f"found {count} characters of docstrings; expected {MIN_CHARACTERS} or more"
             raise GrainSftError(f"{library}: {problem}. Use a Python that comes with its source files.")
@@ -98,10 +104,10 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
-    """Yield an entry for each module, class and function in the .py files below `library`. Without a docstring, its text is "".
+    """Yield an entry for each module, class and function in the .py files below `library`. The text is "" without a docstring.
 
     Tests, demos and installed packages are left out. The files of a folder come before those of its subfolders, both sorted by
-    name. Files are parsed, never imported, and skipped if that fails.
+    name. Files are parsed, never imported. A file that can't be parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)

@@ -89,7 +89,7 @@ def killed_after(steps: int) -> int:
 
 @contextlib.contextmanager
 def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make and lock the folder `where`, which may be of an earlier demo. Yield its absolute path."""
+    """Make and lock the folder `where`, or lock the folder of an earlier demo. Yield the absolute path of the folder."""
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
     root = Path(os.path.abspath(files.normalize(where)))
@@ -100,7 +100,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
         # a demo that was killed while it wrote the marker leaves a temporary file, `..grain_sft_demo…`
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
-            raise GrainSftError(f"{root}: holds {others[0]!r}, but no earlier demo. Give a new folder with --dir.")
+            raise GrainSftError(f"{root}: contains {others[0]!r}, but no earlier demo. Give a new folder with --dir.")
         files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which replaces its content in each run.\n")
     in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
     with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
@@ -111,7 +111,7 @@ def newest_step(checkpoints: str | os.PathLike[str]) -> int:
     """Return the step of the newest checkpoint in a folder."""
     steps = [int(path.stem.removeprefix("step-")) for path in Path(checkpoints).glob("step-*.npz")]
     if not steps:
-        raise GrainSftError(f"{checkpoints}: holds no checkpoint. Give more --steps.")
+        raise GrainSftError(f"{checkpoints}: contains no checkpoint. Give more --steps.")
     return max(steps)
 
 
@@ -130,7 +130,9 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
 
 
 def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
-    """Train in another process, from step `start` until it ends or is killed after step `kill_after`. Return its records.
+    """Train in another process from step `start` on, and return the records of its steps.
+
+    The process trains to the last step. With `kill_after`, it is killed after this step.
 
     Raises:
       GrainSftError: The process failed, or reached the last step before it was killed.
@@ -161,7 +163,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             killed = f"SIGKILL to process {process.pid} after {len(records)} steps"
             _say(f"  killed: {killed}; newest checkpoint: step {newest_step(options.folder)}")
             return records
-    if was_killed:  # by the system: after a kill of its own, this function has returned or raised above
+    if was_killed:  # by the system: if this function kills the process, it returns or raises above
         last_line = "most likely the machine ran out of memory. A run takes about 1 GB."
     if status:
         end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"

@@ -2,8 +2,8 @@
 
 The model is a decoder-only transformer of one block in plain JAX and float32, which reads grain_sft's batches.
 
-The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint holds the
-parameters and the optimizer's moments, but nothing about the data. Its file name states how many steps were done.
+The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint contains the
+parameters and the optimizer's moments, but nothing about the data. The name of its file states how many steps were done.
 """
 
 import hashlib

@@ -165,6 +165,6 @@ def test_a_file_in_the_way_is_named(below: str, tmp_path: Path, capsys: pytest.C
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokens.npy").write_text("mine")
-    assert "holds 'tokens.npy', but no earlier demo" in failed(tmp_path, capsys)
+    assert "contains 'tokens.npy', but no earlier demo" in failed(tmp_path, capsys)
     assert [path.name for path in tmp_path.rglob("*")] == ["tokens.npy"]
     assert "not a local folder" in failed("gs://bucket/demo", capsys)

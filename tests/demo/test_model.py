@@ -78,5 +78,5 @@ def test_a_checkpoint_gives_back_every_bit_and_the_newest_has_the_highest_step(c
     assert jax.tree.structure(loaded) == jax.tree.structure(first_state)
     assert_same(*(dict(enumerate(jax.tree.leaves(each))) for each in (loaded, first_state)))
     assert update(loaded, 1, batch)[1] < first_loss
-    with pytest.raises(GrainSftError, match="holds no checkpoint"):
+    with pytest.raises(GrainSftError, match="contains no checkpoint"):
         newest_step(tmp_path / "none")
