@@ -1,4 +1,7 @@
-"""States of a run's data for checkpoints: the next step, and the receipt. A run on other data refuses the state."""
+"""States of a run's data for checkpoints: the next step, and the receipt, the hash of all that decides the run's batches.
+
+A run on other data has another receipt, and refuses the state.
+"""
 
 import json
 from collections.abc import Mapping
@@ -71,8 +74,8 @@ class Stateful(StepIterator[Any]):
 class CheckedIterator(Stateful, PipelineIterator):
     """Iterator like that of `pipeline.iter(...)`, with a receipt in its state: `set_state` refuses a state of other data.
 
-    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take this iterator, too. But they write
-    one file for each process, so a run must restore with the number of processes that it saved with.
+    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) accept this iterator, too. But they write
+    one file for each process, so a run must restore with the number of processes that it had when it saved.
 
     Args:
       pipeline: Run of this host.
@@ -161,8 +164,9 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     """
     now, recorded = data_state(pipeline, step), read_record(path)
     runs = [run for run in recorded if run[_STEP] < step]
-    resume_step({**(runs or [now])[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # without `before`, this also finds differences in steps from `step` on, such as in withdrawn documents
+    data_before = runs[-1] if runs else now
+    resume_step({**data_before, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
+    # `resume_step` has compared what decides the steps before `step`. Later steps may differ, such as in withdrawn documents.
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:
@@ -170,7 +174,12 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
 
 
 def read_record(path: str) -> list[dict[str, Any]]:
-    """Return the states in a record, in the order of their steps; [] without a file. Any other content is a `PipelineError`."""
+    """Return the states in the record `path`, in the order of their steps; [] if the file does not exist.
+
+    Raises:
+      PipelineError: The file is not such a record.
+      CorpusFileError: The file can't be read.
+    """
     if not files.exists(path):
         return []
     try:

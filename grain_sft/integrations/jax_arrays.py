@@ -26,9 +26,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator over a pipeline's batches as global arrays. Every process creates an iterator and requests the same batches.
 
     Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
-    only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process reads only the columns on
-    its devices, unless `Pipeline.reads_columns` is False or `loaders` is given. If the sharding puts a row on the
-    devices of several processes, each of these processes reads the row.
+    only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process also reads only the
+    columns on its devices; but with `loaders`, or if `Pipeline.reads_columns` is False, it reads whole rows. If the sharding
+    puts a row on the devices of several processes, each of these processes reads the row.
 
     Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
     (`grain_sft.integrations.checkpoint`), the same for any number of processes.
@@ -114,6 +114,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).blocks
 
     def _make(self, step: int) -> GlobalBatch:
+        """Return the batch of `step`, with each array in the sharding that the trainer gets."""
         batch = super()._make(step) if self._makes_ahead else self._make_now(step)
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
@@ -185,6 +186,6 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         return
     widths = {layout.sequence_length}
     if cuts:
-        batch = stage.read(stage.first_step, np.zeros(0, np.int64))
+        batch = stage.read(stage.first_step, np.zeros(0, np.int64))  # without rows, which is enough for the widths
         widths = {np.shape(array)[1] for array in batch.values() if np.ndim(array) > 1}
     yield from itertools.product(sizes, widths)

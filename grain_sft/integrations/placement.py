@@ -30,7 +30,7 @@ class ProcessRows:
       shape: Shape of the global array.
       rows: int64 [n], ascending indices of the rows that are on the devices, at least in part.
       indices: Rows and columns of the array on each device of the process.
-      first: Lowest index of a process that holds row 0.
+      first: Lowest index of a process whose devices have row 0.
     """
 
     shape: Shape
@@ -70,7 +70,7 @@ def process_rows(sharding: Sharding, shape: Shape, process: int | None = None) -
 
 
 def _parts(sharding: Sharding, shape: Shape) -> dict[Any, tuple[slice, slice]]:
-    """Return the rows and columns of an array that each device holds, in the order of the sharding's devices."""
+    """Return, by device, the rows and columns of an array on this device, in the order of the sharding's devices."""
     parts = {}
     try:
         for device, (rows, columns) in sharding.devices_indices_map(shape).items():
@@ -192,7 +192,7 @@ class LoaderPlacement(Placement):
     def __init__(
         self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, loaders: Sequence[int]
     ) -> None:
-        self._sources = order.sources(0, shape[1], shape[1])
+        self._sources = order.sources(0, shape[1], shape[1])  # ranges of columns of the batch, in the array's order
         devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
     """Yield the batches for `trainer.train`.
 
-    After a restart, Tunix takes all batches from the first one on, and drops those before its checkpoint. This function yields
-    empty dicts for the batches that Tunix drops, so that they are not read.
+    After a restart, Tunix requests all batches from the first one on, and drops those before its checkpoint. This function
+    reads none of the batches that Tunix drops, and yields empty dicts instead.
 
     Args:
       batches: Batches of the pipeline. This function moves them to the checkpoint's step.
@@ -105,7 +105,7 @@ def packed_loss(
     Args:
       model: As for `token_losses`.
       inputs, targets, inputs_position, targets_position, inputs_segmentation, targets_segmentation, targets_weights:
-        Arrays of a batch, which Tunix passes by name. Flax needs a parameter for each, as its gradients do not take `**batch`.
+        Arrays of a batch, which Tunix passes by name. Each needs a parameter, because Flax's gradients do not accept `**batch`.
     """
     batch = {"inputs": inputs, "targets": targets, "inputs_position": inputs_position}
     batch |= {"inputs_segmentation": inputs_segmentation, "targets_segmentation": targets_segmentation}

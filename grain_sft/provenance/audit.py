@@ -23,7 +23,7 @@ from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
 CUT = b" | half written"
-"""End of an unfinished line. The next process that writes to the file appends it."""
+"""Mark of an unfinished line, as a killed process leaves it. The next process that writes to the file appends this text."""
 
 _CHANNEL = "TRAINING | INFO"
 _UNQUOTED = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
@@ -44,7 +44,11 @@ FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl"
 
 
 def read_line(line: bytes) -> dict[str, str]:
-    """Return the fields of a line, with values in the form of `as_text`; raise ValueError or RecursionError for other lines."""
+    """Return the fields of a line, with values in the form of `as_text`.
+
+    Raises:
+      ValueError, RecursionError: The line is not an entry of an audit log.
+    """
     text = line.decode()
     if text.startswith("{"):
         parsed = json.loads(text, object_pairs_hook=_distinct)
@@ -80,7 +84,7 @@ class AuditLog(Observer):
     A log has four kinds of entries:
       dataset_load: A process reads its first batch. An `AuditLog` also writes this entry if a file no longer ends with its own
         last entry: the file was moved away during the run, or another process or pipeline has added entries.
-      resume: The run goes on in another process, or jumps to a step that does not come next.
+      resume: The run goes on in another process, or jumps to a step other than the next one.
       epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the
     global batch writes. A batch that was read ahead, but that the trainer never gets, leaves no entry.
@@ -138,7 +142,7 @@ class AuditLog(Observer):
             following = next(events.following(step + 1), None)
             entry_step = pipeline.end_step if following is None else following.step
             for (path, fd), end, size in zip(opened, self._ends, sizes, strict=True):
-                if 0 < end < size:
+                if 0 < end < size:  # the file has grown since this log's last entry
                     _warn_of_other_writer(path, fd, end)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             try:
@@ -183,6 +187,7 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def _warn_of_other_writer(path: str, fd: int, end: int) -> None:
+    """Log a warning that names the first line from byte `end` of the file on, which another writer has added."""
     with _storage_errors(path):
         first = os.pread(fd, 200, end).split(b"\n")[0].decode(errors="replace")
     found = f"another process or pipeline has added entries after those of this run, the first of them {first!r}"

@@ -68,6 +68,7 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
+    """Return the fields of one line, as in `_parsed_lines`."""
     if line.endswith(CUT):
         return {}
     try:

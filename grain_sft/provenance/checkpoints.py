@@ -54,8 +54,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Args:
       pipeline: Pipeline of the run, of any host.
       every: Number of steps between the lines of the table.
-      epochs: Number of epochs after which the table ends. None ends it with the run. If the run never ends, None means one
-        epoch of every source. In a run with stages, this is the epoch in which the last stage begins.
+      epochs: Number of epochs after which the table ends. None ends the table with the run. If the run never ends, None ends
+        the table after one epoch of every source or, in a run with stages, after the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

@@ -57,7 +57,13 @@ class Sources:
             self.names += inputs
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each piece, an index into `names`, and its record, from 1; -1 if unknown. All int64 [pieces]."""
+        """Return the source and the record of each piece: int64 [pieces] each.
+
+        A source is an index into `names`. A record is the number of a line or row in the source, from 1; -1 if it is unknown.
+
+        Args:
+          shards, documents: int64 [pieces], shard and document of each piece, by their numbers in the layout.
+        """
         source, record = np.zeros_like(shards), np.full_like(shards, -1)
         part_of_piece = np.array([part.first_shard for part in self._parts]).searchsorted(shards, side="right") - 1
         for number, part in enumerate(self._parts):
@@ -85,7 +91,8 @@ def _names_of_inputs(corpus: Corpus, table: Ints) -> tuple[str, ...]:
 def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
     """Return the numbers that a trace prints for document `number` of `source`, a source of a mixture or "".
 
-    The result has several numbers if stages of the run read different corpora under that name. For "", it is `number` alone.
+    The result has several numbers if stages of the run read different corpora under that name. For "", the only number is
+    `number` itself.
 
     Raises:
       RowIndexError: No stage has the source or the document.
@@ -102,9 +109,10 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
 class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
-    A segment's first token has no input before it, so it is not trainable. But the responses of a preference pair follow its
-    prompt. The loss mask decides for the other tokens. If there is a transform before `ShiftTargets`, such as `NgramFilter`, it
-    may change the mask, so the counter reads the tokens of all rows. Otherwise it reads only rows with withdrawn documents.
+    A segment's first token has no input before it, so it is not trainable. In a preference pair, however, the input before a
+    response's first token is the prompt. The loss mask decides for the other tokens. A transform before `ShiftTargets`, such as
+    `NgramFilter`, may change the mask. So with such a transform, the counter reads the tokens of all rows. Without one, it reads
+    only rows with withdrawn documents.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -116,7 +124,12 @@ class TrainableTokens:
         self._loss = LossReader(corpus.loss_files, scattered=True, remote=corpus.remote) if corpus.has_loss else None
 
     def count(self, rows: Ints, pieces: Pieces) -> Ints:
-        """Return the number of trainable tokens of each of the `pieces` of `rows`, int64 [pieces]. `rows` has no `FILL_ROW`."""
+        """Return the number of trainable tokens of each piece, int64 [pieces].
+
+        Args:
+          rows: int64 [rows], numbers of rows in the layout. Rows that only fill a batch (`FILL_ROW`) are not accepted.
+          pieces: Pieces of `rows`.
+        """
         layout = self._source.layout
         begins_segment = (pieces.column if pieces.position is None else pieces.position) == 0
         if layout.of_pairs:
@@ -161,6 +174,7 @@ class TrainableTokens:
             counts[of_row] = _count(trainable, pieces.column[of_row], pieces.length[of_row])
 
     def _element(self, source: RowSource, rows: Ints) -> Element:
+        """Return the arrays of `rows` as they are before `ShiftTargets`."""
         element = source.read(rows)
         for transform in self._transforms:
             element = transform.map(element)

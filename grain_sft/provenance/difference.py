@@ -123,6 +123,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
 
 
 def _rows_of_step(slots: BatchSlots, step: int) -> npt.NDArray[np.int64]:
+    """Return the rows of one step of `slots`, whose steps ascend."""
     return slots.row[slice(*slots.step.searchsorted((step, step + 1)))]
 
 
@@ -166,7 +167,10 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the (source, record) of each document that `steps` read, by its number in `run`; without a record ("", number)."""
+    """Return a dict from the number in `run` of each document that `steps` read to its (source, record).
+
+    A document without a record has ("", number) instead.
+    """
     documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
         own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))

@@ -38,8 +38,8 @@ class Events:
 
     An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. If the
     sampler drops an incomplete batch, the dropped rows do not count. A batch with rows of two epochs completes the first epoch
-    and starts the second. The last step of a run also completes the run's last epoch. If a stage ends inside an epoch, its last
-    step completes this epoch. If a later stage reads the rows that are left, its first step starts the epoch again.
+    and starts the second. The last step of a run also completes the run's last epoch. If a stage ends inside an epoch, the last
+    step of the stage completes the epoch. If a later stage reads the rows that are left, its first step starts the epoch again.
 
     Attributes:
       streams: Streams of all stages, in order. Each stream counts its own epochs.
@@ -60,6 +60,7 @@ class Events:
         return heapq.merge(*streams, key=lambda event: event.step)
 
     def _of_stream(self, number: int, step: int) -> Iterator[Event]:
+        """Yield the events of stream `number` from `step` on, in order."""
         _, stage, stream = self.streams[number]
         if step >= stage.end_step:
             return

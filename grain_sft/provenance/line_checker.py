@@ -102,6 +102,7 @@ class LineChecker:
         kinds[action](fields)
 
     def _check_entry_number(self, fields: Mapping[str, str]) -> None:
+        """Report a field `entry` that does not fit the line's number and the numbers of earlier entries."""
         number = natural_number(fields.get("entry"))
         shift = number - self._line
         if shift in self._shifts:
@@ -121,6 +122,7 @@ class LineChecker:
                 self._report(f"steps up to {self._position.delivered} were handed out {without}.")
 
     def _load(self, fields: Mapping[str, str]) -> None:
+        """Check an entry `dataset_load`."""
         self.checked.loads += 1
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
@@ -146,6 +148,7 @@ class LineChecker:
         self._changes = changes
 
     def _resume(self, fields: Mapping[str, str]) -> None:
+        """Check an entry `resume`, and continue at its step if it is valid."""
         self.checked.resumes += 1
         step, end = natural_number(fields.get("step")), self._pipeline.end_step
         if not 0 <= step < end:
@@ -169,6 +172,7 @@ class LineChecker:
             self._lose_step()
 
     def _event(self, fields: Mapping[str, str]) -> None:
+        """Check an entry `epoch_start` or `epoch_complete`, and go to the event after it."""
         if self._needed == RESUME:
             self._report(f"action={fields['action']} after {LOAD} in a continued log; expected {RESUME} between them.")
             self._needed = None
@@ -177,7 +181,8 @@ class LineChecker:
         if position.is_known and (event is None or event != due):
             expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
             self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-        # This line states the step, unless it has no event or contradicts a known step. Then it or an earlier line is wrong.
+        # This line states the step. But if the run has no such event, or if the known step is another one, then this line or an
+        # earlier line is wrong, and the step is unknown.
         position.is_known = event is not None and (event == due or not position.is_known)
         if event is None:
             return

@@ -85,6 +85,7 @@ class StageColumns:
         return {**of_slots, "trainable": None, "withdrawn": None, **columns}
 
     def _columns_of_pieces(self, pieces: Pieces, slots: BatchSlots) -> dict[str, Ints]:
+        """Return the columns that pieces decide. `slots` are the slots with a row, in the order of the rows of `pieces`."""
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         columns = {

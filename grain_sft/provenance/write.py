@@ -38,7 +38,7 @@ Writer = Callable[[Columns], None]
 
 @contextlib.contextmanager
 def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a `Writer` of a file. The file appears under its name when the block ends without an error.
+    """Yield a `Writer` of a file. The file appears under its name when the context ends without an error.
 
     Args:
       kind: Name of one of `WRITERS`.

@@ -53,6 +53,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
+    """Refuse a stage whose rows, tokens or documents the trainer can't use. The arguments are as in `check_batches`."""
     layout = pipeline.source.layout
     _check_rows(config, pipeline, where, trainer, training)
     if layout.of_pairs != trainer.of_pairs:
@@ -146,8 +147,11 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 
 
 def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callable[[int, Block, Element], Element]:
-    """Return a function for the argument `prepare` of `GlobalBatches`. It keeps the arrays of `keys`, and refuses tokens beyond
-    MaxText's vocabulary."""
+    """Return a function for the argument `prepare` of `GlobalBatches`.
+
+    The function returns only the arrays of `keys`. It raises a TransformError for a token beyond MaxText's `vocabulary` (a
+    number of tokens).
+    """
     checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:

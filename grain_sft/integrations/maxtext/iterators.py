@@ -25,7 +25,7 @@ class MaxTextBatches(GlobalBatches):
     """Global batches for MaxText. They end after `num_batches`, because some of MaxText's loops never end by themselves.
 
     Attributes:
-      failure: Error that ended the batches. MaxText takes any error for the end of the data, so the launcher raises `failure`
+      failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises `failure`
         after the run.
     """
 
@@ -111,9 +111,10 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 
 
 def load_evaluation(where: str) -> Pipeline:
-    """Return the pipeline of the config at `where`. Unless the config states them, `epochs` is 1 and `last_batch` "fill".
+    """Return the pipeline of the config at `where`. If the config lacks the keys, `epochs` is 1 and `last_batch` is "fill".
 
-    A config stays as it is if it has a mixture, an order with `Order.runs_on`, or no corpus or sampler outside its stages.
+    These keys are not added to a config with a mixture, with an order whose batches may have rows of two epochs
+    (`Order.runs_on`), or without a corpus or a sampler outside its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})
@@ -126,6 +127,7 @@ def load_evaluation(where: str) -> Pipeline:
 
 
 def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *, training: bool) -> MaxTextBatches:
+    """Return the batches of training or of evaluation from step 0 on, in the sharding that MaxText expects."""
     from maxtext.utils.sharding import get_input_data_sharding
 
     pipeline, where = load_checked(config, options, training=training)
@@ -168,7 +170,10 @@ def first_step(config: Any, trainer: Trainer) -> int:
 def continue_at(step: int, config: Any, batches: GlobalBatches, options: Options, loaders: Sequence[int]) -> None:
     """Continue with the batches of MaxText's `step`, and record the data next to the checkpoints.
 
-    The first of the processes `loaders` writes the record. Other data before `step` are a PipelineError.
+    The first of the processes `loaders` writes the record.
+
+    Raises:
+      PipelineError: The steps before `step` used other data.
     """
     batches.seek(step * options.of_trainer.batches_per_step(config))
     if not config.enable_checkpointing or not config.checkpoint_dir:

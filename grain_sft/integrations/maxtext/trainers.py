@@ -16,7 +16,7 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 class Trainer:
     """A trainer of MaxText. The methods of this class fit pre-training, MaxText's own loop. Subclasses fit other trainers.
 
-    Pre-training takes one batch a step, which holds all micro-batches. It writes checkpoint N after step N, counted from 0.
+    Pre-training reads one batch per step, which has all micro-batches. It writes checkpoint N after step N, counted from 0.
 
     Attributes:
       module: Name of the module whose function `main` runs the trainer.
@@ -69,7 +69,7 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True)
 class Tunix(Trainer):
-    """A trainer built on Tunix. It takes each micro-batch of a step as a batch, and writes checkpoint N after N steps.
+    """A trainer built on Tunix. It reads a batch for each micro-batch of a step, and writes checkpoint N after N steps.
 
     Attributes:
       begin: Name of the module's function that loads weights. Its first argument is MaxText's config.
