@@ -110,9 +110,10 @@ class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
     A segment's first token has no input before it, so it is not trainable. In a preference pair, however, the input before a
-    response's first token is the prompt. The loss mask decides for the other tokens. A transform before `ShiftTargets`, such as
-    `NgramFilter`, may change the mask. So with such a transform, the counter reads the tokens of all rows. Without one, it reads
-    only rows with withdrawn documents.
+    response's first token is the prompt. The loss mask decides for the other tokens.
+
+    A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. So with such a transform, the counter reads
+    the tokens of all rows. Without such a transform, it reads only rows with withdrawn documents.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
