@@ -1,4 +1,4 @@
-"""Amendments: changes of a run from a step on. The batches of earlier steps stay as they are."""
+"""Amendments: changes of a run from a step on. The batches of earlier steps do not change."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from grain_sft.sampling import MappedSampler, Sampler, StepMap, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
 from grain_sft.types import Ints
 
-_FROM = re.compile(r"from step (\d+): ")  # beginning of the text of an amendment or a later stage
+_FROM = re.compile(r"from step (\d+): ")  # beginning of the text of an amendment, or of a stage after the first
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Amendment:
             raise PipelineError(f"amendment from step {self.step}: changes nothing. Expected {expected}.")
 
     def _sorted(self) -> Ints:
-        """Return the distinct documents, ascending."""
+        """Return the distinct numbers of `withdraw`, ascending: int64 [n]."""
         try:
             documents = np.asarray(self.withdraw)
         except ValueError:  # lists of several lengths, which are refused below
@@ -58,7 +58,7 @@ class Amendment:
         if documents.size and (documents.ndim != 1 or documents.dtype.kind not in "iu"):
             problem = f"withdraw={shortened(repr(self.withdraw))}"
             raise PipelineError(f"amendment from step {self.step}: {problem}. Expected a list of integers.")
-        # without `return_counts`, NumPy hashes the numbers instead of sorting them, and a million take 4 s, not 0.1 s
+        # With `return_counts`, NumPy sorts the numbers, in 0.1 s for a million. Otherwise it hashes them, in 4 s.
         return np.unique(documents.astype(np.int64), return_counts=True)[0]
 
     def __str__(self) -> str:
@@ -77,19 +77,22 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a difference between receipts may change a batch before `step`. None means any step.
+    """Return whether a difference between two receipts may change a batch before `step`. None means any step.
 
-    `texts` are the receipts' texts of the part that differs; None for a receipt without the part. The result is False if every
-    text begins with "from step N: " and N is at least `step`.
+    `texts` has each receipt's text of the part that differs, or None for a receipt without this part. The result is False if
+    every text begins with "from step N: " and N is at least `step`.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
 
 
 def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[str], step: int) -> None:
-    """Raise a PipelineError if the texts of the changes of a run before `step` differ between a state and a config.
+    """Raise a `PipelineError` if a state and a config differ in the changes of the run before `step`.
 
-    `noun` is "amendment" or "later stage".
+    Args:
+      noun: What the changes are: "amendment" or "later stage".
+      of_state, of_config: Text of each change, such as "from step 10: skip 3 steps".
+      step: Step at which the run continues.
     """
     for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):
@@ -118,14 +121,17 @@ def skips_of(amendments: Iterable[Amendment]) -> list[tuple[int, int]]:
 
 
 def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]:
-    """Return (data step, amendment) of each amendment with weights, sorted by step. Data steps count skipped steps too."""
+    """Return the pair (data step, amendment) of each amendment with weights, sorted by step.
+
+    A data step counts the skipped steps too: with 3 steps skipped at step 5, step 10 is data step 13.
+    """
     amendments = sorted(amendments, key=lambda amendment: amendment.step)
     skips = StepMap(skips_of(amendments))
     return [(skips.data_step(amendment.step), amendment) for amendment in amendments if amendment.reweight]
 
 
 def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[Amendment]) -> Withdrawals | None:
-    """Return the documents that `amendments` withdraw; None if they withdraw none."""
+    """Return the documents that `amendments` withdraw, each with the step of its amendment; None without such documents."""
     documents = [np.asarray(amendment.withdraw) for amendment in amendments]
     if not any(map(len, documents)):
         return None

@@ -27,5 +27,6 @@ def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
     of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
     is_mixture = "" not in of_source  # a layout that is not a mixture has one part, named ""
     if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # lists, to compare the order too
-        problem = f"the sampler draws from sources and rows {of_sampler}, but the source has {of_source}, in this order"
+        found = f"the sampler is for these sources and numbers of rows: {of_sampler}"
+        problem = f"{found}. The source has {of_source}, in this order"
         raise PipelineError(f"{problem}. Make a MixtureSampler of the sources of the MixtureSource.")

@@ -1,4 +1,4 @@
-"""Ranges of columns of a batch: which columns to read for a requested range, and the cut of the batch to the range."""
+"""Columns of a batch: which columns to read for a requested range, and a function that cuts the batch to the range."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from grain_sft.transforms import column_reach
 
 
 def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, stop: int) -> tuple[int, int] | None:
-    """Return (first, last + 1) of the columns to read for the columns [start, stop) of a batch, or None to read all.
+    """Return the range of the columns to read for the columns [start, stop) of a batch: (first, last + 1), or None for all.
 
     A column of a batch may depend on neighbours: `ShiftTargets` takes each target from the next column, so [0, 8) needs [0, 9).
     All columns are read if a transform needs whole rows, or if the rows of the layout have several lengths.

@@ -1,4 +1,4 @@
-"""Counts of batches: how many there were, how long each batch took to make, and how long the training loop waited for it.
+"""Counts of batches: their number, the time to make each batch, and the time that the training loop waited for the batch.
 
 `make_batch` makes a batch and records its time. A `StepIterator` appends each batch that it delivers to `arrivals`.
 `count_batches` adds these times and arrivals to the `IteratorStats` of each iterator and to the metrics, many at once.
@@ -19,7 +19,7 @@ from grain_sft.storage import ForkSafeLock, activity
 T = TypeVar("T")
 
 MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
-"""Number of batches that may wait to be counted: 0 if the metrics are in a folder, where other processes may read them."""
+"""Number of batches that may wait to be counted. It is 0 if the metrics are files, which other processes may read any time."""
 
 
 class IteratorStats:
@@ -70,7 +70,7 @@ arrivals: list[Arrival] = []
 """Batches that iterators delivered and that are not counted yet. Counting each batch when it arrives would use many
 objects that are not in the processor's cache: 5 % of the time of a batch of windows (`bench --only windows`)."""
 
-_make_seconds: list[float] = []  # of each batch that is not counted yet
+_make_seconds: list[float] = []  # seconds that it took to make each batch that is not counted yet
 _counting = ForkSafeLock()
 
 
@@ -93,7 +93,7 @@ def _taken(values: list[T]) -> list[T]:
 
 
 def _forked() -> None:
-    """Drop the batches that the parent counts."""
+    """In a forked child, drop the batches that are not counted yet: the parent process counts them."""
     arrivals.clear()
     _make_seconds.clear()
 
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:
-    """Make the batch of `step`. Record it as this thread's activity, and call the observers."""
+    """Return the batch of `step`. Record meanwhile that this thread makes it, and then call the observers."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = activity.CHOOSING
     activity.making[thread] = step, since, pipeline  # what `activity.making_batch` does, in less time

@@ -15,7 +15,7 @@ from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers
 
-_THREADS, _PREFETCH = 2, 8  # of a loader without worker processes
+_THREADS, _PREFETCH = 2, 8  # threads, and batches made ahead, of a loader without worker processes
 
 
 class StepDataset(grain.MapDataset[Element]):
@@ -39,7 +39,7 @@ class StepDataset(grain.MapDataset[Element]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Grain sends the dataset to each worker process as a pickle
+        # Grain sends the dataset to each worker process as a pickle, so this process is a worker
         for observer in observers_of(self._pipeline):
             observer.worker_started(self._pipeline)
 
@@ -97,7 +97,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """Iterator of a DataLoader. After a batch failed, each `next` raises an error: Grain's iterator would skip the batch."""
+    """Iterator of a DataLoader. After a batch failed, each `next` raises an error. Grain's own would skip the failed batch."""
 
     _failure = ""
 

@@ -16,7 +16,7 @@ from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock
 
 NUM_CHECKED = 4  # the warning comes after this number of batches without a target that takes loss
-_MOST_ROWS = 64  # number of rows that are read again to find the reason
+_MOST_ROWS = 64  # most rows that are read again to find the reason
 
 
 class FirstSteps:
@@ -56,7 +56,7 @@ def takes_loss(batch: Any) -> bool | None:
     """Return whether a target of a batch takes loss. None means that the batch has no keys of loss masks or weights."""
     if not isinstance(batch, dict):
         return None
-    if "chosen_ids" in batch:  # of preference pairs
+    if "chosen_ids" in batch:  # a batch of preference pairs
         return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
     if "targets_segmentation" in batch:  # both keys have 0 where a target takes no loss
         return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))
@@ -66,7 +66,7 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
-    """Return the reason why no target of `steps` takes loss, as a sentence. Read some of their rows again."""
+    """Return the reason why no target in the batches of `steps` takes loss, as text. Some of their rows are read again."""
     try:
         pipeline = pipeline.at(max(steps))  # the stage of the last step; steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
@@ -82,7 +82,7 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
 
 
 def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return the reason why `rows`, which the source reads as `element`, take no loss; "" if they take loss."""
+    """Return the reason why no token of `rows` takes loss; "" if a token does. `element` has the arrays of `rows`."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""
@@ -98,6 +98,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             continue
         for document in np.unique(documents).tolist():
             start = int(table.start[document])
+            # the loss mask of the whole document, which may have tokens outside these rows
             _, loss = part.corpus.read(start, start + int(table.length[document]))
             if loss is None or loss.any():
                 found = f"the documents are longer than sequence_length={layout.sequence_length}"
@@ -109,7 +110,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
 
 
 def _reason_in_transforms(pipeline: Run, element: Element) -> str:
-    """Return a sentence about the transform that takes the loss off all rows of `element`."""
+    """Return a sentence that names the transform which takes the loss off all rows of `element`."""
     count = len(element["tokens"])
     for transform in pipeline.transforms:
         element = transform.map(element)

@@ -25,7 +25,7 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 class PipelineIterator(StepIterator[Element]):
     """Iterator over the batches of a pipeline from `start_step` on, as `Pipeline.iter` returns it.
 
-    An iterator with another number of threads or workers can continue from its state.
+    Its state can be set in an iterator with another number of threads or workers.
     """
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
@@ -49,7 +49,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._takes_ready = not first_steps.left  # from then on, `next` need not call `_make` for a ready batch
+            self._takes_ready = not first_steps.left  # if nothing is left to check, `next` may skip this method
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -67,7 +67,7 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # wait: `__main__` is hidden while workers start, and a process that the caller starts then could not import it
+            # Wait until the workers have started. Meanwhile `__main__` is hidden, and processes of the caller can't import it.
             with self._from_workers.started:
                 pass
 
@@ -82,7 +82,7 @@ class PipelineIterator(StepIterator[Element]):
         return pids[turn:] + pids[:turn]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state as a dict for JSON: next step, data key, and the texts of amendments and later stages, if any."""
+        """Return the state as a dict for JSON: next step, data key, and the texts of amendments and of later stages, if any."""
         state = {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
         changes = {_AMENDMENTS: [*map(str, self.pipeline.amendments)], _STAGES: self.pipeline.later_stages}
         return state | {name: texts for name, texts in changes.items() if texts}

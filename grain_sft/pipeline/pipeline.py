@@ -39,7 +39,7 @@ class Pipeline:
     """Batches by step. The sampler chooses the rows of a step, the source reads them, and the transforms map them in order.
 
     A batch depends on nothing but the step: `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and
-    `pipeline.data_loader()` give the same arrays, whatever the number of threads and worker processes.
+    `pipeline.data_loader()` return the same arrays, whatever the number of threads and worker processes.
 
     Arrays that are the same in every batch are shared between batches and read-only. Copy such an array to write to it.
 
@@ -51,7 +51,7 @@ class Pipeline:
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
         logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not logged.
       observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
-      amendments: Changes of the run, each from a step on, in the order they were made.
+      amendments: Changes of the run, each from a step on, in the order in which they were added.
 
     Attributes:
       planned_sampler: The argument `sampler`, without the amendments.
@@ -133,7 +133,7 @@ class Pipeline:
         Args:
           step: Step of the batch.
           slots: int64 [n], indices of rows in this host's batch. With `Host(0, 1)`, they are slots of the global batch.
-          columns: First column and the column after the last; None for all. Unless `reads_columns`, whole rows are read.
+          columns: First column and the column after the last; None for all. If `reads_columns` is False, whole rows are read.
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
@@ -154,12 +154,12 @@ class Pipeline:
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
-        """Return a copy without observers, for `host` and with the first `num_amendments` amendments. None changes nothing."""
+        """Return a copy without observers, for `host` (None: its own) and `num_amendments` first amendments (None: all)."""
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return this run alone. See `StagedPipeline.with_first_stages`."""
+        """Return a list of this run alone, which has no stages. See `StagedPipeline.with_first_stages`."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
@@ -207,7 +207,7 @@ class Pipeline:
         return self.num_steps
 
     def __bool__(self) -> bool:
-        return True
+        return True  # without this method, `bool` would call `__len__`
 
     def __iter__(self) -> PipelineIterator:
         return self.iter()
@@ -220,8 +220,8 @@ class Pipeline:
 
         Args:
           start_step: Step of the first batch. To start at a late step takes no longer than to start at step 0.
-          threads: Number of threads that read ahead, in this process or in each worker. 0 reads a batch when it is asked for.
-          prefetch: Number of batches kept ready, in this process or in each worker.
+          threads: Number of threads that make batches ahead, in this process or in each worker. With 0, no thread does.
+          prefetch: Number of batches that are made ahead, in this process or in each worker.
           worker_count: Number of Grain worker processes. 0 is the fastest for data in memory or on a local disk.
 
         Returns:
@@ -277,7 +277,7 @@ class Pipeline:
     @functools.cached_property
     def receipt(self) -> Receipt:
         """Receipt of the global batches. The first access hashes the rows of the layout, and reads tokens only if EOS tokens
-        end the documents. It raises a CorpusFileError or a CorpusError if it can't find the documents."""
+        end the documents. If the documents can't be found, it raises a CorpusFileError or a CorpusError."""
         parts = parts_of(self.source, self.planned_sampler, self.transforms)
         return Receipt(parts | amendment_parts(self.amendments))
 

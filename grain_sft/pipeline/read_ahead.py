@@ -18,8 +18,11 @@ T = TypeVar("T")
 _ENDS_IN = 5.0  # seconds that the threads have to finish a step when the interpreter ends
 
 
-class Slot(Generic[T]):
-    """Result of one step: `value` or `error`. A thread sets it, then sets `ready`, and then releases the lock `done`."""
+class Result(Generic[T]):
+    """Result of one step: `value` or `error`.
+
+    The thread that acquires the lock `claimed` makes the result. It sets `value` or `error`, sets `ready`, and releases `done`.
+    """
 
     __slots__ = ("claimed", "done", "error", "ready", "value")
 
@@ -34,9 +37,10 @@ class Slot(Generic[T]):
 class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
-    Ctrl-C may raise an exception at any point of the caller's thread. It loses no result and blocks no thread: the caller waits
-    only for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition`, which `Future`,
-    `Event`, `Queue` and `Thread.start` use, stays locked for good if an exception arrives while it is entered.
+    Ctrl-C may raise an exception at any point of the caller's thread. Such an exception loses no result, because a result stays
+    until `advance` drops it. It blocks no thread, because the caller waits only for locks that are written in C. `Future`,
+    `Event`, `Queue` and `Thread.start` are not used: their `threading.Condition` stays locked for good if an exception arrives
+    while it is entered.
 
     The methods take no lock. If several threads call them, the callers must hold a lock of their own around each call.
 
@@ -49,10 +53,10 @@ class ReadAhead(Generic[T]):
       close: Function that the method `close` calls. Any thread may call it.
 
     Attributes:
-      slots: Results by step, ascending, from the step of the last `advance` on. The caller may read a slot that is ready, and
-        set its `value` to None once it has taken the value.
+      results: Results by step, ascending, from the step of the last `advance` on. The caller may read a result that is ready,
+        and set its `value` to None once it has taken the value.
       due: First step after which the caller has to call `advance`. After an earlier step, more than `ahead // 2` later steps
-        are requested already, and leaving out the call saves 10 to 20 us.
+        are requested already. Leaving out the call then saves 10 to 20 us.
     """
 
     def __init__(
@@ -69,35 +73,35 @@ class ReadAhead(Generic[T]):
         self._make, self._close = make, close
         self._next, self._end, self._ahead, self._half = start, end, ahead, ahead // 2
         self.due = -1
-        self.slots: dict[int, Slot[T]] = {}
+        self.results: dict[int, Result[T]] = {}
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         names = [f"{name}_{number}" for number in range(threads)]
         self.threads = [threading.Thread(target=self._work, name=each, daemon=True) for each in names]
         self._starting, self._started = threading.Lock(), False
         _open_readers.add(self)
 
-    def get(self, step: int) -> Slot[T]:
+    def get(self, step: int) -> Result[T]:
         """Wait for the result of `step`, and return it. `step` must not be before the step of the last `advance`."""
-        slot = self.slots.get(step)
-        if slot is None or not slot.ready:
+        result = self.results.get(step)
+        if result is None or not result.ready:
             self.advance(step)
-            slot = self.slots[step]
-            with slot.done:
+            result = self.results[step]
+            with result.done:
                 pass
-        return slot
+        return result
 
     def advance(self, step: int) -> None:
         """Drop the results before `step`. If at most half of the next `ahead` steps are requested, request all of them."""
-        slots = self.slots
-        while slots and (before := next(iter(slots))) < step:
-            slots.pop(before, None)
+        results = self.results
+        while results and (before := next(iter(results))) < step:
+            results.pop(before, None)
         if self._next - step > self._half and self._started:  # enough steps are requested
             return
         end = min(step + self._ahead, self._end)
         for wanted in range(self._next, end):
-            slots.setdefault(wanted, Slot())
+            results.setdefault(wanted, Result())
         if end > self._next:
-            # If an exception arrives here, the next call requests these steps again. Each slot is still claimed only once.
+            # If an exception arrives here, the next call requests these steps again. Each result is still claimed only once.
             for _ in self.threads:
                 self._wanted.put(end)
             self._next = end
@@ -108,7 +112,7 @@ class ReadAhead(Generic[T]):
     def close(self) -> None:
         """Have the threads end after the steps that they are making."""
         self._wanted.put(None)
-        self.slots = {}
+        self.results = {}
         if self._close is not None:
             self._close()
 
@@ -126,19 +130,20 @@ class ReadAhead(Generic[T]):
             self._work()  # this thread makes all results
 
     def _work(self) -> None:
+        """Make all results that no thread has claimed, each time steps are requested. End when the reader is closed."""
         while self._wanted.get() is not None:
-            for step in list(self.slots):
-                slot = self.slots.get(step)
-                if slot is None or not slot.claimed.acquire(blocking=False):
+            for step in list(self.results):
+                result = self.results.get(step)
+                if result is None or not result.claimed.acquire(blocking=False):
                     continue
                 try:
-                    slot.value = self._make(step)
+                    result.value = self._make(step)
                 except BaseException as error:
-                    slot.error = error
-                slot.ready = True
-                slot.done.release()
-                del slot  # while this thread waits, it must not keep a batch that the caller has taken
-        self._wanted.put(None)  # ends the next thread
+                    result.error = error
+                result.ready = True
+                result.done.release()
+                del result  # while this thread waits, it must not keep a batch that the caller has taken
+        self._wanted.put(None)  # ends the next thread, because `close` puts only one None
 
 
 _open_readers: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
@@ -152,7 +157,7 @@ def _refuse(step: int) -> NoReturn:
 def _forked() -> None:
     """In a forked child, let `get` raise an error instead of waiting forever, and `close` not end the parent's workers."""
     for reader in list(_open_readers):
-        reader.slots, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
+        reader.results, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
     _open_readers.clear()
 
 

@@ -29,12 +29,12 @@ class Receipt:
     example, if one has a filter that rejects no row, and the other has no filter.
 
     A receipt includes which tokens each row has, and the sizes and the first and last bytes of the token files, as in
-    `Corpus.ends_fingerprint`. If EOS tokens end the documents, it also includes a hash of all tokens. It leaves out how
-    rows were packed, hosts (unless the order depends on them), paths, threads, caches, and a seed that is not used.
+    `Corpus.ends_fingerprint`. If EOS tokens end the documents, it also includes a hash of all tokens. It leaves out the options
+    of packing, paths, threads, caches, and a seed that is not used. It includes hosts only if the order depends on them.
 
     Attributes:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
-        amendments. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
+        and each amendment. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
       data_step: Function that returns the data step of a step. Data steps count skipped steps too: after a skip of 10 steps,
         step 100 is data step 110. The part of a later stage states its first step as a data step.
     """
@@ -60,10 +60,10 @@ class Receipt:
         """
         check_type("other", other, Mapping, "the `parts` of another receipt")
         sentences = []
-        data_before = before and self.data_step(before - 1) + 1
+        data_before = self.data_step(before - 1) + 1 if before else before  # `before` as a data step
         for name in {**self.parts, **other}:
             here, there = self.parts.get(name), other.get(name)
-            is_stage = name.startswith("stage ") and ": amendment " not in name
+            is_stage = name.startswith("stage ") and ": amendment " not in name  # its text states a data step
             if here != there and begins_before(data_before if is_stage else before, (here, there)):
                 sentences.append(f"{name} differs: here {here or 'nothing'}; there {there or 'nothing'}.")
         return sentences
@@ -127,16 +127,16 @@ def _attributes(value: object) -> dict[str, Any]:
 
 
 def _is_abbreviated(value: object) -> bool:
-    """Return whether the repr of a value contains "...", or floats that numpy rounds to 8 digits."""
+    """Return whether the repr of a value leaves out something: it contains "...", or floats that numpy rounds to 8 digits."""
     text = repr(value)
     with np.printoptions(floatmode="unique"):
         return "..." in text or repr(value) != text
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value, with sorted sets. Sets of numbers stay, because they have one order in all processes."""
+    """Return the repr of a value, with sorted sets. Sets of numbers are not sorted: all processes have them in one order."""
     text = repr(value)
-    if "{" not in text or id(value) in parents:  # no sets, or an object that holds itself
+    if "{" not in text or id(value) in parents:  # no sets, or an object that contains itself
         return text
     parents = (*parents, id(value))
     is_set = isinstance(value, set | frozenset)
@@ -155,7 +155,7 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
     A numpy array becomes [shape, hash of its bytes]. An array of another library becomes a list of its elements. Mappings and
     other objects become dicts, and sequences become lists. Items without such arrays are left out.
     """
-    if id(value) in parents:  # an object that holds itself
+    if id(value) in parents:  # an object that contains itself
         return None
     parents = (*parents, id(value))
     if isinstance(value, Mapping):

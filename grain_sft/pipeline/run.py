@@ -16,7 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`, for modules that pipeline.py imports. `Pipeline` explains them."""
+    """Members of a `Pipeline`, which explains them. Modules that pipeline.py imports can't import `Pipeline` itself."""
 
     source: NpyDataSource | MixtureSource
     sampler: Sampler
@@ -47,7 +47,7 @@ class Run(Protocol):
 
 
 class ObservedIterator(Protocol):
-    """Iterator of a run's batches, as observers see it.
+    """Members of an iterator of a run's batches that observers may use.
 
     Attributes:
       pipeline: Run of the batches.
@@ -62,12 +62,12 @@ class ObservedIterator(Protocol):
     @property
     def next_step(self) -> int: ...
     def worker_pids(self) -> list[int] | None:
-        """Return the process ids of the workers; None without worker processes. The worker of the next batch comes first."""
+        """Return the process ids of the workers, first that of the worker of the next batch; None without worker processes."""
 
 
 Arrival = tuple[Any, int, int, int, float, float]
-"""A batch that an iterator delivered: the iterator's `IteratorStats`, the step, the numbers of rows and tokens, and the times
-(`time.perf_counter`) of the request and the arrival. A named tuple would take longer to make."""
+"""A batch that an iterator delivered: the iterator's `IteratorStats`, the step, the number of rows, the number of tokens, and
+the times (`time.perf_counter`) of the request and of the arrival. A plain tuple takes less time to make than a named tuple."""
 
 
 class Delivery(NamedTuple):
@@ -92,8 +92,9 @@ class Delivery(NamedTuple):
 class Observer:
     """Base class of observers. Every method does nothing; a subclass overrides the methods that it needs.
 
-    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in a method ends the
-    run. A pipeline is pickled for worker processes together with its observers, so they have to be picklable.
+    Methods are called in the thread that makes the batch, or in the thread that calls `next`, so methods have to be quick. An
+    exception in a method ends the run. A pipeline is pickled for worker processes together with its observers, so observers
+    have to be picklable.
     """
 
     def iterator_opened(self, iterator: ObservedIterator) -> None:

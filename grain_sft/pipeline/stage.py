@@ -1,4 +1,4 @@
-"""Stage: consecutive steps of a run with data of their own. `placed` computes at which row of its streams each stage begins."""
+"""Stage: consecutive steps of a run with data of their own. `placed` computes at which rows and steps each stage begins."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,10 @@ class Stage:
     Args:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
-      tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, with the numbers that documents have in this stage; None for an amendment whose
-        documents the stage lacks. None instead of a sequence means that documents have the same numbers in all stages.
+      tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
+      amendments: The amendments of the run, in their order, with the numbers that the withdrawn documents have in this stage.
+        An entry is None if the stage lacks the documents. If `amendments` is None, documents have the same numbers in all
+        stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, one is below 1, or the sampler is for another number of rows.
@@ -58,11 +59,11 @@ class Stage:
 
     @property
     def num_steps(self) -> int | None:
-        """Number of steps; None for all steps of the sampler."""
+        """Number of steps; None if the stage ends with its sampler."""
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # a curriculum, whose steps all have as many tokens as step 0
+        if length is not None:  # a curriculum, in which each step has as many tokens as step 0
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -71,9 +72,9 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`, but not the skips.
+    The samplers apply the weights of `amendments`, but not the skips. So they count data steps.
     """
-    progress: dict[Any, Progress] = {}
+    progress: dict[Any, Progress] = {}  # by the key of a stream, as in `_streams`
     samplers: list[MappedSampler] = []
     gaps = []
     first_step = 0
@@ -90,7 +91,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         end = None if steps is None else first_step + steps
         sampler = MappedSampler(own_sampler, origin=first_step, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
-        changes = []
+        changes = []  # weights that name only sources of this stage, and hold from a step before its end
         for step, amendment in reweights:
             if amendment.reweight.keys() <= sources and (end is None or step < end):
                 changes.append((step, amendment.reweight))
@@ -114,9 +115,10 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
 
 
 def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return the `starts` of `Sampler.continued` for the streams of stage `number`, and the number of tokens left out.
+    """Return where the streams of stage `number` begin, as `starts` of `Sampler.continued`, and the number of tokens left out.
 
-    Tokens are left out if an earlier stage, whose rows are shorter, ended inside a row of this stage.
+    Tokens are left out if an earlier stage, whose rows are shorter, ended inside a row of this stage. Example: an earlier stage
+    read 3 rows of 4 tokens. In this stage, rows have 8 tokens, so it begins at row 2, and leaves out 4 tokens.
     """
     starts, gap = {}, 0
     for key, length, stream in _streams(stage, stage.sampler):
@@ -134,7 +136,7 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
 
 
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
-    """Return how far a stage has read `stream`, whose rows have `length` tokens, after its last step."""
+    """Return how far a stage has read `stream` after the last step of `sampler`. The rows of `stream` have `length` tokens."""
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)

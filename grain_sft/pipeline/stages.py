@@ -24,12 +24,12 @@ from grain_sft.types import Ints
 
 
 class StagedPipeline(Pipeline):
-    """Pipeline of a run in stages. It gives the batch of any step. Shapes of batches change only where a stage begins.
+    """Pipeline of a run in stages. It returns the batch of any step. Shapes of batches change only where a stage begins.
 
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
-    lengths. If the earlier stages end inside a row of a stage with longer rows, this stage begins at its next row, and `gaps`
-    counts the tokens that it leaves out. In each stage, the shares of a mixture are counted from the stage's first row.
+    lengths. If the earlier stages end inside a row of a stage with longer rows, that stage begins at the row after, and `gaps`
+    counts the tokens that the stage leaves out. In each stage, the shares of a mixture are counted from the stage's first row.
 
     Args:
       stages: Stages in order.
@@ -60,17 +60,16 @@ class StagedPipeline(Pipeline):
         if not self._planned_stages:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
-        samplers, _ = placed(self._planned_stages, self.amendments)
+        samplers, _ = placed(self._planned_stages, self.amendments)  # with the weights of amendments, without the skips
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
-            # otherwise, all its steps are skipped
-            if sampler.num_steps is None or first_step < self._skips.step_of(sampler.num_steps):
-                # without the weights, which `placed` applies
-                changes = (each for each in stage.amendments_of(self.amendments) if each.skip or len(each.withdraw))
-                own_amendments = [dataclasses.replace(each, reweight={}) for each in changes]
-                pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
+            if sampler.num_steps is not None and first_step >= self._skips.step_of(sampler.num_steps):
+                continue  # all steps of the stage are skipped
+            changes = (each for each in stage.amendments_of(self.amendments) if each.skip or len(each.withdraw))
+            own_amendments = [dataclasses.replace(each, reweight={}) for each in changes]
+            pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
         if not pipelines:
             raise PipelineError(f"skip: all {samplers[-1].num_steps} steps are skipped. Skip fewer.")
         self._stages = tuple(pipelines)
@@ -114,8 +113,9 @@ class StagedPipeline(Pipeline):
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return the possible earlier versions of this run, when it had only its first `count` stages.
 
-        A stage's end may have changed when the next stage was added. So the versions end the last stage nowhere, at its present
-        end, or after `last_step`. With `count` 1, the first version is a pipeline without stages.
+        The end of a stage may have changed when the next stage was added. So the last of the `count` stages has no end in one
+        version, its present end in the next, and ends after `last_step` in the third. With `count` 1, the list begins with a
+        pipeline without stages.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step
@@ -160,7 +160,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            # they differ if a withdrawn document has another number in this stage, or none
+            # the parts differ if a withdrawn document has another number in this stage, or is not in it
             if own_parts != amendment_parts(self.amendments):
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)

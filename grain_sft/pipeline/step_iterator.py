@@ -24,13 +24,14 @@ class StepIterator(grain.DatasetIterator[T]):
     """Iterator over the batches of consecutive steps. Several threads may call `next`; each batch goes to one of them.
 
     An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. Afterwards,
-    `next_step` and the iterator's state still name the step that was not delivered. To that end, a batch stays in `_position`
-    until the last moment before `next` returns, and an exception after that moment puts it back. If a step failed, the
-    following call of `next` tries it again.
+    `next_step` and the iterator's state still name the step that was not delivered. For this purpose, a batch stays in
+    `_position` until the last moment before `next` returns. If an exception arrives after that moment, `next` puts the batch
+    back. If a step failed, the following call of `next` tries the step again.
 
     Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. A subclass may override `_make`, for example to
-    check each batch. Once its `_make` only returns what was made ahead, it may set `_takes_ready`. Then `next` takes a ready
-    batch without calling `_make`: after a pause of 5 ms, it takes 39 us instead of 76 (`bench --only windows`).
+    check each batch. When its `_make` has nothing more to do than to return what was made ahead, the subclass may set
+    `_takes_ready`. From then on, `next` returns a batch that is ready without a call of `_make`. So a call of `next` after a
+    pause of 5 ms lasts 39 us instead of 76 us (`bench --only windows`).
     """
 
     _closed = True  # Grain's constructor sets it to False
@@ -58,7 +59,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return self.pipeline.sampler.host.index == 0
 
     def worker_pids(self) -> list[int] | None:
-        """Return the ids of the processes that make batches, in the order of their next batches; None without processes."""
+        """Return the ids of the worker processes, in the order of their next batches; None without worker processes."""
         return None
 
     @property
@@ -81,7 +82,7 @@ class StepIterator(grain.DatasetIterator[T]):
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 following, waiting = self._position
                 batch, _, _ = undelivered = waiting[step]
-                # several batches only if several threads have put batches back
+                # `waiting` has more than one batch only if several threads have put batches back
                 rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
                 taken = step
                 self._position = following, rest
@@ -95,15 +96,15 @@ class StepIterator(grain.DatasetIterator[T]):
     def _offer(self) -> int:
         """Return the step of the next batch to deliver. The batch is in `_position`, and observers were called.
 
-        A batch that an exception put back (`waiting`) comes first. Otherwise, the batch is taken from the slot of a thread that
-        has made it. If none has, or if `_make` must be called, `_wait` returns it.
+        A batch that was put back after an exception (`waiting`) comes first. Otherwise, the batch is that of the next step. If
+        it was not made ahead yet, or if `_make` has to be called, `_wait` returns it.
         """
         step, waiting = self._position
         if not waiting:
             since, ahead = perf_counter(), self._ahead
-            # the slot of the step in `ahead`, which has the batch once a thread has made it
-            slot = ahead.slots.get(step) if ahead is not None and self._takes_ready else None
-            batch = self._wait(step, since) if slot is None or slot.value is None else slot.value
+            # the result of the step in `ahead`; its value is None until a thread has made the batch
+            result = ahead.results.get(step) if ahead is not None and self._takes_ready else None
+            batch = self._wait(step, since) if result is None or result.value is None else result.value
             rows, tokens = _size(batch)
             now, delivery = perf_counter(), None
             if self._recorders:
@@ -111,8 +112,8 @@ class StepIterator(grain.DatasetIterator[T]):
             waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
             # Free the memory of the batch. Before step `ahead.due`, this needs no `advance`, which would also wake threads.
-            if slot is not None and ahead is not None and step < ahead.due:
-                slot.value = None
+            if result is not None and ahead is not None and step < ahead.due:
+                result.value = None
             elif self._ahead is not None:
                 self._ahead.advance(step + 1)
         else:
@@ -150,7 +151,7 @@ class StepIterator(grain.DatasetIterator[T]):
     def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
         """Call the observers if one of them marked the wait for `step` as a stall. `error` is None if the wait got a batch."""
         stalled, self._stats.stalled = self._stats.stalled, None
-        # a different mark is of an earlier wait, which ended before the mark was set
+        # any other mark is of an earlier wait, which ended before the observer set the mark
         if stalled == (step, since):
             for observer in self._observers:
                 observer.stall_ended(step, perf_counter() - since, error)
@@ -159,12 +160,12 @@ class StepIterator(grain.DatasetIterator[T]):
         """Return the batch of `step` that a thread or process made ahead. A subclass may make it here instead."""
         if self._ahead is None:
             self._ahead = self._reader(step)
-        slot = self._ahead.get(step)
-        if slot.error is not None:
+        result = self._ahead.get(step)
+        if result.error is not None:
             self._stop()
-            raise slot.error
-        assert slot.value is not None
-        return slot.value
+            raise result.error
+        assert result.value is not None
+        return result.value
 
     def start_prefetch(self) -> None:
         """Begin to make batches, before the trainer requests the first."""
