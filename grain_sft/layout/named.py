@@ -125,6 +125,7 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
         return documents
     documents = documents[of_corpus.length[documents] > 0]
     start, length = of_corpus.start[documents], of_corpus.length[documents]
+    # the layout's documents that share a token: from the first that ends after `start`, to the last that starts before the end
     first = (of_layout.start + of_layout.length).searchsorted(start, side="right")
     after_last = of_layout.start.searchsorted(start + length, side="left")
     document, number = expand_counts(np.maximum(after_last - first, 0))
@@ -223,6 +224,7 @@ class _Inputs:
         return self.documents_of_record(name) if is_record else None
 
     def documents_of_record(self, record: str) -> Ints:
+        """See the function `documents_of_record`."""
         if self._columns is None:
             hint = "`grain-sft prepare` writes such a file. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
@@ -237,6 +239,7 @@ class _Inputs:
     def _number_of(self, name: str) -> int | None:
         """Return the number of an input; None if no input fits. `name` may be "" for the only input."""
         names = dict(enumerate(self._corpus.source_names))
+        # `name` is the number or the name of an input, "" for any input, or else the end of an input's path
         exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]
         matches = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
         if len(matches) > 1:

@@ -42,7 +42,7 @@ class PairsLayout(Layout):
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
-        longest = as_sequence_length(sequence_length)  # of a prompt and one response; a row has both responses
+        longest = as_sequence_length(sequence_length)  # maximum for a prompt and one response; a row has two responses
         as_integer("sequence_length", longest, 2, LayoutError)
         self.corpus = corpus
         prompt_length = longest // 2 if prompt_length is None else prompt_length

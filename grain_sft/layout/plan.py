@@ -25,8 +25,8 @@ Columns = dict[str, npt.NDArray[Any]]
 
 # Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
-# Names of a plan's counts. No row has a dropped document, and rows have only a part of a cut document. The counts of tokens are
-# of the tokens that no row has.
+# Names of a plan's counts. No row has a dropped document, and rows have only a part of a cut document. `dropped_tokens` and
+# `cut_tokens` are the tokens of these documents that no row has.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 

@@ -116,6 +116,7 @@ class Traits:
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
             return sources
+        # `holder` is the last of the corpus's documents, sorted by start, that starts at or before a document of the layout
         by_start = self.corpus.documents.by_start()
         holder = self.corpus.documents.start[by_start].searchsorted(self.finder.documents.start, side="right") - 1
         assert self.corpus.sources is not None

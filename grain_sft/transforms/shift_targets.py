@@ -47,6 +47,7 @@ class ShiftTargets(Map):
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
+        # In the flat arrays, the last token of a row is compared with the first of the next row. Its loss becomes 0 below.
         flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])

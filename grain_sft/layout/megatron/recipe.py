@@ -157,6 +157,7 @@ class Recipe:
                 raise LayoutError(f"{shard.path}: {problem}. {fix}.")
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
+        """Return the stream of a data set, from `index_dir` or newly made."""
         sizes = units.length[dataset.first : dataset.stop]
         if self.index_dir is None:
             return make_stream(sizes, num_samples, self.cut, self.seed)

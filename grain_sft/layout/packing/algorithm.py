@@ -154,6 +154,7 @@ class PackingAlgorithm:
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
+        """Return the rows of `pack`. If it is a function of another package, check them."""
         if is_ours(self.pack):
             return self.pack(lengths, options)
         expected = "Expected a function of lengths and PackingOptions. Fix its code, or name another."

@@ -3,8 +3,8 @@
 The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill. It
 places the long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
 cheaper half of the rows gets one document each: the cheapest row gets the longest document, and so on. A row without space for
-its document gets none in that round. At the end, best fit places the documents that have no row yet: most of them are short,
-so they cost little and fit into small spaces.
+its document gets none in that round. At the end, best fit places the documents that have no row yet. Most of them are
+short: they cost little and fit into small spaces.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
 
 Advantage: documents that share a row in one epoch rarely share a row in the next. Disadvantages: every epoch needs a plan, and
-rows have more padding than if all documents were packed at once: 1-2% more if an epoch has hundreds of rows, 0.1-0.9% more if
-it has thousands, and less than 0.1% more if the chunks have 65,536 documents, the maximum.
+rows have more padding than if all documents were packed at once. The padding is 1-2% more if an epoch has hundreds of rows,
+0.1-0.9% more if it has thousands, and less than 0.1% more if the chunks have 65,536 documents, the maximum.
 """
 
 import numpy as np
