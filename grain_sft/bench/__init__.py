@@ -15,7 +15,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Sizes of the made-up corpora, and length of the measurements.
+    """Sizes of the made-up corpora, and lengths of the measurements.
 
     Args:
       seconds: Seconds of each measurement.
@@ -49,7 +49,7 @@ class Scale:
 
 
 class Table(NamedTuple):
-    """Figures of a benchmark: one row for each measured thing. If a row lacks the figure of a column, its cell is empty."""
+    """Figures of a benchmark, one row for each measured program. If a row lacks the figure of a column, the cell is empty."""
 
     key: str  # name in the JSON
     title: str  # heading of the first column, which has the names of the rows
@@ -68,6 +68,7 @@ class Table(NamedTuple):
 
 
 def _shown(template: str, row: Mapping[str, Any]) -> str:
+    """Return the text of a cell: `template` with the figures of `row`, or "" if the row lacks a figure."""
     try:
         return template.format_map(row)
     except KeyError:

@@ -9,8 +9,9 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-TOLERATED_SHARE = 0.02  # a median wait of at most this share of the step counts as no wait
-TOLERATED_MS = 0.5  # a median wait of at most this counts as no wait: waking a thread may take as long
+# A median wait counts as no wait if it is at most this share of the step, or at most this many ms.
+TOLERATED_SHARE = 0.02
+TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it
 RATES = (1_000, 5_000, 20_000, 100_000)  # speeds of accelerators in tokens/s, if the user gives no speed
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -38,11 +39,12 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting with the fewest threads that keeps up with the shortest step that threads can keep up with.
+    """Return the setting with the fewest threads among those that keep up with the shortest step.
 
-    A setting keeps up with a step if the trainer does not wait for the step's batch. Worker processes are chosen only if no
-    number of threads keeps up with any step. A setting with neither threads nor worker processes is never chosen: the trainer
-    would wait for each slow read. If no setting keeps up, the first that is about as fast as the fastest (`AS_FAST`) is chosen.
+    A setting keeps up with a step if the trainer does not wait for the step's batch. The steps are tried from the shortest on,
+    until some number of threads keeps up. Worker processes are chosen only if no number of threads keeps up with any step. A
+    setting with neither threads nor worker processes is never chosen: the trainer would wait for each slow read. If no setting
+    keeps up with any step, the first setting that is about as fast as the fastest one (`AS_FAST`) is chosen.
 
     Args:
       delivered: Figures of each measured setting. Settings with fewer threads or processes come first.
@@ -54,16 +56,16 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass meanwhile, and their batches must be ready.
-                # Each thread also holds an unfinished batch. Each worker keeps `prefetch` ready: with 2 workers, 2 are enough.
+                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass while it is made. Their batches must be ready.
+                # With 2 worker processes, 2 batches in each are enough. Each thread also has a batch that it has not finished.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
                 prefetch = min(_MOST_PREFETCH, max(_LEAST_PREFETCH, power_of_two))
                 return Choice(Setting(row["threads"], prefetch, row["worker_count"]), step_ms)
-    able = threads + workers
-    fastest = min(row["ms_per_batch"] for row in able)
-    row = next(row for row in able if fastest >= AS_FAST * row["ms_per_batch"])
+    candidates = threads + workers
+    fastest_ms = min(row["ms_per_batch"] for row in candidates)
+    row = next(row for row in candidates if fastest_ms >= AS_FAST * row["ms_per_batch"])
     return Choice(Setting(row["threads"], PREFETCH, row["worker_count"]), None)
 
 
@@ -95,22 +97,24 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
     """Return how many accelerators the hosts feed, with a row for each speed of an accelerator.
 
-    `tokens_per_second` is the speed of one host's batches, and `speed` that of an accelerator; None stands for `RATES`.
+    `tokens_per_second` is the speed of one host's batches. `speed` is the speed of an accelerator; None means each of `RATES`.
     """
     fed = {rate: int(tokens_per_second // rate) for rate in (RATES if speed is None else (speed,))}
     return [{"tokens_per_second": rate, "this_host": each, "all_hosts": each * hosts} for rate, each in fed.items()]
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether no step of `step_ms` waits for its batch, in the measurement and later.
+    """Return whether steps of `step_ms` don't wait for their batches, in the measurement and in a longer run.
 
-    Early steps take batches that were made ahead, so the time to make a batch is checked too: at most 90 % of the step.
+    In the measurement, the first steps use batches that were made ahead. They don't wait even if batches are made too slowly.
+    So the time to make a batch must also be at most 90 % of the step.
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:
+    """Return the median wait of steps of `step_ms`, in ms."""
     return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 

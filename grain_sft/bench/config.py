@@ -25,22 +25,22 @@ from grain_sft.storage import files
 
 SECONDS = 20.0
 STEPS_MS = (10.0, 50.0)
-_MOST_THREADS = 16  # the number of threads that Grain reads with
-_MOST_WORKERS = 8  # most worker processes to try, since each one takes seconds to start
-_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket, where threads mostly wait
+_MOST_THREADS = 16  # maximum number of threads to try: the number of threads that Grain reads with
+_MOST_WORKERS = 8  # maximum number of worker processes to try, because each one takes seconds to start
+_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket, for which threads mostly wait
 
-# shares of `Plan.seconds`
-_FIRST = 0.05  # the first reading
-_STAGES = 0.1
-_THREADS = 0.4  # all settings without worker processes
-_WORKER = 0.1  # each setting with worker processes, while there is time
-_LAST = 0.15  # the recommended setting alone
+# Shares of `Plan.seconds` for the measurements.
+_FIRST = 0.05  # of the first batches
+_STAGES = 0.1  # of the stages of a step
+_THREADS = 0.4  # of all settings without worker processes together
+_WORKER = 0.1  # of each setting with worker processes, until the time is up
+_LAST = 0.15  # of the recommended setting, once more
 
 
 class _Round(NamedTuple):
     """One measurement of a setting."""
 
-    seconds: float  # of a batch, if no training steps are between the batches
+    seconds: float  # seconds of a batch, if no training steps are between the batches
     waits: dict[float, list[float]]  # seconds that each training step waited, by the length of the steps in ms
 
 
@@ -50,8 +50,8 @@ class Plan(NamedTuple):
     seconds: float = SECONDS  # time of all measurements together, which slow batches may exceed
     repeats: int = 3  # number of measurements of each setting
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
-    max_workers: int | None = None  # most worker processes to try; None: the number of cores, up to 8
-    tokens_per_second: float | None = None  # speed of one accelerator; None: a table of several speeds
+    max_workers: int | None = None  # maximum number of worker processes to try; None means the number of cores, up to 8
+    tokens_per_second: float | None = None  # speed of one accelerator; None means a table of several speeds
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
@@ -68,6 +68,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         return rate(batch["tokens"], seconds, medians[LIMIT])
 
     def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
+        """Return the figures of a setting: its arguments, its speed, and the waits of each length of step."""
         waits = []
         for step_ms in plan.steps_ms:
             waited = [seconds * 1e3 for measured in rounds for seconds in measured.waits[step_ms]]
@@ -109,7 +110,8 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Return the speeds of copying a batch with numpy (the limit), of one thread and of the default number of threads.
 
-    `rows` has for each its `name` and the figures of `rate`; `tokens` is the number of tokens of a batch.
+    The result has `tokens` (the number of tokens of a batch), `seconds` and `rows`. Each row has the `name` of a loader and the
+    figures of `rate`.
     """
     endless, _ = first_steps_forever(pipeline)
     first = endless[0]
@@ -126,7 +128,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
 def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     """Return a pipeline that repeats the steps before the first change of the batch size, and the number of these steps.
 
-    It has no end, no observers and no audit log.
+    The pipeline has no end, no observers and no audit log.
     """
     first = pipeline.first_step
     endless = copy.copy(pipeline)
@@ -139,7 +141,7 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
 
 
 def cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -156,7 +158,7 @@ class _Run:
         return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
-        """Measure the making of the first batch, which opens files, and of the next few."""
+        """Measure how long it takes to make the first batch, which opens files, and the next few batches."""
         times: list[float] = []
         while len(times) < 3 or sum(times[1:]) < self._plan.seconds * _FIRST:
             times.append(seconds_waited(lambda: self.pipeline[self.next_step], 0))
@@ -168,7 +170,7 @@ class _Run:
     def settings(self) -> tuple[dict[Setting, list[_Round]], list[str]]:
         """Measure settings, fewest threads and processes first. Return the measurements, and the settings left out for time."""
         plan = self._plan
-        late = plan.seconds * (1 - _LAST)
+        end = plan.seconds * (1 - _LAST)
         remote = any(files.is_remote(shard.path) for shard in self.pipeline.source.layout.corpus.shards)
         most = _MOST_THREADS if remote else min(_MOST_THREADS, max(2, cores()))
         most_workers = min(_MOST_WORKERS, cores()) if plan.max_workers is None else plan.max_workers
@@ -177,7 +179,7 @@ class _Run:
         measured: dict[Setting, list[_Round]] = {}
         for number, setting in enumerate([*threads * plan.repeats, *workers]):
             share = _WORKER if setting.worker_count else _THREADS / len(threads) / plan.repeats
-            if number < 2 or self.elapsed() <= late:  # the first two, 0 threads and 1 thread, are always measured
+            if number < 2 or self.elapsed() <= end:  # settings 0 and 1, of 0 threads and 1 thread, are always measured
                 measured.setdefault(setting, []).append(self._round(setting, plan.seconds * share))
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
@@ -190,14 +192,14 @@ class _Run:
         return rounds
 
     def _round(self, setting: Setting, seconds: float) -> _Round:
-        """Measure a setting: half of the time as fast as possible, then with training steps of each length."""
+        """Measure a setting: half of the time without training steps, then with training steps of each length."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
         with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            # These batches are not timed, because they may have been made while the first `next` waited: each thread may have
-            # finished a batch and begun another, and each process may have filled its buffer and made two more.
+            # The next batches are not timed, because they may have been made while the first `next` waited: each thread may
+            # have finished a batch and begun another, and each process may have filled its buffer and made two more.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)
@@ -213,7 +215,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler, and `withdrawals`, of a pipeline that repeats the first `count` steps of another pipeline."""
+    """Sampler of a pipeline that repeats the first `count` steps of another pipeline. It is also its `withdrawals`."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 
@@ -233,7 +235,7 @@ class _FirstSteps:
         return self._pipeline.source_at(self._repeated(step))
 
     def check_from(self, step: int) -> None:
-        """Accept any step: `__init__` has checked those that are repeated."""
+        """Accept any step, because `__init__` has checked the steps that are repeated."""
 
 
 def _doubled(most: int) -> list[int]:

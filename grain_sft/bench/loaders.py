@@ -28,7 +28,7 @@ VOCABULARY = 100_278  # size of the vocabulary of the tokenizer dolma2
 
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
-_STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number of such steps
+_STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number of these steps
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
@@ -52,7 +52,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
     tokens = scale.sequence_length * scale.batch_size
     figures = {}
-    for name, median in medians.items():  # a loader that reads tokens only is compared with a copy of tokens only
+    for name, median in medians.items():  # a loader that reads only tokens is compared with a copy of only tokens
         limit_name = LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT
         figures[name] = rate(tokens, median, medians[limit_name])
     with contextlib.closing(filtered.iter()) as batches:
@@ -155,7 +155,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 
 def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
-    """Return a function that copies a batch: `inputs` document by document from `tokens`, the other arrays as `limit` does."""
+    """Return a function that copies a batch: `inputs` from `tokens`, document by document, the other arrays as `limit` does."""
     copies = []  # for each step, int64 [documents, 3]: target in `inputs`, start in `tokens`, and length of each document
     for step in range(sampler.steps_per_epoch):
         pieces = layout.pieces(sampler.rows(step))
@@ -192,7 +192,7 @@ CASES = {
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the microseconds of a batch without and with a withdrawal of 4.4 % of the documents, and their ratio."""
+    """Yield a table of the time of a batch with no document withdrawn and with 4.4 % withdrawn, and the ratio of the times."""
     figures = {}
     for median, cases in CASES.items():
         here = folder / str(median)

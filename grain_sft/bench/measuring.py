@@ -19,9 +19,9 @@ LIMIT = "limit: numpy, contiguous rows"  # name of the figures of `limit` in tab
 SEED = 34521
 TURNS = 8  # turns of each loader in a measurement; see `seconds_in_turn`
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
-"""Columns of a table of the figures that `rate` returns: heading and format."""
+"""Columns of a table of the figures that `rate` returns: formats by heading."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # most memory that `limit` copies from, unless one batch is larger
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # limits of the memory that `limit` copies from; one batch may exceed them
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -35,8 +35,8 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows, one by one, from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Consecutive calls copy from different memory, unless two batches exceed `_MAX_ROWS` or `_MAX_BYTES`. They copy to the same
-    arrays, since allocation would take most of the time. An array under two keys is copied once; scalars are not copied.
+    Consecutive calls copy from different memory if two batches fit into `_MAX_ROWS` and `_MAX_BYTES`. All calls copy to the
+    same arrays, because allocation would take most of the time. An array under two keys is copied once. Scalars are not copied.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])
@@ -57,7 +57,7 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
 
 
 def seconds_a_batch(next_batch: Next, seconds: float) -> float:
-    """Return the mean seconds per batch, over all batches that begin within `seconds`, at least one."""
+    """Return the mean seconds per batch. Batches are made until `seconds` have passed, but at least one."""
     begin = time.perf_counter()
     elapsed, count = 0.0, 0
     while not count or elapsed < seconds:
@@ -96,7 +96,7 @@ def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s`, its seconds.
+    """Run a Python program in a subprocess. Return the JSON object that it prints last, and in `process_s` the seconds it took.
 
     The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. It caches plans
     and orders in `cache`, by default in the user's cache folder. If the program fails, raise a `PipelineError`.

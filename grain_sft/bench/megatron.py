@@ -1,7 +1,8 @@
 """Benchmark of grain_sft and, if installed, megatron-core and MaxText: how fast each of them makes Megatron's indices.
 
-The index of samples states at which document and token each sample begins. The index of a blend states from which dataset each
-sample comes. Each measurement runs a program (`run_program`): `_BEGIN`, an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, `_END`.
+The index of samples states at which document and token each sample begins. The index of a blend states from which data set each
+sample comes. Each measurement runs a program by `run_program`. The program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON`
+or `_MAXTEXT`, then `_END`.
 """
 
 import importlib.util
@@ -17,7 +18,7 @@ from grain_sft.bench.plans import made_up_lengths
 from grain_sft.errors import PipelineError
 
 LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
-DATASETS = (2, 8, 20)  # number of datasets of each measured blend
+DATASETS = (2, 8, 20)  # number of data sets of each measured blend
 MAXTEXT_DIVISOR = 100  # MaxText's loops make 1/100 of the index: all of it would take minutes
 
 _BEGIN = """
@@ -80,8 +81,8 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds that it takes to make the index of samples, and indices of blends.
 
-    The other systems make the whole index. grain_sft needs only `ends_of` and `blend`; `sample_index` and `numbers_of` write
-    out the whole index for the comparison, and are not timed.
+    The other systems make the whole index. grain_sft needs only the results of `ends_of` and `blend`, which are timed. Only
+    to compare the indices, `sample_index` and `numbers_of` make the whole index. They are not timed.
 
     Raises:
       PipelineError: The indices of megatron-core and grain_sft differ. MaxText's part of the index is not compared.

@@ -25,7 +25,7 @@ LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
 STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus
 
-# Names in the table of `plans`.
+# Names of the rows in the table of `plans`.
 OURS = "PackedLayout, a plan for each file"
 GROUPED = "PackedLayout, one plan for all files"
 PACKED = "best_fit_decreasing alone, for all files"
@@ -99,7 +99,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands, most of them `trace`. Only the first has an empty cache."""
+    """Yield a table of the seconds and the memory of commands, most of them `trace`. Only the first finds the cache empty."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))

@@ -64,8 +64,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    Speed is text per CPU second, on all documents, of `prepare` and of the tokenizer's own batch call. Memory is also measured
-    on a tenth of the documents, to show that it does not grow.
+    The speeds of `prepare` and of the tokenizer's own batch call are megabytes of text per CPU second, on all documents. Memory
+    is also measured on a tenth of the documents, to show that it does not grow with their number.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())

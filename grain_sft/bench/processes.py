@@ -1,4 +1,4 @@
-"""Benchmarks of new processes: the time to their first batch, and the time and memory that orders of many rows take."""
+"""Benchmarks of new processes: the time to their first batch, and the time and memory that orders of many rows need."""
 
 import functools
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def measure_first_batch(folder: Path) -> dict[str, Any]:
             with (tokens / f"{number:04d}.npy").open("wb") as file:
                 file.truncate(rows * 8192 * 4)
     except OSError as error:
-        reason = f"the file system takes no sparse files ({error.strerror})"
+        reason = f"the file system does not accept sparse files ({error.strerror})"
         raise StorageError(f"{tokens}: {reason}. Set --dir to another disk.") from error
     index = folder / "sparse.json"
     open_corpus(tokens, dtype="uint32").save(index)

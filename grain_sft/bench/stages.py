@@ -15,16 +15,16 @@ from grain_sft.source import Element
 
 ROW_NUMBERS = "row numbers"
 READING = "reading"
-PIECES = "  of it, the pieces of rows"
+PIECES = "  of it, the pieces of rows"  # a part of READING
 WHOLE = "a whole step"
 
 _TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")  # keys of the tokens of a batch
-_SAMPLE_BYTES = 1 << 27  # most bytes of all batches of a sample
-_SAMPLE_BATCHES = 16  # most batches of a sample
+_SAMPLE_BYTES = 1 << 27  # maximum number of bytes of all batches of a sample
+_SAMPLE_BATCHES = 16  # maximum number of batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return the batches of the first `steps` steps, or of fewer: as many as `seconds` and the limits of a sample permit."""
+    """Return the batches of the first `steps` steps. Return fewer if `seconds` pass or the limits of a sample are reached."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
@@ -37,7 +37,8 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     """Return functions by name: `LIMIT`, which copies a batch, then the stages of a step in order, and the whole step.
 
     Each call runs the stage for the next step of `batches`, on inputs that were computed beforehand. A whole step may take less
-    time than its stages: if at most `NgramFilter`s precede `ShiftTargets`, both are applied while the rows are read.
+    time than its stages together: if only `NgramFilter`s precede `ShiftTargets`, the rows are filtered and shifted while they
+    are read.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
@@ -80,5 +81,6 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
 
 
 def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
+    """Return a function that calls `function` with the next of `values`, again from the first after the last."""
     cycle = itertools.cycle(values)
     return lambda: function(next(cycle))

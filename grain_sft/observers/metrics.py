@@ -41,7 +41,7 @@ _HISTOGRAMS = {"wait": "Time that next() took for each batch.", "make": "Time th
 
 
 class BulkHistogram:
-    """Histogram that counts many values at once. prometheus_client's takes 4 us a value: 5 % of a small batch's time."""
+    """Histogram that counts many values at once. prometheus_client's own takes 4 us a value: 5 % of a small batch's time."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
@@ -66,14 +66,14 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch, so many batches are counted at
-    once: about 1,000, or all when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes share,
-    each batch is counted immediately. Without prometheus_client, nothing is exported.
+    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So batches are counted together:
+    after about 1,000 batches, and when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes
+    share, each batch is counted immediately. Without prometheus_client, nothing is exported.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # no fork while a metric changes: the child would inherit the metric's own lock, locked
+        # A fork waits until no metric changes. Otherwise the child could inherit a metric whose own lock stays locked forever.
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
         self._exported = collections.Counter[str]()  # values of `activity.counts` that the counters include
@@ -81,9 +81,9 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # `registry=None`: `collect` of this object returns the metrics
+        # `registry=None`, because this object is in the registry, and its `collect` returns the metrics
         histogram: Any = BulkHistogram
-        if not MOST_UNCOUNTED:  # only prometheus_client's histogram can write to the folder of processes
+        if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set, where only prometheus_client's histogram can write
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."
@@ -96,13 +96,14 @@ class Metrics(Observer):
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """In a forked child, leave the counts so far to the parent."""
+        """In a forked child, export only later counts, because the parent exports those so far."""
         self._exported = activity.counts.copy()
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
         if not self._counters:
             return
+        # the columns of the arrivals, without the first; empty columns if no batch has arrived
         _, steps, rows, tokens, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 6
         activity.count("rows", sum(rows))
         activity.count("tokens", sum(tokens))
@@ -114,6 +115,7 @@ class Metrics(Observer):
         self._export_counts()
 
     def _observe(self, kind: str, seconds: Sequence[float]) -> None:
+        """Add times to the histogram `kind` of `_HISTOGRAMS`."""
         histogram = self._histograms[kind]
         if isinstance(histogram, BulkHistogram):
             histogram.observe(seconds)
@@ -122,7 +124,7 @@ class Metrics(Observer):
                 histogram.observe(value)
 
     def _export_counts(self) -> None:
-        """Add to the counters what `activity.counts` gained since the last call."""
+        """Increase the counters by what was added to `activity.counts` since the last call."""
         with self._lock:
             for name, counter in self._counters.items():
                 value = activity.counts[name]
@@ -160,8 +162,8 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
 
     Raises:
       MissingExtraError: prometheus_client is not installed.
-      OSError: The port is taken.
-      PipelineError: `port` is not a port.
+      OSError: Another program uses the port.
+      PipelineError: `port` is not an integer from 0 to 65535.
     """
     if as_integer("port", port, 0, PipelineError) > 65535:
         raise PipelineError(f"port={port}: expected 0 to 65535.")

@@ -31,14 +31,15 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-_CHECKS = 8  # least number of checks until a wait is a stall, or between two summaries
-_LONGEST_PAUSE = 1.0  # most seconds between two checks
+_CHECKS = 8  # minimum number of checks before a wait counts as a stall, and between two summaries
+_LONGEST_PAUSE = 1.0  # maximum number of seconds between two checks
 
 Wait = tuple[int, float]
 """A step that a caller waits for, and the time of `time.perf_counter` at which the wait began."""
 
 
 def _seconds(variable: str) -> float:
+    """Return the seconds in an environment variable, or its default if it is not set."""
     text = os.environ.get(variable) or str(_DEFAULTS[variable])
     try:
         number = float(text)
@@ -50,14 +51,14 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """Base of the watches. Waits of `stall` seconds are stalls, and a summary comes every `summary` seconds; 0 means never."""
+    """Base of the watches. A wait of `stall` seconds is a stall. A summary is logged every `summary` seconds. 0 means never."""
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall, summary
-        self._next_warning: dict[Wait, float] = {}  # for each wait, seconds from its begin to the next warning
+        self._next_warning: dict[Wait, float] = {}  # for each wait, seconds from its start to the next warning
 
     def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
-        """Return the waits to log now: after `stall` seconds, and again whenever the time has doubled."""
+        """Return the waits to log now. A wait is logged after `stall` seconds, and again each time its length has doubled."""
         if not self.stall:
             return []
         self._next_warning = {wait: self._next_warning.get(wait, self.stall) for wait in waits}
@@ -69,6 +70,8 @@ class _Watch:
 
 
 class _IteratorWatch(_Watch):
+    """Watch of one open iterator."""
+
     def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
@@ -85,7 +88,7 @@ class _IteratorWatch(_Watch):
         for wait in self.stalls([] if waiting is None else [waiting], now):
             step, since = wait
             lines = self._describe(iterator)
-            if self._stats.waiting == wait:  # else the batch came meanwhile
+            if self._stats.waiting == wait:  # False if the batch arrived in the meantime
                 self._stats.stalled = wait
                 logging.warning("Step %d: no batch after %.1f s.\n  %s", step, now - since, "\n  ".join(lines))
         if self.summary and now - self._last_summary >= self.summary:
@@ -93,13 +96,15 @@ class _IteratorWatch(_Watch):
         return True
 
     def _describe(self, iterator: ObservedIterator) -> list[str]:
+        """Return lines that say what the iterator waits for, and how long earlier batches and training steps took."""
         pids = iterator.worker_pids()
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        stats = iterator.stats  # first, because it counts finished batches, which adds to `activity.recent`
+        # `iterator.stats` counts the finished batches, which adds their times to `activity.recent`. So it is read first.
+        stats = iterator.stats
         if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
         if stats.steps > 1:
@@ -107,16 +112,17 @@ class _IteratorWatch(_Watch):
         return lines
 
     def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
+        """Log the speed of the steps since the last summary, and how long they waited."""
         before, stats = self._stats_then, copy.copy(iterator.stats)
         seconds = now - self._last_summary
         self._last_summary, self._stats_then = now, stats
         steps = stats.steps - before.steps
-        # by default absl hides INFO, so the summary is a warning
+        # absl hides INFO by default; then the summary is logged as a warning
         log = logging.info if logging.level_info() else logging.warning
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, iterator.next_step)
             return
-        self._stats.longest = 0.0
+        self._stats.longest = 0.0  # the longest wait of the next summary; this summary has it in `stats`
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
         # the training loop runs between steps: in the first 5 steps of a run, it runs only 4 times
@@ -127,10 +133,10 @@ class _IteratorWatch(_Watch):
 
 
 class _WorkerWatch(_Watch):
-    """Watch of the batches that the threads of this worker process make."""
+    """Watch of the batches that the threads of a worker process make; it runs in that process."""
 
     def check(self, now: float) -> bool:
-        """Log the stalls that are due at `now`. Return True: this watch lasts as long as the process."""
+        """Log the stalls that are due at `now`. Return True, because this watch lasts as long as the process."""
         late = self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now)
         if late:
             longest = now - min(since for _, since in late)
@@ -152,7 +158,7 @@ class Watchdog(Observer):
         """Forget all watches and the thread, which a forked child does not have."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
-        # an Event hangs if an exception such as KeyboardInterrupt arrives inside its methods
+        # not an Event, which hangs if an exception such as KeyboardInterrupt arrives inside its methods
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -174,7 +180,7 @@ class Watchdog(Observer):
             self._watches.pop(id(iterator), None)
 
     def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
-        """Add a watch, and start the thread unless it is running."""
+        """Add a watch. Start the thread if it is not running."""
         with self._lock:
             if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return
@@ -182,13 +188,14 @@ class Watchdog(Observer):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
                 try:
-                    # in another thread, because `start` can hang if Ctrl-C arrives
+                    # called in another thread, because `start` can hang if Ctrl-C arrives
                     _thread.start_new_thread(self._thread.start, ())
-                except RuntimeError:  # the interpreter ends, or the process may have no more threads
+                except RuntimeError:  # the interpreter is ending, or the process can't start more threads
                     self._thread = None
             self._wake.put(None)
 
     def _end(self) -> None:
+        """End the thread when the process ends."""
         self._has_ended = True
         self._wake.put(None)
         if self._thread is not None and self._thread.ident is not None:
