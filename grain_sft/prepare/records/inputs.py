@@ -52,9 +52,9 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
-    paths = _paths_and_sizes(datasets)
-    total = sum(size for _, _, size in paths)
-    bytes_read = [0] * len(paths)  # of each file
+    sized_paths = _sized_paths(datasets)
+    total = sum(size for _, _, size in sized_paths)
+    bytes_read = [0] * len(sized_paths)  # of each file
     lock = threading.Lock()
 
     def describe(number: int) -> Input:
@@ -64,13 +64,13 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
                 with lock:
                     progress("Opening the inputs", sum(bytes_read), total)
 
-        return _describe(*paths[number], report)
+        return _describe(*sized_paths[number], report)
 
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        return list(pool.map(describe, range(len(paths))))
+        return list(pool.map(describe, range(len(sized_paths))))
 
 
-def _paths_and_sizes(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
+def _sized_paths(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     """Return the dataset number, the path and the size of each file. Refuse a file that is named twice."""
     paths = [(dataset, path) for dataset, names in enumerate(datasets) for name in names for path in walk.expand(name)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
@@ -114,12 +114,12 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
     for unit in units:
         units_of_inputs[unit.input].append(unit)
     scanned, placed = [], []
-    for entry, own in zip(inputs, units_of_inputs, strict=True):
+    for entry, own_units in zip(inputs, units_of_inputs, strict=True):
         # numbers of the first record of each unit, and the number after the last record
-        *firsts, end = itertools.accumulate((unit.records for unit in own), initial=1)
-        digest = hashlib.sha256("\n".join(unit.digest for unit in own).encode()).hexdigest()
+        *firsts, end = itertools.accumulate((unit.records for unit in own_units), initial=1)
+        digest = hashlib.sha256("\n".join(unit.digest for unit in own_units).encode()).hexdigest()
         scanned.append(dataclasses.replace(entry, records=end - 1, digest=digest))
-        placed += [dataclasses.replace(unit, first=first) for unit, first in zip(own, firsts, strict=True)]
+        placed += [dataclasses.replace(unit, first=first) for unit, first in zip(own_units, firsts, strict=True)]
     return tuple(scanned), tuple(placed)
 
 
@@ -145,7 +145,8 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
     """Yield the number and the content of each record of a unit. A record is a line, an element of an array, a row or a text.
 
-    Blank lines are skipped but counted. If a record can't be decoded, its content is a RecordError, which `read_record` raises.
+    Blank lines are skipped but counted. The content of a record that can't be decoded is a RecordError, which
+    `schema.read_record` raises.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.
@@ -175,8 +176,8 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the path of the file, and number and content as `read_records` does, for every record. Open one file at a time."""
-    for dataset, path, size in _paths_and_sizes(datasets):
+    """Yield (path, number, content) for every record of all files, one file at a time. See `read_records`."""
+    for dataset, path, size in _sized_paths(datasets):
         entry = _describe(dataset, path, size, lambda position: None)
         first = 1
         for unit in plan_units([entry]):
@@ -209,6 +210,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
         if len(tail) > text_files.MAX_RECORD:
             break  # `read_records` refuses the line
         stop = unit.stop + len(tail)
+        # each read is as long as the tail so far, so a long line needs few reads
         tail += read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, len(tail)))
     tail_end = tail.find(b"\n") + 1 or len(tail)
     return b"".join([memoryview(data)[start:], memoryview(tail)[:tail_end]])

@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 """Type that the value of a key must have, and the name of this type in errors."""
 
 _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "training_detail"))
-"""Keys under which the data of other trainers, such as Axolotl and torchtune, mask loss. Any value except null is a mask."""
+"""Keys of loss masks in the data of other trainers, such as Axolotl and torchtune. Any value except null is a mask."""
 
 _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
 """All keys of masks. The keys that are not in `_MASKS` may mean something else, as in `"train": "ICE 71"`. So only their values
@@ -53,7 +53,7 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         where = f"{key}[{index}]"
-        if "role" in entry and "from" not in entry:
+        if "role" in entry and "from" not in entry:  # then all messages must have this form
             return read_messages(record, key, roles)
         check_keys(entry, _TURN_KEYS, where)
         if unread := [name for name in ("function_call", *CALLS, *REASONING) if entry.get(name)]:
@@ -160,9 +160,9 @@ def optional_text(record: Record, key: str) -> str | None:
 
 
 def _weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message, from 0 to 1e30, where true is 1 and false is 0; None if it has none.
+    """Return the weight of a message, a number from 0 to 1e30; None if it has none. The values true and false are 1 and 0.
 
-    A mask under another key, such as `train: false`, is refused, because no code reads it.
+    A mask under another key than `weight`, such as `train: false`, is refused, because no code reads it.
     """
     for key in sorted(entry.keys() & _ALL_MASKS):
         value = entry[key]

@@ -73,7 +73,7 @@ def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
     line = 1  # number of the first line in `data`
     for piece in pieces:
         data += piece
-        end = data.rfind(b"\n", len(data) - len(piece)) + 1
+        end = data.rfind(b"\n", len(data) - len(piece)) + 1  # after the last newline of `piece`, else 0
         if end >= least:
             num_lines = data.count(b"\n", 0, end)
             yield _part(data, end, offset, num_lines)

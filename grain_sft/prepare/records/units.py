@@ -61,7 +61,7 @@ class Input:
 class Unit(Part):
     """Piece of work for a worker: one part of a file.
 
-    In a file of plain lines, a unit is the lines that begin in the bytes `start` to `stop`.
+    In a file of plain lines, a unit is the lines whose first bytes are in [start, stop).
 
     Attributes:
       number: Number among the units of all inputs, from 0.

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from grain_sft.errors import CorpusFileError
@@ -68,6 +68,7 @@ def expand(path: str) -> Sequence[str]:
 
 def _files_of(folder: str) -> Sequence[str]:
     """Return the files of records below a folder, or else its texts. See `expand`."""
+    # folders above each file, by path of the file
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
@@ -83,16 +84,21 @@ def _files_of(folder: str) -> Sequence[str]:
         paths = [path for path in candidates if is_text(path)]
     if not files.is_remote(folder):
         files.check_distinct(dict.fromkeys(map(files.parent, paths)))
+    _check_one_split(folder, {path: below[path] for path in paths})
+    return paths
+
+
+def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
+    """Refuse files of several splits, by words in their paths. `folders_of` has the folders above each file."""
     examples: dict[str, str] = {}  # path of a file by split
-    for path in paths:
+    for path, folders in folders_of.items():
         first_word = re.split("[-_.]", files.name_of(path))[0]
-        for word in (*below[path], first_word):
+        for word in (*folders, first_word):
             if split := _SPLITS.get(word.lower()):
                 examples.setdefault(split, path)
     if len(examples) > 1:
         problem = f"{folder}: has files of the splits {' and '.join(examples)}: {', '.join(examples.values())}"
         raise CorpusFileError(f"{problem}. Expected one split. Name the folder or the files of one split.")
-    return paths
 
 
 def _remote(folder: str) -> Iterator[tuple[str, Folders]]:

@@ -27,7 +27,7 @@ _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some
 class Chat(Template):
     """Chats rendered by a Jinja template.
 
-    It is that of the option `chat_template`, else that of the class (`jinja`), else the tokenizer's, else that of `default`.
+    It is the option `chat_template`, else the attribute `jinja` of the class, else the tokenizer's template, else `default()`.
     """
 
     name = "hf"
@@ -81,9 +81,9 @@ class Chat(Template):
     def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
         """Refuse a chat with calls, thoughts, tools or messages of some role that its template ignores.
 
-        The template ignores what can be left out of the chat without a change of the rendered `text`.
+        They are ignored if the chat without them has the same `text`.
         """
-        # each: name of what is left out, messages and tools without it, and the fix
+        # tuples: name of what is left out, messages without it, tools without it, fix
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
         # a template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does
         read_keys, _ = self._chat.literals

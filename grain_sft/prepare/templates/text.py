@@ -26,9 +26,9 @@ class Text(PiecesTemplate):
         if options.empty == "keep" and not (self._before or self._after):
             raise PrepareError("empty=keep: a document without text, BOS and EOS has no tokens. Give bos or eos.")
         self._fim = FillInTheMiddle(tokenizer, options) if options.fim_rate else None
-        unused = [name for name in TEXT_OPTIONS if name.startswith("fim_") and getattr(options, name)]
-        if self._fim is None and unused:
-            raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate, too.")
+        fim_options = [name for name in TEXT_OPTIONS if name.startswith("fim_") and getattr(options, name)]
+        if self._fim is None and fim_options:
+            raise PrepareError(f"{fim_options[0]} applies to the documents that fim_rate chooses. Give fim_rate, too.")
         for name in ("fim_split_sample", "fim_no_prefix"):
             form = options.normalize
             text = getattr(options, name) or ""

@@ -21,8 +21,8 @@ _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", 
 _HUGGINGFACE_NAMES = _HUGGINGFACE_FOLDER | {  # files that are read from such a folder
     *("special_tokens_map.json", "added_tokens.json", "config.json", CHAT_TEMPLATE, "chat_template.json", "merges.txt"),
 }
-_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
-_JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")  # of a tiktoken file
+_JSON = rb"(?:\xef\xbb\xbf)?\s*\{"  # beginning of a JSON object, perhaps after a byte order mark
 _MISTAKES = (
     (rb"\s*\Z", "an empty file. Download it again."),
     (rb"version https://git-lfs", "a pointer of Git LFS. Run `git lfs pull` where it came from."),

@@ -94,7 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses. Raises a CorpusError if it can't choose one."""
+        """The template that transformers chooses. Raises a CorpusError if transformers can't choose among several templates."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None

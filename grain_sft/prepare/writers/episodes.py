@@ -24,7 +24,7 @@ ENDS = ("<myPT_eot>", "<|eot|>")
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Return one task for each shard, which has whole documents of at most `shard_tokens` in total, or one longer document."""
+    """Return one task for each shard: whole documents of at most `shard_tokens` tokens in total, or one longer document."""
     token_ends = np.append(0, plan.ends(split))  # tokens in the first 0, 1, 2, … documents
     num_documents = len(token_ends) - 1
     shards: list[Task] = []

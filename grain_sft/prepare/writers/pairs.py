@@ -1,7 +1,7 @@
 """Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
 `pairs.idx` has four uint64 for each pair: the index of its first token in the shard, and the lengths of its prompt, its chosen
-response and its rejected response, whose tokens are in this order.
+response and its rejected response. The tokens of these three parts follow one another in the shard.
 """
 
 import numpy as np

@@ -132,7 +132,7 @@ class Format:
 
     Attributes:
       rule: Function that divides documents into splits and orders them.
-      check: Function that raises an error if the format can't hold the plan's documents, or lacks a library.
+      check: Function that raises an error if the format can't hold the plan's documents, or if it needs a missing library.
       tasks: Function that returns the parts of a split, in order.
       write: Function that writes the files of one part. A file appears only when it is complete.
       finish: Function that writes metadata, after all parts.
