@@ -75,6 +75,7 @@ class InOrder:
 
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, once. Do nothing while the interpreter ends: the exit function of `stop_with` has ended them."""
+        # `is_ending` is a default argument, because Python may clear the names of modules, such as `sys`, before it ends.
         self._closed = True
         if self.iterator is not None and self._stop is not None and not is_ending():
             self._stop()

@@ -85,8 +85,8 @@ class FileFormats:
 
     def find_loss(self, path: str) -> TokenFile:
         """Return the token file `path` with the loss file that its name implies, if that exists."""
-        form, owner = self.owner(path)
-        if owner != path or form.any_path:  # format "files" has no loss files, so its folders need not be listed
+        form, token_file = self.owner(path)
+        if token_file != path or form.any_path:  # format "files" has no loss files, so its folders need not be listed
             return TokenFile(path)
         return form.part(path, self._listing)
 
@@ -98,31 +98,31 @@ class FileFormats:
         return target if self._has_sidecars(target) and not self._has_sidecars(path) else path
 
     def _has_sidecars(self, path: str) -> bool:
-        form, owner = self.owner(path)
-        part = form.part(path, self._listing) if owner == path else TokenFile(path)
+        form, token_file = self.owner(path)
+        part = form.part(path, self._listing) if token_file == path else TokenFile(path)
         return bool(part.loss or part.boundaries)
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
     """Return the corpus of the files `sources`: (path or URL, label) of each, in order. Sidecar files may be at any place."""
-    by_name = FileFormats(listing)
+    file_formats = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
     remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
     if len(remote_folders) > 1:
-        in_threads(listing.names, remote_folders)  # in threads, because each listing waits for a request
+        in_threads(listing.names, remote_folders)  # all at once, because each listing waits for a request
 
     parts: list[TokenFile] = []
     splits: list[Split] = []  # the split of each of `parts`
     split_at: dict[tuple[Format, str], Split] = {}  # by format and by `Format.home` of a file
     token_file_of: dict[str, str] = {}  # for each sidecar file that the caller names, its token file
     for named_path, label in labelled:
-        if by_name.is_metadata(named_path):
+        if file_formats.is_metadata(named_path):
             continue
-        path = by_name.followed(named_path)
-        form, owner = by_name.owner(path)
-        if owner != path:
-            token_file_of[path] = owner
+        path = file_formats.followed(named_path)
+        form, token_file = file_formats.owner(path)
+        if token_file != path:  # `path` is a sidecar file
+            token_file_of[path] = token_file
             continue
         home = form.home(path)
         if (form, home) not in split_at:
@@ -135,9 +135,10 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
 
     token_files = [part.tokens for part in parts]
     listed = set(token_files)
-    for path, owner in token_file_of.items():
-        if owner not in listed:
-            raise CorpusError(f"{path}: belongs to the token file {owner}, which is not among the files. Name both.")
+    for path, token_file in token_file_of.items():
+        if token_file not in listed:
+            problem = f"{path}: belongs to the token file {token_file}, which is not among the files"
+            raise CorpusError(f"{problem}. Name both.")
     if not parts:
         raise CorpusError(f"{labelled[0][0]}: holds no tokens, and no other file is named. Name the token files.")
     forms = dict.fromkeys(form for form, _ in split_at)
