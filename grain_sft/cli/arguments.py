@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that states each default, unless the default is empty or the help text states it."""
+    """Help that states the default of each option, but no empty default, and no default that the help text states itself."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         stated = action.default in (None, False, "", []) or "(default" in (action.help or "")

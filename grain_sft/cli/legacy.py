@@ -35,7 +35,7 @@ def build_sft_primer(parser: Parser) -> None:
     """Declare `grain-sft build-sft-primer`."""
     add = parser.add_argument
     add("--primer-jsonl", dest="input", default="data/primer.jsonl", help="JSONL of conversations")
-    add("--out-dir", default="data/cache/sft", help="the cache goes to OUT_DIR/primer")
+    add("--out-dir", default="data/cache/sft", help="the cache is written to OUT_DIR/primer")
     _add_shared(parser, "primer", OF_PRIMER)
 
 

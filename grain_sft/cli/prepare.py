@@ -72,7 +72,7 @@ def _schema(text: str) -> str:
 
 
 def add_run_options(parser: Parser) -> None:
-    """Add the options that decide how a corpus is made. They do not change its bytes."""
+    """Add the options that decide how a preparation runs. They do not change the bytes of the corpus."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="number of processes (default: one for each core; fewer for small inputs)")
     add("--overwrite", action="store_true", help="replace an output of another request")

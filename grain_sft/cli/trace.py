@@ -81,6 +81,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         between = options.between is not None
         steps = provenance.steps_between(pipeline, *options.between) if between else steps_of(pipeline, options.steps)
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
+    # the title is "document 5: seen 3 times", or "text 'a': 2 documents, seen in 7 segments"
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
     # count segments instead of lines: a segment whose document continues in the next shard has two lines

@@ -27,7 +27,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     A GPTConfig is a flat JSON object. It may also have our sections, which override its keys: `"sampler": {"epochs": 3}`.
 
-    A row holds the last `block_size + 1` tokens of an episode. All tokens but the last are inputs, and all tokens but the first
+    A row has the last `block_size + 1` tokens of an episode. All tokens but the last are inputs, and all tokens but the first
     are targets. A step is one call of the trainer's `get_batch`: if `grad_accum_steps` is 4, step 2 of the optimizer reads
     steps 8 to 11.
 

@@ -49,12 +49,14 @@ class PartsMaker:
         return source, row_sampler, transforms
 
     def _corpus(self, section: Section) -> Corpus:
+        """Return the corpus of a section `corpus`; the same object for equal sections."""
         key = json.dumps(section, default=repr, sort_keys=True)
         if key not in self._corpora:
             self._corpora[key] = make_corpus(section, self._where)
         return self._corpora[key]
 
     def _source(self, corpus: Section, layout: Section) -> NpyDataSource:
+        """Return the source of a corpus and a layout; the same object for equal sections."""
         key = json.dumps([corpus, layout], default=repr, sort_keys=True)
         if key not in self._sources:
             options = {name: value for name, value in layout.items() if name != "kind"}

@@ -111,7 +111,7 @@ class SamplerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys that a source of `corpus.mixture` takes besides the keys of `corpus`.
+    """Keys that a source of `corpus.mixture` may have besides the keys of `corpus`.
 
     Args:
       weight: Share of the rows, relative to the other weights: a number, or text such as `1/3`.

@@ -38,7 +38,7 @@ def validate(config: Section, where: str) -> None:
 
 
 def check_layout(layout: object, where: str) -> None:
-    """Check a section `layout`. Its kind decides which keys it takes."""
+    """Check a section `layout`. The key `kind` decides which other keys the section may have."""
     if not isinstance(layout, Mapping) or "kind" not in layout:  # `check` raises the error
         check(layout, sections.all_layout_options(), where)
     assert isinstance(layout, Mapping)

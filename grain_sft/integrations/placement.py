@@ -173,8 +173,8 @@ class LoaderPlacement(Placement):
     """Placement in which only some processes, the loaders, read the batch.
 
     JAX lets a process fill only the parts of an array that are on its own devices. So `put` makes another array, with the same
-    number of rows on each device. The devices of the loaders hold the batch, the others hold zeros. A collective in `finish`
-    moves the rows to the devices where the trainer needs them.
+    number of rows on each device. The devices of the loaders get the batch, and the other devices get zeros. A collective in
+    `finish` moves the rows to the devices where the trainer needs them.
 
     Example: a batch of 6 rows, and devices 0 to 3, of which 1 and 3 are those of the loaders:
 

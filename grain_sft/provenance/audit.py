@@ -84,7 +84,7 @@ class AuditLog(Observer):
     A log has four kinds of entries:
       dataset_load: A process reads its first batch. An `AuditLog` also writes this entry if a file no longer ends with its own
         last entry: the file was moved away during the run, or another process or pipeline has added entries.
-      resume: The run goes on in another process, or jumps to a step other than the next one.
+      resume: The run continues in another process, or jumps to a step other than the next one.
       epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the
     global batch writes. A batch that was read ahead, but that the trainer never gets, leaves no entry.

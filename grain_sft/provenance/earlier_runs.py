@@ -32,7 +32,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
     """Return the versions of a run that may have written the log's entry `load`.
 
     The receipt in the entry lists the amendments and stages that the run had then, but not where the last of the stages ended.
-    So the result has a version for each possible end of this stage. The caller takes the version that fits the log best.
+    So the result has a version for each possible end of this stage. The caller chooses the version that fits the log best.
 
     Args:
       pipeline: Pipeline of the run as it is now.

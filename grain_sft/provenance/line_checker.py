@@ -57,7 +57,7 @@ class LineChecker:
 
     The checker computes the next event of the run (the start or the end of an epoch), and compares it with the next line. If a
     line is missing or was changed, the checker continues with the step that the next intact line states. So one mistake in the
-    log gives about one finding.
+    log causes about one finding.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:

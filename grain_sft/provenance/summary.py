@@ -34,7 +34,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]
-        lines_of_new_documents = lines[seen.add(documents)]  # the first line of each document gives its source
+        lines_of_new_documents = lines[seen.add(documents)]  # the first line of each document states its source
         segment_of_line = np.stack([part.step, part.row, part.segment])
         begins_segment = np.ones(len(part), np.bool_)
         begins_segment[1:] = (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0)

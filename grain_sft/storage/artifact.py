@@ -156,12 +156,12 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     try:
         fd = open_regular(path)
     except OSError as error:
-        raise StorageError(f"{path}: can't be opened ({error.strerror or error}).") from error
+        raise StorageError(f"{path}: can't be opened ({error.strerror or error}). Check the path.") from error
     try:
         with open(fd, "rb") as file:
             return _mapped(file)
     except OSError as error:
-        raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
+        raise StorageError(f"{path}: can't be read ({error.strerror or error}). Check the disk.") from error
     except Exception as error:  # json and numpy raise many kinds for a header of arbitrary bytes
         raise StorageError(f"{path}: damaged ({error}). If it is in the cache, delete it.") from error
 

@@ -1,4 +1,4 @@
-"""Files of the shard cache. Each file holds one block: consecutive bytes of a remote file.
+"""Files of the shard cache. Each file contains one block: consecutive bytes of a remote file.
 
 A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the block, and the block's
 bytes. An unfinished file has the suffix .part, and the process that fetches the block locks the file. Files are not synced to

@@ -85,7 +85,8 @@ class LocalFile:
         except GrainSftError:
             raise
         except OSError as error:
-            raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
+            problem = f"{self.shard.path}: can't be checked after a read ({error.strerror})"
+            raise CorpusFileError(f"{problem}. Check the mount.") from error
 
     def release_pages(self) -> None:
         """Release the pages that were read from the map: otherwise the whole file becomes resident."""
@@ -117,8 +118,8 @@ class LocalFile:
                 try:
                     count = os.preadv(self.fd, (unfilled,), offset)
                 except OSError as error:
-                    problem = f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})."
-                    raise CorpusFileError(problem) from error
+                    problem = f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})"
+                    raise CorpusFileError(f"{problem}. Check the disk or the mount.") from error
                 if not count:
                     raise CorpusFileError(size_change(self.shard, os.fstat(self.fd).st_size))
                 unfilled = unfilled[count:]
@@ -144,7 +145,7 @@ class OpenFiles(dict[int, LocalFile]):
         self.max_descriptors = max(1, max_open_files)
         self._shards = shards
         self._scattered = scattered
-        self._verified: dict[int, Identity] = {}  # by number of a file; closed files stay
+        self._verified: dict[int, Identity] = {}  # by number of a file, also for closed files
         self._lock = ForkSafeLock()
 
     def __missing__(self, number: int) -> LocalFile:

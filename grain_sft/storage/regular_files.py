@@ -41,7 +41,7 @@ def inside(root: str | None, but: str = "") -> contextlib.AbstractContextManager
     """Make `open_regular` refuse files outside of the folder `root`, in this thread, until the context ends.
 
     Args:
-      root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
+      root: Real path of the folder, with a slash at its end; None changes nothing.
       but: Path of a file that is allowed although it may lie outside of `root`, because the user gave the path.
     """
     return _allowing(_allowed.get() if root is None else _Allowed((root,), but))

@@ -1,4 +1,4 @@
-"""Reader of shards in a bucket. A batch takes one round trip, because all its byte ranges are requested at once."""
+"""Reader of shards in a bucket. It requests all byte ranges of a batch at once, so a batch costs one round trip."""
 
 import functools
 import hashlib

@@ -34,7 +34,7 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 
 
 class ShardCache:
-    """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
+    """Reader of remote files that stores their blocks in a folder. Safe in threads and processes.
 
     A caller asks for pieces: ranges of bytes of remote files. If a block can't be stored, because the folder is full or
     read-only, the pieces in the block are read from the bucket. A reader waits for blocks that other processes fetch. If the

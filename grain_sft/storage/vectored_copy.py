@@ -71,7 +71,7 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
     """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces.
 
-    The in-memory file has the pieces without gaps. One copy moves all consecutive pieces that have no gaps in `out` either.
+    In the in-memory file, the pieces have no gaps. Pieces that are adjacent in `out`, too, are copied from the file together.
     """
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
@@ -80,7 +80,8 @@ def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview
     last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
     begins = [int(places[0]), *places[last_before_gap + 1].tolist()]
     stops = [*ends[last_before_gap].tolist(), int(ends[-1])]
-    memory = _memory_file(total := sum(stops) - sum(begins))
+    total = sum(stops) - sum(begins)
+    memory = _memory_file(total)
     if _pwritev(memory.fd, vectors.ctypes.data, len(ends), 0) != total:
         return False
     copied = 0

@@ -68,7 +68,7 @@ def make_train_iterator(
       config: MaxText's config.
       mesh: Mesh of all devices.
       process_indices: Processes that load data, this process included.
-      options: Options of grain_sft. None takes the options from the environment.
+      options: Options of grain_sft. None reads the options from the environment.
 
     Raises:
       GrainSftError: The config is missing or contradicts MaxText's config, or the checkpoint was made with other data.

@@ -1,4 +1,4 @@
-"""What a data pipeline has to know about MaxText's trainers, such as how many batches a step takes."""
+"""What a data pipeline has to know about MaxText's trainers, such as how many batches a step reads."""
 
 import dataclasses
 from collections.abc import Callable
@@ -35,11 +35,11 @@ class Trainer:
         return {key: prompt if key.startswith("prompt") else length - prompt for key in PAIR_KEYS}
 
     def batches_per_step(self, config: Any) -> int:
-        """Return the number of batches that a step takes."""
+        """Return the number of batches that a step reads."""
         return 1
 
     def rows(self, config: Any, rows_of_step: int) -> int:
-        """Return the number of rows in a global batch if a step takes `rows_of_step` rows."""
+        """Return the number of rows in a global batch if a step reads `rows_of_step` rows."""
         return rows_of_step // self.batches_per_step(config)
 
     def step_after(self, checkpoint: int) -> int:

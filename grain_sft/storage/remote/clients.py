@@ -55,7 +55,8 @@ def filesystem(path: str) -> Any:
             raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
         raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
     except ValueError as error:
-        raise CorpusFileError(f"{path}: fsspec can't make a file system for {protocol}:// ({error}).") from error
+        problem = f"{path}: fsspec can't make a file system for {protocol}:// ({error})"
+        raise CorpusFileError(f"{problem}. Check the protocol of the URL.") from error
 
 
 def lacks_credentials(path: str, error: BaseException) -> bool:

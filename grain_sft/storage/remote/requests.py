@@ -18,8 +18,8 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A request: the URL of a file; the part as text, such as "bytes 0 to 9 ", or "" for the whole file; and a function that takes
-the fsspec file system and makes the request."""
+"""A request: the URL of a file; the part as text, such as "bytes 0 to 9 ", or "" for the whole file; and the function that
+makes the request, whose argument is the fsspec file system."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:

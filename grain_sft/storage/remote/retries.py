@@ -58,7 +58,8 @@ class Limits(msgspec.Struct, frozen=True):
         check_type("remote: requests", self.requests, numbers.Integral, "an integer")
         if not (self.seconds > 0 and math.isfinite(self.seconds)) or self.requests < 1:
             problem = f"remote files: {self.seconds} seconds and {self.requests} requests at once"
-            raise StorageError(f"{problem}; expected finite numbers above 0.")
+            fix = f"Fix `remote`, or ${SECONDS_VARIABLE} and ${REQUESTS_VARIABLE}"
+            raise StorageError(f"{problem}; expected finite numbers above 0. {fix}.")
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -73,7 +74,8 @@ def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
         return kind(text) if text else default
     except ValueError as error:
         expected = "an integer" if kind is int else "a number"
-        raise StorageError(f"${variable} is {text!r}: expected {expected}, such as {default}.") from error
+        found = f"${variable} is {text!r}"
+        raise StorageError(f"{found}: expected {expected}, such as {default}. Fix or unset it.") from error
 
 
 class WrongBodyError(Exception):
