@@ -164,15 +164,8 @@ def _weights_to_restate(
             continue
         # step of the latest amendment of each source's weight
         amended_at = {name: step for step, weights in amended if step <= division for name in weights}
-        planned = {name: source["weight"] for name, source in stage["corpus"]["mixture"].items()}
-        scheduled: dict[str, tuple[int, Any]] = {}  # step and weight of the schedule's latest change of each source
-        for entry in stage["sampler"].get("schedule", ()):
-            for name, weight in (entry.get("weights") or {}).items():
-                # an entry that repeats the planned weight leaves an amendment in force, as in `Mixture.reweighted`
-                if begin + entry["step"] <= division and weight != planned[name]:
-                    planned[name] = weight
-                    scheduled[name] = (begin + entry["step"], weight)
-        # A source without an amendment is left out: its new stage begins with the weight of the schedule.
+        scheduled = _scheduled_weights(stage, begin, division)
+        # a source without an amendment is left out, because the new stage begins with the schedule's weight for it
         restored = {name: weight for name, (step, weight) in scheduled.items() if amended_at.get(name, step) < step}
         if restored:
             yield section["from"], restored
@@ -182,6 +175,23 @@ def _weights_to_restate(
         for name in restored:
             if name in later_sources:
                 yield skips.step_of(end), {name: amended_weights[name]}
+
+
+def _scheduled_weights(stage: Section, begin: int, last: int) -> dict[str, tuple[int, Any]]:
+    """Return the data step and the weight of the schedule's latest change of each source's weight, up to data step `last`.
+
+    `begin` is the first data step of the stage. Sources whose weight the schedule has not changed are left out.
+    """
+    planned = {name: source["weight"] for name, source in stage["corpus"]["mixture"].items()}
+    scheduled = {}
+    for entry in stage["sampler"].get("schedule", ()):
+        step = begin + entry["step"]
+        for name, weight in (entry.get("weights") or {}).items():
+            # an entry that repeats the planned weight leaves an amendment in force, as in `Mixture.reweighted`
+            if step <= last and weight != planned[name]:
+                planned[name] = weight
+                scheduled[name] = (step, weight)
+    return scheduled
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:

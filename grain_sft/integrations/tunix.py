@@ -99,8 +99,8 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, weighted by `targets_weights` if given.
 
-    Pass this function to `PeftTrainer.with_loss_fn`. Tunix's own loss also counts the tokens of prompts, and lets the documents of
-    a row attend to each other. With `gradient_accumulation_steps` above 1, Tunix averages the means of the micro-batches.
+    Pass this function to `PeftTrainer.with_loss_fn`. Tunix's own loss also counts the tokens of prompts, and lets the documents
+    of a row attend to each other. With `gradient_accumulation_steps` above 1, Tunix averages the means of the micro-batches.
 
     Args:
       model: As for `token_losses`.

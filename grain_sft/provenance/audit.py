@@ -118,7 +118,7 @@ class AuditLog(Observer):
         self._events: Events | None = None
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """Write the entries of the batch that the trainer gets now. A second call for the same delivery does nothing.
+        """Write the entries of the step whose batch the trainer gets now. A second call for the same delivery does nothing.
 
         Raises:
           StorageError: A file can't be written. Then no file is changed, and another call for the step writes to all files.

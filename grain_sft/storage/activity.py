@@ -1,7 +1,7 @@
 """Record of what each thread is doing now, and counters of what this process has done.
 
-The readers of the record are the watchdog, which logs what a run waits for, and the metrics. A thread records a format text and
-its values: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog formats the text, because formatting costs time.
+The watchdog, which logs what a run waits for, reads the record. The metrics read the counters. A thread records a format text
+and its values: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog formats the text.
 """
 
 import collections
