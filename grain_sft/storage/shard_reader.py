@@ -73,7 +73,8 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        # (number of values of a row, number of values from one row to the next), the same for all files of a corpus
+        # (number of values of a row, number of values from one row to the next), the same for all files of a corpus; only
+        # stamps of materialized rows have it
         self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
@@ -108,7 +109,8 @@ class ShardReader:
         Windows take 9 % less time than with `gather` (`bench --only windows`). Stored rows take 4 % less than with
         `read_groups` (`bench --only packed`).
 
-        Raises: as `gather`.
+        Raises:
+          CorpusFileError: As in `gather`.
         """
         size = sum(map(len, rows[0])) if rows else 0
         if not self.plain or (len(rows) >= _FEWEST_COPIED and size <= _LARGEST_COPIED and not self._scattered):
