@@ -93,6 +93,7 @@ class PartsMaker:
         sources: dict[str, NpyDataSource] = {}
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
+            """Return the mixture of a section that has the key `mixture`; its sources inherit the keys `defaults`."""
             # `prefix`, such as "web/", precedes the names of the sources
             named = section["mixture"].items()
             members = {name: (keys["weight"], open_source(keys, defaults, prefix + name)) for name, keys in named}
@@ -105,7 +106,7 @@ class PartsMaker:
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            # adds the source `name` to `sources`; if it is a mixture, adds the sources of that mixture
+            """Add the source `name` to `sources` and return its order. For a section with a mixture, return that `Mixture`."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")

@@ -78,6 +78,7 @@ class DocumentFinder:
         key = self.content
 
         def take_pending() -> Documents:
+            """Return the documents that were found with the hashes, and forget them. They must have the content hash `key`."""
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None

@@ -75,6 +75,7 @@ class MixtureLayout(Layout):
 
     @property
     def documents(self) -> Documents | None:
+        """Documents of the parts that follow documents, in the order of the parts; None if no part does."""
         if not self.follows_documents:
             return None
         starts, lengths, before = [], [], 0
@@ -98,6 +99,7 @@ class MixtureLayout(Layout):
             yield self.names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
+        """Return the pieces of the parts, with the mixture's numbers of shards and documents."""
         if not len(rows):
             return self._layouts[0].pieces(rows)
 

@@ -101,6 +101,7 @@ class Metrics(Observer):
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
+        """Add rows and tokens to the counters, times to the histograms, and set the gauge of the next step."""
         if not self._counters:
             return
         # the columns of the arrivals, without the first; empty columns if no batch has arrived

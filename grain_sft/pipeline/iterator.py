@@ -72,6 +72,7 @@ class PipelineIterator(StepIterator[Element]):
                 pass
 
     def worker_pids(self) -> list[int] | None:
+        """Return the ids of the worker processes, that of the next step's worker first; None without running workers."""
         source = self._from_workers
         if source is None or source.iterator is None:
             return None

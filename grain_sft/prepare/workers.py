@@ -80,6 +80,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
     thread = threading.local()
 
     def render(group: int) -> int:
+        """Let this thread's process render a group, and wait for it. The first call in a thread takes an idle process."""
         if not hasattr(thread, "process"):
             thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))

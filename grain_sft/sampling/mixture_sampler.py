@@ -132,6 +132,7 @@ class MixtureSampler(StreamSampler):
         return [*super().changes, *self.mixture.changes]
 
     def steps_of_epochs(self, epochs: int | None) -> int:
+        """Return the number of steps until each source has read `epochs` epochs, or all of its own if it has fewer."""
         epochs = self._checked_epochs(epochs)
         if self.num_steps is not None and epochs is None:
             return self.num_steps

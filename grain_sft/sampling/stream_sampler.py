@@ -102,9 +102,11 @@ class StreamSampler(Sampler):
         return self._rows(step, indices[places])
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
+        """See `Sampler.slots`. A step past 2^62 rows is a RowIndexError too, because rows are counted in int64."""
         self._check_steps(steps)
-        if steps and steps[-1] * max(self.batch_sizes.sizes) >= MOST_ROWS:
-            raise RowIndexError(f"step={steps[-1]}: slots are counted up to 2^62 rows. Take smaller steps.")
+        end = MOST_ROWS // max(self.batch_sizes.sizes)
+        if steps and steps[-1] >= end:
+            raise RowIndexError(f"step={steps[-1]}: expected a step below {end}. Slots are counted up to 2^62 rows.")
         numbers = np.arange(steps.start, steps.stop)
         sizes = self.batch_sizes.of_steps(numbers).size
         which, slot = expand_counts(sizes)
@@ -122,6 +124,7 @@ class StreamSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
+        """See `Sampler.find_slots`. It searches a million indices of an epoch at a time."""
         slots = BatchSlots.joined(self._search(rows, self._checked_epochs(epochs)))
         is_read = (slots.step >= 0) & (slots.step < self.end_step)
         if hosts is not None:

@@ -155,6 +155,7 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
     folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
 
     def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the changes of a section `corpus`, and of its sources, that move their shard caches; {} without a cache."""
         changes: dict[str, Any] = {}
         if cache := (corpus.get("remote") or {}).get("cache"):
             new_folder = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))

@@ -52,6 +52,7 @@ class _Totals:
         self.per_step: dict[str, list[float]] = {name: [] for name in names}
 
     def add(self, demand: Demand) -> None:
+        """Add the demand of consecutive steps to the sums, and the trainer's wait for each step."""
         self.rows += len(demand.rows)
         if self.counts is not None:
             np.add.at(self.counts, demand.rows, 1)

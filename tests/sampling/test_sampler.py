@@ -218,7 +218,7 @@ def test_steps_and_records_out_of_range_are_errors():
     for record in (-1, 150):
         with pytest.raises(IndexError, match=f"record={record}"):
             ending[record]
-    with pytest.raises(RowIndexError, match=r"slots are counted up to 2\^62 rows"):
+    with pytest.raises(RowIndexError, match=r"Slots are counted up to 2\^62 rows"):
         sampler(100, 10, "grain").slots(range(1 << 61, (1 << 61) + 1))
     with pytest.raises(IndexError, match="step=28: expected 0 to 27"):  # not the sampler's own step, 30
         MappedSampler(ending, [(3, 2)]).slots(range(20, 29))

@@ -64,6 +64,7 @@ class OpenChat(Format):
         return file or listing.find(folder, f"{name}.train{_SUFFIX}") or None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Unpack the Parquet file `found` into files of the cache, and return the corpus of these files."""
         dtype: Dtype = np.dtype(np.uint32)
         options.check_dtype(found, dtype)
         stem = files.name_of(found).removesuffix(_SUFFIX)

@@ -40,6 +40,7 @@ class Rows(Format):
         return path if MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Return the corpus of the folder `found`. Refuse it if the fingerprint of its files is not the one in its manifest."""
         data = Json.load(files.join(found, MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
@@ -88,6 +89,7 @@ def scan_rows(
         raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
+        """Return shard `number` of `num_rows` rows. Refuse a file whose size does not fit this number."""
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
         _check_size(stamp, num_rows * row_bytes)

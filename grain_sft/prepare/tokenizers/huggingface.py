@@ -138,6 +138,7 @@ class HuggingFaceTokenizer(Tokenizer):
         encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
 
         def encode(text: str) -> list[int]:
+            """Return the ids of one text. A long text is encoded in pieces, cut where the ids stay the same."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:

@@ -73,7 +73,10 @@ class Order:
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
+            """Return the `RowsAt` of `permutation`. It calls this function when an epoch is not in the cache."""
+
             def rows_of(epoch: int) -> Ints:
+                """Return the permutation of an epoch: int64 [num_rows]. Refuse a result that repeats or lacks rows."""
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
                 with entry_errors(SamplerError, f"order {permutation!r}, epoch {epoch}", expected):
                     rows = np.asarray(permutation(seed, epoch, num_rows))
@@ -101,11 +104,13 @@ class Order:
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
+            """Return the `RowsAt` of `entry`, whose results are checked in each call."""
             expected = "Return the numbers of the rows at the indices."
             with entry_errors(SamplerError, f"order {entry.make!r}", expected):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
+                """Return the rows at `indices`. Refuse results of another shape or type, and rows that do not exist."""
                 where = f"order {entry.make!r}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))
