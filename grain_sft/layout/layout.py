@@ -37,7 +37,7 @@ the longer row's third segment, `begin` is (2, 5).
 BEGIN_OF_ROW = (0, 0)
 """`begin` of a whole row: no segment and no position is before it."""
 
-_BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
+_BLOCK_ROWS = 1 << 16  # number of rows whose pieces are hashed, counted or searched at a time
 
 
 class FromPieces(Traits):

@@ -69,7 +69,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
-        raise RowIndexError(f"document {missing[0]}: no stage of the run has it. Take a number that a trace prints.")
+        raise RowIndexError(f"document {missing[0]}: no stage of the run has it. Give a number that a trace prints.")
     return np.union1d(numbers, of_names)
 
 
@@ -155,7 +155,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
             documents = find(name) if name else None
             if documents is not None:
                 if not len(documents):
-                    raise RowIndexError(f"{item}: no document was made of this record. Take it out of the list.")
+                    raise RowIndexError(f"{item}: no document was made of this record. Remove it from the list.")
                 of_names.append(documents)
             elif item and item not in files_read and files.exists(item):
                 lines = map(str.strip, files.read_text(item).splitlines())

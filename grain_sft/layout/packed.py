@@ -109,7 +109,8 @@ class PackedLayout(Layout):
             batch_rows=batch_rows,
         ).checked()
         if max_segments is not None and not entry.bounds_segments:
-            raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} can't limit the documents of a row.")
+            problem = f"algorithm {algorithm} can't limit the documents of a row"
+            raise LayoutError(f"max_segments={max_segments}: {problem}. Leave it out.")
         if entry.packs_per_epoch:
             self.packing = dataclasses.replace(self.packing, source_group_size=len(corpus.shards))
         self.corpus = corpus

@@ -18,7 +18,7 @@ class _NumberedPart:
     layout: Layout
     name: str
     part: Layout
-    first: int  # number of its first document in the run; unused in the first layout (see `RunDocuments._first`)
+    first: int  # number of the part's first document in the run; unused in the first layout (see `RunDocuments._first`)
 
 
 class RunDocuments:
@@ -27,7 +27,7 @@ class RunDocuments:
     If the first stage has 100 documents, they are documents 0 to 99, as in its layout. In the second stage, the first document
     that is new has number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
-    A layout whose rows do not follow documents takes as many numbers as its corpus has tokens, because a count of its
+    A layout whose rows do not follow documents reserves as many numbers as its corpus has tokens, because a count of its
     documents may read all tokens.
 
     Args:

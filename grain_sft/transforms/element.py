@@ -50,8 +50,8 @@ def check_maps(transforms: Sequence[object]) -> None:
             raise PipelineError(f"transform {name} is a class; expected an object. Write {name}().")
         if not isinstance(transform, grain.transforms.Map):
             raise PipelineError(
-                f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes no "
-                "Batch; it keeps every row of every step, so no Filter; and the step alone decides a batch, so no RandomMap."
+                f"transform {transform!r} is not a grain.transforms.Map. Remove a Batch, because a pipeline reads whole "
+                "batches; a Filter, because it keeps every row; or a RandomMap, because only the step decides a batch."
             )
 
 

@@ -144,7 +144,7 @@ class Recipe:
         if self.traits.blends and self.num_samples is None:
             raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
         if self.traits.blends and not all(corpus.weights):
-            raise LayoutError("corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix.")
+            raise LayoutError("corpus: a weight is 0; megatron-core needs weights above 0. Remove the prefix.")
         weights: list[float] = normalized(corpus.weights).tolist()
         return weights
 
@@ -200,7 +200,7 @@ class Recipe:
             fix = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
         for dataset, taken, count in zip(datasets, blended.counts.tolist(), counts, strict=True):
             if taken > count:
-                problem = f"{dataset.shard.path}: the blend takes {taken} samples of it, but its stream has {count}"
+                problem = f"{dataset.shard.path}: the blend needs {taken} samples of it, but its stream has {count}"
                 raise LayoutError(f"{problem}. {fix}")
         return blended
 
