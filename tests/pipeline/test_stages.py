@@ -171,7 +171,7 @@ ERRORS = [
     ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
     ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
     ({"stages": [{"steps": 1, "layout": {"kind": "window"}}]}, ConfigError, "stages[0]: layout.kind"),
-    ({"stages": [{"steps": 1}, {"layout": {"sequence_length": 24}}]}, GrainSftError, "length=24. Take a length"),
+    ({"stages": [{"steps": 1}, {"layout": {"sequence_length": 24}}]}, GrainSftError, "length=24. Give a length"),
     ({"sampler": SAMPLER | SCHEDULE, "stages": [{"steps": 4}]}, ConfigError, "sampler.schedule with stages"),
     ({"sampler": SAMPLER | {"epochs": 1}, "stages": [{"steps": 10**6}]}, PipelineError, "stage 1 has 1000000 steps"),
     ({"stages": [{"steps": 0}]}, ConfigError, "stages[0].steps"),
