@@ -130,7 +130,7 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
 
 
 def is_ours(entry: Any) -> bool:
-    """Return whether a class or function is part of this package. Callers check only results of code of other packages."""
+    """Return whether a class or function is part of this package. Callers check only the results of other packages."""
     return bool(entry.__module__.startswith("grain_sft."))
 
 

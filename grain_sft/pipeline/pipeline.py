@@ -154,7 +154,7 @@ class Pipeline:
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
-        """Return a copy without observers, for `host` (None: its own) and `num_amendments` first amendments (None: all)."""
+        """Return a copy for `host` that has the first `num_amendments` amendments and no observers. None changes nothing."""
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 

@@ -35,13 +35,13 @@ class StepIterator(grain.DatasetIterator[T]):
     """
 
     _closed = True  # Grain's constructor sets it to False
-    _makes_ahead: bool  # whether other threads or processes make the batches
+    _makes_ahead: bool  # whether other threads or processes make the batches, ahead of `next`
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._position: tuple[int, dict[int, tuple[T, Arrival, Delivery | None]]] = checked_step(pipeline, start), {}
         """Step to make next, and the undelivered batches by step. The pair is always replaced as a whole."""
         self.pipeline, self._stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
-        # a call of an empty `batch_handed_out` would take a microsecond
+        # observers that define `batch_handed_out`: a call of the empty method would take a microsecond
         self._recorders = [each for each in self._observers if type(each).batch_handed_out != Observer.batch_handed_out]
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None

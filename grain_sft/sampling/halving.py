@@ -1,4 +1,4 @@
-"""Tree that computes which source gives a row of a mixture. It is for weights that would need too long a `ScheduleTable`."""
+"""Tree that computes which source gives a row of a mixture. It is for weights whose `ScheduleTable` would be too long."""
 
 import dataclasses
 import math

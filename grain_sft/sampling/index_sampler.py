@@ -84,7 +84,8 @@ class IndexSampler(EpochSampler):
         traits = ORDERS[order]
         super().__init__(BatchSizes(global_batch_size, schedule), host)
         if last_batch == "fill" and traits.runs_on:
-            raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
+            problem = f"last_batch='fill': order {order!r} runs on across epochs and has no last batch"
+            raise SamplerError(f"{problem}. Leave last_batch out, or take another order.")
         self.runs_on, self.host_blocks = traits.runs_on or last_batch == "run_on", traits.host_blocks
         self._source, start = source, source.start
         if traits.by_cost and (start[1] or self.chunk_size > 1):
@@ -101,7 +102,8 @@ class IndexSampler(EpochSampler):
                 f"{problem}. Take an index that is a multiple of {num_blocks}, or end the earlier stage there."
             )
         if self.host_blocks and (rows_read := block_rows * num_blocks) < most:
-            raise SamplerError(f"global_batch_size={most} is more than the {rows_read} rows that an epoch reads.")
+            problem = f"global_batch_size={most} is more than the {rows_read} rows that an epoch reads"
+            raise SamplerError(f"{problem}. Take a smaller batch.")
         schedule_of_block = [(step, size // num_blocks) for step, size in self.schedule]
         sizes_of_block = BatchSizes(self.global_batch_size // num_blocks, schedule_of_block)
         begin = start[0], start[1] // num_blocks

@@ -62,7 +62,7 @@ class Mixture:
             if set(weights) != set(self.sources):
                 expected = f"expected one for each of {', '.join(self.sources)} (0 for none)"
                 raise SamplerError(f"schedule: step {step} has weights of {', '.join(weights)}; {expected}.")
-            self._shares(weights)
+            self._shares(weights)  # raises an error for a wrong weight
         self._check_ends()
 
     @property
@@ -160,7 +160,8 @@ class Mixture:
         """
         for _, others in changes:
             if unknown := others.keys() - self.sources.keys():
-                raise SamplerError(f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}.")
+                problem = f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}"
+                raise SamplerError(f"{problem}. Fix the names.")
         weights: dict[str, Weight] = {}  # weights at `step`, with the changes
         planned: Mapping[str, Weight] = {}  # weights at `step`, without the changes
         entries: dict[int, dict[str, Weight]] = {}

@@ -137,7 +137,7 @@ class MixtureSampler(StreamSampler):
         if self.num_steps is not None and epochs is None:
             return self.num_steps
         sources = [stream.source for stream in self.streams]
-        # the last epoch of each source that counts: at most its own last one; without `epochs`, the one in which it starts
+        # For each source, the last epoch to read. Without `epochs`, this is the epoch in which the source starts.
         last_epochs = [min(epochs, each.epochs or epochs) - 1 if epochs else each.start[0] for each in sources]
         spans = [stream.span(epoch) for stream, epoch in zip(self.streams, last_epochs, strict=True)]
         ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
@@ -146,8 +146,8 @@ class MixtureSampler(StreamSampler):
     def _checked_step(self, step: int) -> int:
         step = super()._checked_step(step)
         if self.batch_sizes.before(step + 1) > MOST_ROWS:
-            least = self.batch_sizes.step_of(MOST_ROWS)
-            raise RowIndexError(f"step={step}: expected a step below {least}. A mixture counts its rows up to 2^62.")
+            end = self.batch_sizes.step_of(MOST_ROWS)
+            raise RowIndexError(f"step={step}: expected a step below {end}. A mixture counts its rows up to 2^62.")
         return step
 
     def _rows(self, step: int, indices: Ints) -> Ints:

@@ -182,7 +182,7 @@ class Sampler(abc.ABC):
         """Return `epochs`, or raise a `SamplerError` if the run has fewer."""
         epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
         if epochs is not None and self.epochs is not None and epochs > self.epochs:
-            raise SamplerError(f"epochs={epochs}: the sampler has {self.epochs}.")
+            raise SamplerError(f"epochs={epochs}: expected at most {self.epochs}, the epochs of the run.")
         return epochs
 
     def __len__(self) -> int:

@@ -247,7 +247,7 @@ def test_samplers_sources_and_keys_that_do_not_belong_together_are_refused(folde
         Pipeline(source, IndexSampler(80, global_batch_size=8, seed=0))
     rows = SourceOrder(40, 1)
     Pipeline(source, MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=8))
-    with pytest.raises(PipelineError, match="the sampler draws from"):
+    with pytest.raises(PipelineError, match="the sampler is for these sources"):
         Pipeline(source, MixtureSampler(Mixture({"b": (1, rows), "a": (1, rows)}), global_batch_size=8))
     with pytest.raises(GrainSftError, match="one for each of a, b"):
         Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((5, {"a": 1}),))
