@@ -1,7 +1,7 @@
 """Record of what each thread is doing now, and counters of what this process has done.
 
-The watchdog, which logs what a run waits for, reads the record. The metrics read the counters. A thread records a format text
-and its values: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog formats the text.
+The watchdog, which logs what a run waits for, reads the record. The metrics read the counters. A thread records a function and
+its arguments: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog calls the function, which returns a text.
 """
 
 import collections
@@ -12,21 +12,21 @@ import threading
 import time
 from collections.abc import Iterator
 from threading import get_ident
+from typing import Any
 
 from grain_sft.storage.locks import ForkSafeLock
 
-CHOOSING = ("choosing the rows of its batch",)  # without values
-OPENING = "opening {.path}"
-READING = "reading {} pieces, the first from {.path} at byte {}"
-COPYING = "reading {} pieces of {.path} and {} other files"
-TRANSFORMING = "in the transform {0.__class__.__name__}"
-REQUESTING = "asking for {} parts of remote files"
-DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}"
-AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache"
+CHOOSING = ("choosing the rows of its batch".format,)  # without arguments
+OPENING = "opening {.path}".format
+COPYING = "reading {} pieces of {.path} and {} other files".format
+TRANSFORMING = "in the transform {0.__class__.__name__}".format
+REQUESTING = "asking for {} parts of remote files".format
+DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}".format
+AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache".format
 
 _NAMED_REQUESTS = 4  # most requests that `describe_makers` names
 
-doing: dict[int, tuple[object, ...]] = {}  # by thread: the operation now, as a format text and its values
+doing: dict[int, tuple[Any, ...]] = {}  # by thread: a function that describes the operation now, and its arguments
 making: dict[int, tuple[int, float, object]] = {}  # by thread: step, time of the start, and pipeline of its batch
 recent: collections.deque[float] = collections.deque(maxlen=256)  # seconds that each of the last batches took to make
 counts = collections.Counter[str]()  # a forked child begins with its parent's counts
@@ -61,9 +61,9 @@ def describe_makers(pipeline: object = None) -> list[str]:
     oldest_first = sorted(making.copy().items(), key=lambda item: item[1][1])  # by the time of the start
     for thread, (step, since, its_pipeline) in oldest_first:
         if pipeline is None or its_pipeline is pipeline:
-            text, *values = doing.get(thread, ("no details",))
-            seconds, operation = time.perf_counter() - since, str(text).format(*values)
-            lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {operation}")
+            describe, *arguments = doing.get(thread, ("no details".format,))
+            seconds = time.perf_counter() - since
+            lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {describe(*arguments)}")
     requests = list(map(str, list(_requests)))
     if (more := len(requests) - _NAMED_REQUESTS) > 0:
         requests[_NAMED_REQUESTS:] = [f"and {more} more such requests"]
