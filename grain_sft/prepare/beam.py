@@ -1,9 +1,11 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-Three pipelines run in turn: one scans the inputs, one renders their records to chunks, and one writes the corpus. Its bytes are
-those that `run.prepare` writes, and either function can continue what the other has begun. Every worker needs an installed
-grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets
-or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
+Three pipelines run in turn. The first scans the inputs in units, each some MiB of a file. The second renders groups of units,
+each to one chunk file (see `chunks.py`). The third writes the corpus by tasks, each a part of a split. The corpus has the same
+bytes as a corpus of `run.prepare`, and each of the two functions can continue work that the other began.
+
+Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`). Every worker also needs access to
+the inputs, the tokenizer and the output, in buckets or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -39,7 +41,8 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Number of a unit, group or task; the unit that `scan` counted, else None; the failure, if the step failed."""
+"""Result of a step for one item: number of the unit, group or task; the scanned unit (from `scan`), else None; and the failure
+if the step failed, else None."""
 
 
 def prepare(
@@ -70,7 +73,7 @@ def prepare(
     target = Target(output)
     name = f"beam-{secrets.token_hex(8)}"
     try:
-        runner = Pipelines(None, files.join(target.work, name), beam, options)
+        runner = Pipelines(workers=None, shared=files.join(target.work, name), beam=beam, options=options)
         return make_corpus(request, output, runner, overwrite=overwrite)
     finally:
         target.forget(name)
@@ -78,11 +81,14 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class Pipelines(Runner):
-    """Runner that scans, renders and writes in one Beam pipeline each. Beam chooses the number of workers.
+    """Runner that uses one Beam pipeline to scan, one to render and one to write.
 
     Attributes:
-      shared: Folder of files for all processes. This process writes the job and the plan, and Beam's workers write results.
-      beam, options: The module apache_beam, and its `PipelineOptions`.
+      workers: None, because Beam chooses the number of workers.
+      shared: Folder that all processes can read and write. This process writes the job and the plan there, and Beam's workers
+        write their results there.
+      beam: The module apache_beam.
+      options: Beam's `PipelineOptions`.
     """
 
     shared: str
@@ -108,19 +114,24 @@ class Pipelines(Runner):
         return tasks
 
     def run(self, name: str, step: Callable[[Any, str], Iterable[Result]], items: Sequence[Any]) -> list[Result]:
-        """Call `step(item, shared)` for each item, by Beam. Return the sorted results, or raise the first failure."""
+        """Call `step(item, shared)` for each item in a Beam pipeline called `name`.
+
+        Return the results, sorted by number. If steps failed, raise the failure with the lowest number.
+        """
         if not items:
             return []
         beam = self.beam
         path = files.join(self.shared, f"{name}.json")
         is_local = str(self.options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
-        messages = _quiet() if is_local else contextlib.nullcontext()
+        less_output = _quiet() if is_local else contextlib.nullcontext()
         try:
-            with messages, beam.Pipeline(options=self.options) as pipeline:
+            with less_output, beam.Pipeline(options=self.options) as pipeline:
+                # `Reshuffle` spreads the items over the workers
                 spread_items = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
-                results = beam.pvalue.AsIter(spread_items | name >> beam.FlatMap(step, self.shared))
-                # A second input, of one element, makes one worker save all results in one file.
-                _ = pipeline | "Once" >> beam.Create([path]) | "Save" >> beam.Map(save_results, results)
+                results = spread_items | name >> beam.FlatMap(step, self.shared)
+                # "Save" has a single item, the path. So one worker saves all results, which it gets as a second argument.
+                single_path = pipeline | "Once" >> beam.Create([path])
+                _ = single_path | "Save" >> beam.Map(save_results, beam.pvalue.AsIter(results))
         except GrainSftError:
             raise
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
@@ -128,7 +139,8 @@ class Pipelines(Runner):
             fix = "The runner's log may name the cause. Start again to continue"
             raise PrepareError(f"the Beam pipeline failed ({problem}). {fix}.") from error
         if not files.exists(path):
-            raise PrepareError(f"{path}: the Beam pipeline did not write it. Give an output that all workers reach.")
+            fix = "Give an output that all workers can write to"
+            raise PrepareError(f"{path}: missing after the Beam pipeline. {fix}.")
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
             if failure is not None:
@@ -139,11 +151,11 @@ class Pipelines(Runner):
         files.write_bytes(files.join(self.shared, name), msgspec.json.encode(value))
 
 
-# The steps run on Beam's workers. Beam may run a step twice, even at once or on two machines. This is harmless: a step writes
-# its files atomically, and with the same content each time.
+# The steps `scan`, `render` and `write` run on Beam's workers. Beam may run a step twice for one item, even on two machines at
+# the same time. This is harmless: both runs write the same content, and each file is written atomically.
 
 _lock = threading.RLock()
-"""Lock of the thread that renders or writes. A second such thread would need memory without being faster."""
+"""Lock that lets only one thread of a process render or write. A second thread would need memory, but would save no time."""
 
 
 def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
@@ -153,10 +165,10 @@ def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Render a group of units to its chunk. If an earlier group has failed, do nothing: that failure ends the work."""
+    """Render a group of units to its chunk. If a group of a lower number has failed, do nothing: that failure ends the work."""
     failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
-        # groups before the failed group are still rendered, because the user sees the failure of the earliest group
+        # groups before a failed group are still rendered, because the user sees the failure with the lowest number
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -176,7 +188,7 @@ def save_results(path: str, results: Iterable[Result]) -> None:
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. An error is a result, too: if it were raised, Beam would try the step again."""
+    """Return the result of a step. Return a GrainSftError as a result, too: Beam would repeat a step that raises an error."""
     try:
         return number, step(), None
     except GrainSftError as error:
@@ -191,8 +203,8 @@ def _job(shared: str) -> Job:
 @functools.lru_cache(1)
 def _plan(shared: str) -> Plan:
     job = _job(shared)
-    kind = tuple[tuple[Header, ...], dict[str, SplitStatistics]]
-    headers, statistics = msgspec.json.decode(files.read_bytes(files.join(shared, "plan.json")), type=kind)
+    content_type = tuple[tuple[Header, ...], dict[str, SplitStatistics]]
+    headers, statistics = msgspec.json.decode(files.read_bytes(files.join(shared, "plan.json")), type=content_type)
     arrays = dict(np.load(io.BytesIO(files.read_bytes(files.join(shared, "plan.npz")))))
     documents = ChunkDocuments(job.chunks, headers, arrays.pop("lengths"))
     return job.plan_of(documents, splits=arrays, statistics=statistics)
@@ -208,15 +220,16 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
             options = pipeline_options.PipelineOptions(list(arguments))
             standard = options.view_as(pipeline_options.StandardOptions)
             standard.runner = standard.runner or "DirectRunner"
-            options.get_all_options(add_extra_args_fn=parsers.append)
+            options.get_all_options(add_extra_args_fn=parsers.append)  # appends Beam's parser of all options
             unknown = parsers[0].parse_known_args(list(arguments))[1]
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         reason = printed.getvalue().strip().rpartition("\n")[2] or "--help does nothing here. Leave it out."
         raise PrepareError(f"Beam's options: {reason}") from error
     runner = standard.runner.lower()
-    # a runner such as Flink declares options on its own server, so only local runners and Dataflow refuse unknown options
+    # The server of a runner such as Flink declares more options. So only local runners and Dataflow refuse unknown options.
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
-        raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
+        problem = f"neither grain_sft nor Beam's {standard.runner} has such options"
+        raise PrepareError(f"{' '.join(unknown)}: {problem}. Leave them out.")
     if runner in DATAFLOW_RUNNERS:
         try:
             importlib.import_module("google.cloud.dataflow")
@@ -235,7 +248,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress log messages up to warnings, such as Beam's warning that optional Google packages are missing."""
+    """Suppress log messages of level WARNING and below, such as Beam's that optional Google packages are missing."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,7 +1,8 @@
-"""Chunk files, in which a preparation keeps tokens and loss of rendered documents until it writes the corpus.
+"""Chunk files, in which a preparation stores the tokens and the loss of rendered documents until it writes the corpus.
 
-A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file contains, in this order: the
-header (JSON, then spaces), a `RECORD` for each valid record, the tokens, their loss, the rejected records as lines of JSON.
+A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file has five sections, in this
+order: the header (JSON, padded with spaces to 4096 bytes), a `RECORD` for each valid record, the tokens of all kept documents,
+the loss of these tokens, and the rejected records as lines of JSON.
 """
 
 import collections
@@ -29,6 +30,7 @@ RECORD = np.dtype(
         ("cut_trainable", "<u4"),  # tokens that were cut off and took loss
     ]
 )
+"""Dtype of a valid record's entry in a chunk file."""
 AT_ONCE = 16  # number of chunks that are read concurrently, whole or in part
 
 _HEADER_BYTES = 4096
@@ -41,16 +43,16 @@ class Header:
     """Header of a chunk.
 
     Attributes:
-      key: Hash of all that the content depends on.
+      key: Hash of all that the documents depend on, as in `Renderer.key`.
       records: Number of valid records, including those of dropped documents.
       token_dtype, loss_dtype: dtype of the tokens ("uint16" or "uint32"), and of their loss ("bool" or "float32").
       binary: Whether the loss of every token is 0 or 1.
       dropped: Number of dropped documents by reason.
-      counts: Numbers of "rejected" records, of documents "without_final_eos" (their last token is not EOS), and of documents
-        "with_inner_eos" (EOS is before their last token). "text_bytes" and "text_tokens" are the sizes of the plain documents
-        that were not dropped, before any were cut.
+      counts: Counts by name. "rejected" counts rejected records. "without_final_eos" counts documents whose last token is not
+        EOS, and "with_inner_eos" those with an EOS before their last token. "text_bytes" and "text_tokens" are the total size
+        of the plain documents that were not dropped; a document that was cut counts with its size before the cut.
       tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
-        the section of their loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
+        the section of the loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
     """
 
     key: str
@@ -68,7 +70,15 @@ class Header:
 
 @dataclasses.dataclass
 class Contents:
-    """Contents of a chunk: a `RECORD` for each valid record, and tokens and loss of each kept document."""
+    """Contents of a chunk before it is written.
+
+    Attributes:
+      records: Fields of the `RECORD` of each valid record.
+      tokens, loss: Arrays of each kept document.
+      dropped: Number of dropped documents by reason.
+      rejected: JSON object of each rejected record.
+      counts: The counts "text_bytes" and "text_tokens" of the `Header`.
+    """
 
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
@@ -78,7 +88,8 @@ class Contents:
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
-        """Return the bytes of the chunk's file."""
+        """Return the bytes of the chunk's file. `eos` is the id of the EOS token, or None if the tokenizer has none."""
+        # "unsafe" allows narrower types; the dtype of tokens is chosen for the vocabulary, so every id fits
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
@@ -86,8 +97,9 @@ class Contents:
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
         counts = {**self.counts, "rejected": len(self.rejected)}
         counts["without_final_eos"] = int(np.count_nonzero(~is_eos[stops - 1]))
-        is_eos[stops - 1] = False  # now true only for an EOS inside a document
-        counts["with_inner_eos"] = len(np.unique(np.searchsorted(stops, np.flatnonzero(is_eos), side="right")))
+        is_eos[stops - 1] = False  # now true only for an EOS before the last token of a document
+        documents_of_eos = np.searchsorted(stops, np.flatnonzero(is_eos), side="right")
+        counts["with_inner_eos"] = len(np.unique(documents_of_eos))
         loss_bytes = b"" if (loss == 1).all() else loss.tobytes()
         sections = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss_bytes, rejected]
         _, tokens_at, loss_at, rejected_at, end = itertools.accumulate(map(len, sections), initial=_HEADER_BYTES)
@@ -132,7 +144,7 @@ class Chunks:
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        """Return the header of each of the first `count` chunks, or None where `header` returns None."""
+        """Return what `header` returns for each of the first `count` chunks: its header, or None."""
         return list(self._read_each(self.header, range(count)))
 
     def headers(self, count: int) -> tuple[Header, ...]:

@@ -22,7 +22,7 @@ from grain_sft.progress import Progress
 from grain_sft.storage import artifact, files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
-"""Glob patterns below the path of a corpus. If a file matches any of them, the split val is the corpus at `CORPUS/val`."""
+"""Glob patterns below the path of a corpus. If a file matches one of them, the split val is the corpus at `CORPUS/val`."""
 
 
 def convert(
@@ -44,19 +44,21 @@ def convert(
     Args:
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
       output: Folder that does not exist, is empty, or has an earlier output (see `overwrite`).
-      format: Format of the output.
+      format: Name of the output's format in `FORMATS`, or package.module:Name.
       tokenizer: Path of the corpus's tokenizer. None means the tokenizer in the corpus's folder, if there is one.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one token file, for format olmo.
       shard_tokens: Tokens in one shard, for format episodes.
       without: Documents that are left out. An entry is the number of a document, `INPUT:LINE`, a whole input, or a file that
-        has one entry on each line. Numbers count the documents of split train first, then those of split val.
-      overwrite: Whether to replace an earlier output of other documents or options. An equal output is kept.
-      progress: Function that is called as the work proceeds.
+        has one entry on each line. Numbers count the documents of split train first, then those of split val: if train has 100
+        documents, number 100 is the first document of val.
+      overwrite: Whether to replace an earlier output that was made from other documents or options.
+      progress: Function that is called with the name of the work, the number of finished tasks, and the number of all tasks.
 
     Returns:
-      The output's manifest, as `prepare` returns it.
+      The output's manifest, as `prepare` returns it. If the output has the same documents and options already, nothing is
+      written, and the manifest also has "already": True.
 
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
@@ -105,9 +107,10 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _Splits(Documents):
-    """Documents of the corpus at path `where`. Part 0 is split train, part 1 is split val.
+    """Documents of the corpus at path `where`. Part 0 is split train, part 1 is split val if there is one.
 
     Attributes:
+      corpora: Corpus of each part.
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that the caller leaves out.
       dropped: Number of documents that are left out because they are empty and the format can't hold them.
@@ -144,7 +147,7 @@ class _Splits(Documents):
         return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that decides the output, as JSON. Hash all files of the corpus."""
+        """Return all that decides the output, as JSON. The key contains the hash of all files of the corpus."""
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({artifact.hash_of(self.withdrawn.tolist())[:16]})"
@@ -154,7 +157,10 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest. The EOS counts are those of the old one, or None if they are unknown."""
+        """Return the counts of the new manifest.
+
+        The counts of documents by EOS are those of the old manifest. They are None if it lacks them or documents are withdrawn.
+        """
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
@@ -183,7 +189,8 @@ class _Splits(Documents):
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. All of `ids` are in one split.
 
-        If the corpus records no sources, the source of a split's fifth document is (0, 5), as if each document were a line.
+        If the corpus records no sources, each document counts as a line of input 0: the source of a split's fifth document is
+        (0, 5).
         """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
@@ -199,8 +206,8 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
     if train.num_documents is None:
         raise CorpusError(f"{where}: the ends of documents are unknown. Give eos_token_id (--eos-token-id).")
     if train.weights:
-        raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
-    val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))
+        raise CorpusError(f"{where}: the weights of a blend are not converted. Give a prefix, or a folder of prefixes.")
+    val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))  # in format openchat
     if any(files.glob(files.join(glob.escape(where), pattern)) for pattern in VALIDATION):
         val = [files.join(where, "val")]
     splits = {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
@@ -216,7 +223,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the description and files of the tokenizer at `path`, or in the corpus's folder.
 
-    Without a tokenizer, return no files, and a description from the corpus's metadata and its highest token.
+    Without a tokenizer, return no files, and a description made from the corpus's metadata and its highest token.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:
@@ -228,11 +235,12 @@ def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[s
         tokenizer = load_tokenizer(path)
         return tokenizer.description(), tokenizer.files()
     corpus = documents.corpora[0]
-    highest = (int(block.tokens.max(initial=0)) for ids in documents.ids.values() for block in documents.blocks(ids))
+    blocks = (block for ids in documents.ids.values() for block in documents.blocks(ids))
+    highest_token = max((int(block.tokens.max(initial=0)) for block in blocks), default=0)
     description = {
         "kind": "unknown",
         "sha256": corpus.tokenizer_sha256,
-        "vocab_size": max(highest, default=0) + 1,
+        "vocab_size": highest_token + 1,
         "eos_token_id": corpus.eos_token_id,
         "pad_token_id": corpus.pad_token_id,
     }

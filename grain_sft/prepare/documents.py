@@ -1,7 +1,8 @@
-"""`Documents`: random access to the documents that a writer writes, by document number.
+"""`Documents`: random access, by document number, to the documents of a corpus that is being written.
 
-A writer asks for blocks of documents in its own order, such as shuffled. The documents lie in parts, in another order. A part
-is a chunk file (`ChunkDocuments`), or in a conversion a split of the old corpus (a subclass in `convert.py`).
+The writer of a format asks for blocks of documents in the order of the new corpus, such as a shuffled order. The documents are
+stored in parts, in the order of the inputs. In a preparation, a part is a chunk file (`ChunkDocuments`). In a conversion, a
+part is a split of the old corpus (a subclass in `convert.py`).
 """
 
 import abc
@@ -19,16 +20,18 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
-BLOCK_TOKENS = 1 << 20  # most tokens of a block
+BLOCK_TOKENS = 1 << 20  # most tokens of a block of several documents
 BLOCK_DOCUMENTS = 4096  # most documents of a block
 BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents, int32 or int64, in the order of the inputs. Dropped documents have numbers, rejected records do not."""
+"""Numbers of documents, int32 or int64. All documents, even dropped ones, are numbered from 0 in the order of the inputs. A
+rejected record has no number."""
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
-"""Function of (start, tokens, loss) that fills the arrays `tokens` and `loss` from a part, beginning at its token `start`."""
+"""Function of (start, tokens, loss) that reads tokens of a part and their loss into the arrays `tokens` and `loss`, from the
+part's token `start` on."""
 
 ChunkFile = io.FileIO | io.BytesIO
 
@@ -42,7 +45,10 @@ class Block(NamedTuple):
 
 
 def in_blocks(lengths: npt.NDArray[Any], ids: Ids) -> Iterator[Ids]:
-    """Yield `ids` in blocks of at most `BLOCK_DOCUMENTS` documents and `BLOCK_TOKENS` tokens. A longer document is a block."""
+    """Yield `ids` in blocks of at most `BLOCK_DOCUMENTS` documents and `BLOCK_TOKENS` tokens.
+
+    A document of more than `BLOCK_TOKENS` tokens is a block of its own.
+    """
     begin = 0
     while begin < len(ids):
         candidates = ids[begin : begin + BLOCK_DOCUMENTS]
@@ -59,7 +65,8 @@ class Documents(abc.ABC):
     Attributes:
       lengths: Number of tokens of each document; 0 for a dropped document.
       starts: Index of each document's first token among the tokens of its part.
-      firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
+      firsts: int64 [parts + 1], number of each part's first document, then the number of all documents. Two parts of 3 and 2
+        documents have the firsts [0, 3, 5].
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
       blocks_at_once: Number of blocks that are gathered together. Each part is read once for all these blocks.
@@ -78,9 +85,10 @@ class Documents(abc.ABC):
 
     @abc.abstractmethod
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield int64 [documents, 2], (input, line) of the documents `ids` in that order, several at a time."""
+        """Yield the sources of the documents `ids` in that order, several at a time: int64 [documents, 2], (input, line)."""
 
     def parts_of(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """Return the number of the part of each document of `ids`."""
         return np.searchsorted(self.firsts, ids, side="right") - 1
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
@@ -112,13 +120,13 @@ class Documents(abc.ABC):
         lengths = self.lengths[ids].astype(np.int64)
         starts = self.starts[ids].astype(np.int64)
         parts = self.parts_of(ids)
-        # place of each document in the result, and then the number of all tokens
-        offsets = np.append(0, np.cumsum(lengths))
-        tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
+        # index in the result of each document's first token, then the number of all tokens; in the example: [0, 3, 8, 12, 14]
+        begins = np.append(0, np.cumsum(lengths))
+        tokens, loss = np.empty(begins[-1], self.token_dtype), np.empty(begins[-1], self.loss_dtype)
         is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
-        first = np.append(0, np.flatnonzero(~is_adjacent) + 1)  # index in `ids` of each run's first document
-        # for each run: its first token in the part, the place of this token in the result, and the place after its last token
-        runs = np.stack([starts[first], offsets[first], np.append(offsets[first[1:]], offsets[-1])], axis=1)
+        first = np.append(0, np.flatnonzero(~is_adjacent) + 1)  # index in `ids` of each run's first document: [0, 1]
+        # for each run: its first token in the part, and where it begins and ends in the result: [[0, 0, 3], [0, 3, 14]]
+        runs = np.stack([starts[first], begins[first], np.append(begins[first[1:]], begins[-1])], axis=1)
         by_part = np.argsort(parts[first], kind="stable")
         # the parts to read, ascending, and for each part the index of its first run in `runs[by_part]`
         needed, borders = np.unique(parts[first][by_part], return_index=True)
@@ -130,7 +138,10 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files; 8 bytes of memory for each. None reads `lengths` from the chunks."""
+    """Documents of a preparation, in its chunk files. They take 8 bytes of memory each.
+
+    If `lengths` is None, the lengths are read from the chunk files.
+    """
 
     def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])
@@ -141,7 +152,8 @@ class ChunkDocuments(Documents):
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
         super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
-        if chunks.remote:  # a request for each document would be slow, so whole chunks are read, for many blocks
+        if chunks.remote:
+            # a request for each document would be slow, so whole chunks are read, for many blocks together
             self.blocks_at_once = GATHER_BLOCKS
 
     def readers(self, parts: Sequence[int]) -> Iterator[Reader]:
@@ -160,7 +172,7 @@ class ChunkDocuments(Documents):
     def _read(self, part: int, file: ChunkFile, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header = self.headers[part]
         columns = [(header.tokens_at, tokens), (header.loss_at, loss)]
-        if header.loss_at == header.rejected_at:  # the file contains no loss: all of it is 1
+        if header.loss_at == header.rejected_at:  # the section of the loss is empty: every token has the loss 1
             loss[:] = 1
             columns.pop()
         for offset, out in columns:

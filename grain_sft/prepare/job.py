@@ -32,7 +32,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Job(Renderer):
-    """Preparation of scanned inputs. Worker processes receive it as JSON. Each group of units becomes one chunk file."""
+    """Preparation of scanned inputs. Worker processes receive it as JSON.
+
+    Attributes:
+      output: Local or remote folder of the corpus.
+      groups: Groups of units; a unit is some MiB of an input. Each group is rendered to one chunk file.
+    """
 
     output: str
     groups: tuple[tuple[Unit, ...], ...]
@@ -129,11 +134,11 @@ class Job(Renderer):
         return [np.arange(start, stop, dtype=dtype) for start, stop in itertools.pairwise(first_documents)]
 
     def _statistics(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
-        """Return the statistics of the documents `ids`, some of which may occur twice."""
+        """Return the statistics of the documents `ids`. A document that occurs twice in `ids` is counted twice."""
         occurrences = np.bincount(ids, minlength=len(documents.lengths))
-        totals = np.zeros(5, np.int64)
+        totals = np.zeros(5, np.int64)  # the fields of `SplitStatistics` after `documents`
         for number, records in enumerate(self.chunks.records(documents.headers)):
-            times = occurrences[documents.firsts[number] : documents.firsts[number + 1]]
+            times = occurrences[documents.firsts[number] : documents.firsts[number + 1]]  # of each record of this chunk
             cut = records["cut"]
             columns = (records["length"], records["trainable"], cut > 0, cut, records["cut_trainable"])
             totals += [int((column * times).sum()) for column in columns]
@@ -148,7 +153,16 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Iterate over `steps`, which does the work, and return them. After each, add its `size` to `done`, and call `progress`."""
+    """Do the work that iterating over `steps` does, report its progress, and return the items of `steps`.
+
+    Args:
+      what: Name of the work.
+      steps: Iterable that does a step of the work before it yields the step's item.
+      total: Sum of the sizes of all steps, including the steps of an earlier run.
+      progress: Function that is called with `what`, the size that is done, and `total`, first and after each step.
+      size: Function that returns the size of a step, given its item; by default 1.
+      done: Sum of the sizes of the steps that an earlier run did.
+    """
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     finished = []
@@ -169,7 +183,7 @@ def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
 def finish(
     plan: Plan, identity: Mapping[str, Any], tokenizer: Mapping[str, bytes], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write metadata and the tokenizer's files, then the manifest with `counts`, and return the manifest."""
+    """Write the metadata and the tokenizer's files, then the manifest, which contains `identity` and `counts`. Return it."""
     FORMATS[plan.request.format].finish(plan)
     for name, data in tokenizer.items():
         files.write_bytes(plan.path("tokenizer", name), data)

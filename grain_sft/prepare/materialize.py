@@ -43,7 +43,7 @@ def materialize(
       layout: Packed layout of any algorithm.
       output: Folder that does not exist, is empty, or holds the same rows; local, or a URL.
       shard_bytes: Maximum number of bytes of rows in a file. A file holds at least one row.
-      progress: Function that takes the text "rows", the number of rows written, and the number of all rows.
+      progress: Function that is called with the text "rows", the number of rows written, and the number of all rows.
 
     Returns:
       The content of rows.json.
@@ -77,16 +77,20 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Replace unfinished work on other rows, except in a bucket, where its files are in the output."""
+        """Begin or continue the work of `identity`. Remove unfinished work on other rows, but in a bucket, raise an error.
+
+        In a bucket, the files of unfinished work are in the output folder itself.
+        """
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+        """See `Target.changed`. The message names the old rows by their `made_of`."""
         unfinished = "unfinished work on " if what == "unfinished work" else ""
         return f"{self.output}: holds {unfinished}other rows ({old.get('made_of')}). Remove the folder or give another."
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
-    """Return the content of rows.json without the fingerprint, and the dtype of a row. Hash all files of the corpus."""
+    """Return the content of rows.json without the fingerprint, and the dtype of a row. This hashes the files of the corpus."""
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     loss_dtype = "float32" if corpus.has_weights else "bool"
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
@@ -119,7 +123,7 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
 def _write(
     layout: PackedLayout, manifest: dict[str, Any], dtype: np.dtype[Any], target: Target, progress: Progress
 ) -> dict[str, Any]:
-    """Write all shards, then rows.json. Return its content."""
+    """Write all shards that are not written yet, then rows.json. Return the content of rows.json."""
     from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
@@ -135,10 +139,10 @@ def _write(
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
-        if not files.exists(paths[0]):  # this file appears last
+        if not files.exists(paths[0]):  # of the shard's files, this one appears last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
-    # reading `corpus.sources` first checks that its file has one entry for each document
+    # `corpus.sources` is read first, because this read checks that the file of sources has one entry for each document
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -151,8 +155,16 @@ def _write(
 def _write_shard(
     source: NpyDataSource, shard_rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
 ) -> None:
-    """Write the files of one shard, the first of `paths` last."""
-    from grain_sft.transforms import ShiftTargets
+    """Write the files of one shard.
+
+    Args:
+      source: Source of the rows.
+      shard_rows: Rows of the shard, by their numbers in the layout.
+      dtype: Dtype of a row in the file of rows.
+      paths: Files of the documents, of the loss (if the corpus has loss) and of the rows. The first of them appears last.
+      progress: As in `materialize`.
+    """
+    from grain_sft.transforms import ShiftTargets  # imported late: grain is slow to import
 
     length = source.layout.sequence_length
     chunk = max(1, _CHUNK_TOKENS // length)
@@ -160,8 +172,10 @@ def _write_shard(
         for begin in range(shard_rows.start, shard_rows.stop, chunk):
             element = source.read(range(begin, min(begin + chunk, shard_rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
+            # int64 [segments]: the row of each segment, its number in the row, and its columns `start` to `stop - 1`
             first = pieces.segment_begins  # index of each segment's first piece
-            row, segment, start = pieces.row[first], pieces.segment_columns[0][first], pieces.column[first]
+            segment_numbers, _ = pieces.segment_columns
+            row, segment, start = pieces.row[first], segment_numbers[first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
             # `target_segment_ids`: the segment id of each token if the next token is in the same segment and takes loss, else 0
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}

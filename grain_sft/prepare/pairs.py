@@ -1,4 +1,4 @@
-"""Preference pairs: the two rendered conversations of a pair, joined to one document."""
+"""`pair_of`: joins the two rendered conversations of a preference pair to one document."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
 PROMPT, CHOSEN, REJECTED = 0, 1, 2
-"""Loss of the tokens of each part of a pair's document."""
+"""Values of the loss that tell the parts of a pair's document apart."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
     """Return the document of a pair: the prompt, the chosen response and the rejected response.
 
-    The prompt, with which both conversations begin, ends before the first token that takes loss. A response ends with the last
+    Both conversations begin with the prompt, which ends before the first token that takes loss. A response ends with the last
     token that takes loss. If every token of both conversations takes loss, the prompt is their longest common prefix, as in
     MaxText's `DPODataFormatting`.
 
@@ -33,12 +33,13 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         is_different = chosen.tokens[:shortest] != rejected.tokens[:shortest]
         prompt_end = int(np.argmax(is_different)) if is_different.any() else shortest
     else:
-        prompt_end = int(np.argmax(chosen.loss != 0))
+        prompt_end = int(np.argmax(chosen.loss != 0))  # index of the first token that takes loss
         same_end = prompt_end == int(np.argmax(rejected.loss != 0))
         if not same_end or not np.array_equal(chosen.tokens[:prompt_end], rejected.tokens[:prompt_end]):
-            problem = "prompt: the template renders it differently before the two responses, but a pair has one prompt"
+            problem = "prompt: the template renders the prompt differently for each response, but a pair has one prompt"
             raise RecordError(f"{problem}. Choose another template.")
-    responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in (chosen, rejected)]
+    ends = [int(np.flatnonzero(result.loss)[-1]) + 1 for result in (chosen, rejected)]
+    responses = [chosen.tokens[prompt_end : ends[0]], rejected.tokens[prompt_end : ends[1]]]
     if np.array_equal(responses[0], responses[1]) or not all(map(len, responses)):
         raise RecordError("chosen, rejected: the responses are equal, or one has no token. Remove the record.")
     tokens = np.concatenate([chosen.tokens[:prompt_end], *responses])

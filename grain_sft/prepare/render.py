@@ -33,7 +33,11 @@ _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renderer of records by a request. `inputs` are the scanned files of all datasets, which `Unit.input` numbers from 0.
+    """Renderer of records by a request.
+
+    Attributes:
+      request: Options of the preparation.
+      inputs: Scanned files of all datasets. `Unit.input` is an index into them.
 
     Raises:
       PrepareError: The template or format does not exist, or does not take an option of the request.
@@ -57,7 +61,8 @@ class Renderer:
             fix = "Choose template text for plain documents, or a format with masks: olmo, episodes or openchat"
             raise PrepareError(f"format {request.format}: {problem}. {fix}.")
         if format.of_pairs and template.weighted:
-            raise PrepareError(f"template {template.name} gives tokens weights, but pairs have none. Choose another.")
+            problem = f"template {template.name} gives tokens weights, but pairs have no weights"
+            raise PrepareError(f"{problem}. Choose another template.")
         if format.of_pairs and request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
         if format.of_pairs and request.fim_rate:
@@ -77,7 +82,7 @@ class Renderer:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of all that the documents depend on. If another package defines the template, this includes its code."""
+        """Hash of all that the documents depend on, including the code of a template that another package defines."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
         template = filter(None, (self.template.jinja, code_sha256(self.template)))
         return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
@@ -96,13 +101,14 @@ class Renderer:
         """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # With `empty="keep"`, a response without text is the EOS that ends it. Without BOS and EOS, templates refuse "keep".
-        # With "drop", the response has no tokens, and `pair_of` refuses the pair.
+        # A response may have no text. With `empty="keep"`, its tokens are then the EOS that ends it. If the request has neither
+        # BOS nor EOS, templates refuse "keep". With "drop", the response has no tokens, and `pair_of` refuses the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
-        conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
-        rejected = render(self.template, conversations, self.tokenizer, options)
+        # `read` has checked that every conversation has a rejected one
+        rejected_conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
+        rejected = render(self.template, rejected_conversations, self.tokenizer, options)
         return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
 
     def chunk(self, units: Iterable[Unit]) -> bytes:
@@ -123,7 +129,8 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error). A batch ends after an error, which may end the work."""
+        """Yield batches of (source, record, conversation or error). A batch ends after an error: with `on_error` "stop", the
+        work ends there, too."""
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -138,7 +145,7 @@ class Renderer:
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return a bad record's JSON object for the file of rejected records. If `on_error` is "stop", raise its error."""
+        """Return a bad record as a JSON object for the file of rejected records. If `on_error` is "stop", raise its error."""
         number, line = source
         path = self.inputs[number].path
         if self.request.on_error == "stop":
@@ -154,7 +161,7 @@ class Renderer:
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
-        """Cut a document to the request's length, and add it to `contents`, or count why it is dropped.
+        """Cut a document to the request's length, and add it to `contents`. Of a dropped document, only add its `RECORD`.
 
         If the template has `trim_trailing`, the tokens after the last token that takes loss are cut off, too.
         """

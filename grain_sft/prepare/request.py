@@ -171,12 +171,17 @@ def parse_amount(amount: str) -> float | int:
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """Yield the differences between two JSON values, each as "name: old -> new"."""
+    """Yield the differences between two JSON values, each as text, such as "request.seed: 42 -> 7".
+
+    Args:
+      old, new: The values.
+      name: Name of the values in the text; "" for values that have no name.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{name}[{number}]")
-    elif json.dumps(old) != json.dumps(new):  # 0 is not 0.0, as in `artifact.hash_of`
+    elif json.dumps(old) != json.dumps(new):  # as text, because 0 and 0.0 are equal, but `artifact.hash_of` tells them apart
         yield f"{name}: {shortened(json.dumps(old))} -> {shortened(json.dumps(new))}"

@@ -32,15 +32,15 @@ def prepare(
 ) -> dict[str, Any]:
     """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
-    The same request gives the same bytes with any number of workers and interruptions. The folder appears when the
-    corpus is complete. Unfinished work is kept next to it. If the same corpus is finished already, nothing is written.
+    The same request makes the same bytes with any number of workers and interruptions. A local folder appears when the corpus
+    is complete; unfinished work is in a folder next to it. If the same corpus is finished already, nothing is written.
 
     Args:
       request: Inputs, template, tokenizer and format.
       output: Folder that does not exist yet or is empty; local, or a URL such as `gs://bucket/name`.
       workers: Number of processes. None means one per core, or fewer for small inputs.
       overwrite: Whether to replace a corpus or unfinished work of another request.
-      progress: Function that is called as the work proceeds.
+      progress: Function that is called with the name of the work, the size that is done, and the total size.
 
     Returns:
       Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split.
@@ -80,14 +80,15 @@ def make_corpus(
 
     def make() -> dict[str, Any]:
         """Render the groups that have no chunk, write the corpus, and return its manifest."""
-        todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
-        done = total - sum(map(job.size_of, todo))
+        headers = job.chunks.existing_headers(len(job.groups))
+        missing = [number for number, header in enumerate(headers) if header is None]
+        done = total - sum(map(job.size_of, missing))
         try:
-            reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
+            reported("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
         except GrainSftError as error:
+            # Discard unfinished work that is of no use, because it would block a corrected request: after a RecordError, a
+            # second try would fail at the same record, and without any chunk, there is nothing to continue from.
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                # A second try would fail at the same record, or there is no chunk to continue from. Unfinished work would
-                # block a corrected request.
                 target.discard()
             raise
         with target.discarded_if_refused():
@@ -101,6 +102,10 @@ def make_corpus(
 
 def dry_run(request: Request, records: int) -> str:
     """Render the first `records` records of the inputs. Write nothing.
+
+    Args:
+      request: Options of the preparation.
+      records: Maximum number of records to read, 0 or more.
 
     Returns:
       Text to print: counts, the rejected records, and the first document, with a new line where loss begins or ends.
@@ -143,7 +148,11 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text."""
+    """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text.
+
+    A part is a run of tokens that all take loss, or all do not. Only the first 40 parts are shown, and of a part of more than
+    400 characters, only its first and last 200.
+    """
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

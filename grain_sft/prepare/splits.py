@@ -16,7 +16,7 @@ SELECT_SEED = 42
 """Seed of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
 
 Splits = dict[str, Ids]
-"""Numbers of the documents of the splits "train" and "val", in order. It has no "val" if no documents are held out."""
+"""Numbers of the documents of each split, in order, by its name: "train" and, if documents are held out, "val"."""
 
 
 def select(ids: Ids, amount: str) -> Ids:
@@ -42,7 +42,8 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """Split in the order of open-instruct: leave out the documents that are not kept, then shuffle the others.
 
-    The shuffle is that of `datasets.Dataset.shuffle(seed)`, numpy's `default_rng(seed).permutation`. Open-instruct has no val.
+    The shuffle is that of `datasets.Dataset.shuffle(seed)`: numpy's `default_rng(seed).permutation`. Open-instruct itself has
+    no split val.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
     # `kept[kept]` is as long as `ids[kept]`, and all true
@@ -66,16 +67,17 @@ def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> 
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function of the numbers of the selected documents, whether each is kept (not dropped), and the request."""
+"""Function of the numbers of the selected documents, of a mask of those that are kept (not dropped), and of the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
     """Return the splits of all datasets together, by a format's rule.
 
     Args:
-      datasets: Numbers of the documents of each dataset, in the order of `request.datasets`, which have the amounts.
-      lengths: Number of tokens of each document; 0 for a document that is not kept.
-      request, rule: Request, and the rule of its format.
+      datasets: Numbers of the documents of each dataset, in the order of `request.datasets`.
+      lengths: Number of tokens of each document; 0 for a document that was dropped.
+      request: Request of the preparation. It states the amount of each dataset.
+      rule: Rule of the request's format.
     """
     selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
     ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
@@ -83,20 +85,27 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     has_repeats = any(len(part) > len(dataset) for part, dataset in zip(selected, datasets, strict=True))
     if has_repeats and "val" in splits:
         problem = "an amount repeats records, so some records of val are probably in train, too"
-        logging.warning("%s. To validate on unseen records, prepare them from files of their own.", problem)
+        logging.warning("%s. To validate on unseen records, prepare other files for val.", problem)
     return splits
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
-    """Return the first documents of `order`, a share of `val_frac`, as "val", and the others as "train".
+    """Return the first documents of `order` as "val", the others as "train", both without the documents that are not kept.
 
-    Then leave out the documents that are not `kept`. If the share is less than one document, there is no "val". Each split is
-    in the order of `order`, a permutation of the indices of `ids`, if it is `shuffled`, else in the order of `ids`.
+    For 10 documents and a `val_frac` of 0.25, the split val is made from the first 2 documents of `order`. If the share is
+    less than one document, there is no "val".
+
+    Args:
+      ids: Numbers of the documents.
+      kept: Whether each document of `ids` is kept.
+      order: Permutation of the indices of `ids`.
+      request: Request, which states `val_frac`.
+      shuffled: Whether each split is in the order of `order`; False for the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
     splits: Splits = {}
     for name, part in parts.items():
-        indices = part if shuffled else np.sort(part)
+        indices = part if shuffled else np.sort(part)  # sorted indices are in the order of `ids`
         splits[name] = ids[indices[kept[indices]]]
     return splits

@@ -18,6 +18,7 @@ from grain_sft.storage import exclusive, files, is_at
 MANIFEST = "prepare.json"
 """Name of the file that is written last. A folder that contains it is a finished corpus."""
 LOCK = "lock"
+"""Name of the file in the folder of unfinished work that a process locks while it prepares."""
 
 
 class Target:
@@ -28,6 +29,16 @@ class Target:
 
     Args:
       output: Folder of the corpus; local, or a URL.
+
+    Attributes:
+      output: Absolute path of the folder, or its URL.
+      remote: Whether the folder is in a bucket.
+      work: Folder of unfinished work, next to the output.
+      chunks: Folder of the chunk files, in `work`.
+      stage: Folder that the corpus is written to: a folder in `work`, but the output itself in a bucket.
+      state: File in `work` with the identity of the corpus that is being made: all that decides its bytes, as JSON.
+      manifest: Path of the finished corpus's manifest.
+      rejected: File of rejected records, next to the output.
 
     Raises:
       PrepareError: The output is the root of a file system, a bucket without a folder, or an empty path.
@@ -55,7 +66,7 @@ class Target:
         self.work = f"{parent}/.{name}.grain_sft-{self.work_suffix}"
         self.chunks = files.join(self.work, "chunks")
         self.stage = self.output if self.remote else files.join(self.work, "corpus")
-        self.state = files.join(self.work, "identity.json")  # what decides the corpus that is being made
+        self.state = files.join(self.work, "identity.json")
         self.manifest = files.join(self.output, self.manifest_name)
 
     def produce(
@@ -79,9 +90,9 @@ class Target:
                     manifest = make()
                     self._publish()
                     return manifest
-                self.discard()
+                self.discard()  # the folder that `_locked` made
         elif self.remote or os.path.isdir(self.work):
-            # an interrupted run left this work; but if another process holds the lock, it is replacing this corpus
+            # Remove the work of an interrupted run, unless another process holds the lock: it is replacing this corpus.
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
         return {**manifest, "already": True}
@@ -92,12 +103,13 @@ class Target:
             if not self.remote and os.path.ismount(self.output):  # `_publish` could not rename a folder to it
                 raise self.error(f"{self.output}: is the root of a file system. Give a folder in it.")
             files.check_writable(self.output, folder=True)
-            self.finished({"key": ""}, overwrite=True)
+            self.finished({"key": ""}, overwrite=True)  # raises an error if the output has other files
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Files that were not made here are an error. Without `overwrite`, so is another finished corpus.
+        Raise an error if the output has files that were not made here. Without `overwrite`, also raise an error if the output
+        is another finished corpus.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
@@ -118,7 +130,10 @@ class Target:
         return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """Return the error message for an output that holds `what`: "a corpus made" or "unfinished work", of identity `old`."""
+        """Return the error message for an output that holds something of identity `old`, not `new`.
+
+        `what` is "a corpus made" or "unfinished work".
+        """
         listed = "\n  ".join(list(differences(_compared(old), _compared(new)))[:20] or ["its key"])
         fix = "Give another output, the old inputs and options, or --overwrite to begin again."
         return f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n{fix}"
@@ -152,7 +167,7 @@ class Target:
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # if the removal is interrupted, this marks the files that are left as unfinished work, not as the user's own
+            # if the removal is interrupted, this file marks the files that are left as unfinished work, not as the user's own
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -177,7 +192,7 @@ class Target:
         """Remove the unfinished work and its folder."""
         _remove(self.work, but=LOCK)
         if not self.remote:
-            # a process that waits for the lock may make files in the folder meanwhile
+            # errors are ignored, because a process that waits for the lock may make files in the folder meanwhile
             shutil.rmtree(self.work, ignore_errors=True)
 
     @contextlib.contextmanager
@@ -228,7 +243,10 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that `changed` compares, with inputs by path, unless two have the same path."""
+    """Return the parts of an identity that `changed` compares.
+
+    The inputs are a dict by path, so that an added input is one difference. If two inputs have the same path, they are a list.
+    """
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs

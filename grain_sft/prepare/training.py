@@ -1,4 +1,4 @@
-"""Training of a SentencePiece model on the texts of conversations."""
+"""`train_tokenizer`: trains a SentencePiece model on the texts of conversations, which `conversation_lines` reads."""
 
 import io
 import itertools
@@ -18,6 +18,7 @@ CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
 MAX_LINES = 2_000_000  # lines of a training; more lines hardly change a vocabulary
 MAX_LINE = 4000  # bytes of a line; SentencePiece leaves out lines of more than 4192 bytes
+# options of `SentencePieceTrainer.train`
 _OPTIONS: Mapping[str, Any] = {
     "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
@@ -28,10 +29,17 @@ _OPTIONS: Mapping[str, Any] = {
 def train_tokenizer(
     lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, model_type: str = "bpe"
 ) -> bytes:
-    """Return the bytes of a SentencePiece model. Decoding returns the encoded text, except that U+2581 becomes a space.
+    """Return the bytes of a SentencePiece model that is trained on `lines`.
 
-    The newline is one piece, and so is each of `special_tokens`. A character that is not in `lines` is encoded as its bytes.
-    The piece `</s>` ends a document. The same lines give the same model, because training uses one thread and no sampling.
+    Decoding returns the encoded text, except that U+2581 becomes a space. The newline is one piece, and so is each of
+    `special_tokens`. A character that is not in `lines` is encoded as its bytes. The piece `</s>` ends a document. The same
+    lines make the same model, because training uses one thread and no sampling.
+
+    Args:
+      lines: Texts, at most 4192 bytes each; SentencePiece ignores longer ones.
+      vocab_size: Number of pieces of the model.
+      special_tokens: Texts that become one piece each, such as "<|usr|>".
+      model_type: Type of the model in SentencePiece, such as "bpe" or "unigram".
 
     Raises:
       PrepareError: The lines have too little text for `vocab_size` pieces, or a special token is not UTF-8.
@@ -56,7 +64,7 @@ def train_tokenizer(
 
 
 def _reason(internal: str, vocab_size: int) -> str:
-    """Return a message in place of an internal error of SentencePiece."""
+    """Return a message for the user in place of SentencePiece's message `internal`."""
     if match := re.search(r"to a value <= (\d+)", internal):
         most = int(match[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""

@@ -1,7 +1,8 @@
 """`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render records for it.
 
-A worker reads lines from its standard input: first a job as JSON, then the number of each group to render. It exits when its
-input ends, which also happens if the parent is killed. Processes of `multiprocessing` would run the caller's main module again.
+A worker reads lines from its standard input: first a job as JSON, then the number of each group of units to render; a unit is
+some MiB of an input file. The worker exits when its input ends, which also happens if the parent is killed. Workers are not
+processes of `multiprocessing`, because these would run the caller's main module again.
 """
 
 import concurrent.futures
@@ -28,7 +29,7 @@ _MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups takes less time than starti
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A `GrainSftError` that another process raised."""
+    """A `GrainSftError` that another process raised: the name of its class, and its message."""
 
     kind: str
     message: str
@@ -46,7 +47,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner of a job's steps on this machine: it scans in threads, renders in worker processes, and writes in this process.
 
-    Each method yields its items in order, after their work is done. If the work fails, it raises the error.
+    Each method yields an item (a unit, a group or a task) as soon as its work is done, in order. If the work of an item fails,
+    the method raises the error.
 
     Attributes:
       workers: Number of processes that render. None means one process per core, or fewer processes for few groups.
@@ -82,7 +84,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
     def render(group: int) -> int:
         """Let this thread's process render a group, and wait for it. The first call in a thread takes an idle process."""
         if not hasattr(thread, "process"):
-            thread.process = idle_processes.pop()
+            thread.process = idle_processes.pop()  # started below
             _send(thread.process, msgspec.json.encode(job))
         _send(thread.process, b"%d" % group)
         line = thread.process.stdout.readline()
@@ -134,10 +136,10 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def serve() -> None:
-    """Render groups in a worker process until standard input ends. Reply to each with `null` or a `Failure`."""
+    """Render groups in a worker process until standard input ends. Reply to each group with a line: `null` or a `Failure`."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what libraries print goes to stderr, not between the replies
+        os.dup2(2, 1)  # stdout becomes stderr, so that no text that a library prints is between the replies
         parent = os.getppid()
         job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
         for line in sys.stdin.buffer:
