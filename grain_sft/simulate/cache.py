@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from grain_sft.storage import CacheOptions, cache_blocks, remote_files, shard_cache
 
 Piece = tuple[str, int, int, int]
-"""A range of bytes that a host reads: path of the file, size of the file, first byte of the range, and its number of bytes."""
+"""A range of bytes that a host reads: path and size of the file, then the offset and the number of bytes of the range."""
 
 _Key = tuple[str, int]
 """Path of a file, and the number of a block in it."""
@@ -15,8 +15,8 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a whole file, or one of the parts of `options.unit` bytes that a file is divided into. The model keeps the sizes
-    of the blocks, and touches no file.
+    A block is a whole file or, if `options.unit` is set, a part of a file of that many bytes. The model only records the sizes
+    of the blocks. It reads and writes no file.
 
     Attributes:
       hits, misses: Number of blocks that calls of `read` found in the cache, or did not find. A call counts a block once.
@@ -26,7 +26,8 @@ class HostCache:
     def __init__(self, options: CacheOptions) -> None:
         self._max = int(options.max_bytes) - cache_blocks.LOCK_BYTES
         self._block_bytes = options.unit and int(options.unit)  # None: a block is a whole file
-        self._file_bytes: OrderedDict[_Key, int] = OrderedDict()  # by block, the least recently used one first
+        # bytes that each block in the cache takes on disk, the least recently used block first
+        self._file_bytes: OrderedDict[_Key, int] = OrderedDict()
         self.hits = self.misses = self.used = 0
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
@@ -35,13 +36,13 @@ class HostCache:
         parts: dict[_Key, list[int]] = {}  # by block: the bytes that each piece reads from it
         for path, file_size, offset, size in pieces:
             unit = self._block_bytes or max(1, file_size)
-            for number in range(offset // unit, -(-(offset + size) // unit)):
+            for number in range(offset // unit, -(-(offset + size) // unit)):  # -(-a // b) is a / b, rounded up
                 start, stop = number * unit, min(file_size, (number + 1) * unit)
                 sizes[path, number] = stop - start
                 parts.setdefault((path, number), []).append(min(offset + size, stop) - max(offset, start))
         found = [key for key in sizes if key in self._file_bytes]
         for key in found:
-            self._file_bytes.move_to_end(key)  # now the most recently used one
+            self._file_bytes.move_to_end(key)  # now the most recently used block
         missing = [key for key in sizes if key not in self._file_bytes]
         self.hits += len(found)
         self.misses += len(missing)
@@ -54,16 +55,19 @@ class HostCache:
                     stored[key] = file_bytes
                     requests += -(-sizes[key] // remote_files.PART_BYTES)
                     received += sizes[key]
-                else:  # no room for the block: only the bytes that the pieces need are requested, each piece by itself
+                else:  # no room for the block: each piece requests only its own bytes of the block
                     requests += sum(-(-size // remote_files.PART_BYTES) for size in parts[key])
                     received += sum(parts[key])
             self._file_bytes.update(stored)
         return requests, received
 
     def _reserve(self, size: int, unfinished: int) -> bool:
-        """Make room for a file of `size` bytes in addition to the `unfinished` bytes of its batch. Return whether it fits."""
+        """Remove blocks to make room for a file of `size` bytes, and add it to `used`. Return whether it fits.
+
+        `unfinished` is the number of bytes that are reserved for other blocks of the same batch. These can't be removed.
+        """
         if self.used + size > self._max and unfinished + size <= self._max:
-            # remove more than needed, so that the next blocks find room, too
+            # remove more blocks than needed, so that there is room for the next blocks, too
             with_spare = self._max - self._max // cache_blocks.SPARE
             used_after = max(unfinished, min(self._max - size, with_spare))
             while self.used > used_after and self._file_bytes:

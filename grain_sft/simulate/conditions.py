@@ -23,7 +23,7 @@ class Conditions:
     Args:
       step_ms: Milliseconds of a training step without its data.
       latency_ms: Milliseconds from a request to the first byte of its answer.
-      request_ms: Milliseconds of processor time for each request. If real processes run, their measured value replaces it.
+      request_ms: Milliseconds of processor time for each request. If real processes run, a measured value replaces this one.
       cores: Processor cores of each process: 0.25 if 8 processes share 2 cores. A value above 1 counts as 1.
       host_mb: Megabytes per second that one host receives.
       bucket_requests: Requests per second that the bucket answers. Cloud Storage promises 5,000 for a new bucket.
@@ -53,10 +53,11 @@ class Conditions:
 
 
 class Waits:
-    """Clock of a run, which states how long the trainer waits for batches. A step begins when every host has its batch.
+    """Clock of a run, which tells how long the trainer waits for batches. A step begins when every host has its batch.
 
-    The threads of a host make the batches in turns. A thread begins a batch as soon as it is free and the trainer has ended the
-    step `max(prefetch, threads)` steps earlier. The bucket answers all requests of a step before those of the next step.
+    The threads of a host make the batches in turns. A thread begins the batch of a step when two conditions hold: the thread is
+    free, and the trainer has ended the step that is `max(prefetch, threads)` steps earlier. The bucket answers all requests of
+    a step before those of the next step.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.
@@ -66,7 +67,8 @@ class Waits:
         ahead = max(conditions.prefetch, conditions.threads)
         self.now = 0.0
         self._step_seconds = conditions.step_ms / 1e3
-        self._ended = deque([0.0] * ahead, maxlen=ahead)  # time at which each of the last `ahead` steps ended
+        # time at which each of the last `ahead` steps ended, the oldest first
+        self._ended = deque([0.0] * ahead, maxlen=ahead)
         # for each thread, the time at which it is free, float64 [hosts]; the thread that makes the next batch comes first
         self._free = deque([np.zeros(hosts) for _ in range(conditions.threads)])
         self._answered = 0.0  # time of the bucket's last answer
@@ -78,7 +80,7 @@ class Waits:
           seconds: float64 [hosts], seconds of each host to read its batch, if the bucket answers at once.
           bucket_seconds: Seconds that the bucket takes to answer all hosts.
         """
-        may_begin = self._ended[0]
+        may_begin = self._ended[0]  # the step that is `ahead` steps earlier has ended
         begun = np.maximum(self._free.popleft(), may_begin)
         self._answered = max(self._answered, may_begin) + bucket_seconds
         ready = np.maximum(begun + seconds, self._answered)

@@ -17,11 +17,11 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of bytes that one gather requests together."""
+    """Ranges of bytes that one `Gather` (a set of reads that a batch makes at the same time) requests together."""
 
     gather: Gather
     ranges: Ranges
-    checks: bool  # whether the ranges are the ends of files, which a host reads to check the files
+    checks: bool  # whether the ranges are the beginnings and ends of files, which a host reads to check the files
 
 
 class Demand:
@@ -46,16 +46,22 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return the sum of `values` in each cell, int64 [steps, hosts]; without `values`, how often each cell is in `cell`."""
+        """Return the sum of `values` in each cell, int64 [steps, hosts].
+
+        Args:
+          cell: int64 [n], number of the cell of each value.
+          values: int64 [n]. None means that every value is 1.
+        """
         return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
 
     def add_requests(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests and the bytes of their answers, both int64 [steps, hosts].
 
-        A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`;
-        `min_rounds` is a lower bound of the rounds.
+        A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`.
+        If `min_rounds` is greater, they take `min_rounds` rounds.
         """
         speeds = self._conditions
+        # -(-a // b) is a / b, rounded up
         rounds = np.maximum(-(-requests // at_once), min_rounds)
         self.requests += requests
         self.received += received
@@ -64,14 +70,16 @@ class Demand:
 
 
 class DemandModel:
-    """Model of the demand of `hosts` (ascending). It walks through the steps, and keeps what each host has cached and checked.
+    """Model of the demand of some hosts of a run. It goes through the steps, and records what each host has cached and checked.
 
-    A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before it reads a file for
-    the first time, it requests both ends of the file to check them, and the file's version if the index lacks the version.
+    A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before a host reads a file
+    for the first time, it requests the beginning and the end of the file to check them. It also requests the version of the
+    file if the index of the corpus lacks the version.
 
     Attributes:
+      hosts: int64, indices of the modelled hosts, ascending.
       scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
-      checked: For each gather, bool [hosts, files]: whether the host has checked the remote file.
+      checked: For each gather, bool [hosts, files]: whether the host has checked the file.
       caches: A shard cache for each of `hosts`, by `CacheOptions`. Gathers with the same options share the caches.
     """
 
@@ -92,11 +100,12 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
-            # the threads make the run's first `prefetch` batches in turns, see `_checking_reads`
+            # the threads make the first `prefetch` batches of the run in this many turns, see `_checking_reads`
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
     def _demand(self, steps: range, turns: int) -> Demand:
+        """Return the demand of `steps`, and record what they cache and check. For `turns`, see `_checking_reads`."""
         slots = self._sampler.slots(steps, hosts=self.hosts.tolist())
         has_row = slots.row != FILL_ROW
         rows = slots.row[has_row]
@@ -110,7 +119,7 @@ class DemandModel:
         for number, ask in enumerate(asks):
             if number in from_caches:
                 requests, received = from_caches[number]
-                # a shard cache fetches at most about `BATCH_BYTES` at a time: 3 times `BATCH_BYTES` take 3 rounds or more
+                # a shard cache fetches at most about `BATCH_BYTES` at a time, so 3 times `BATCH_BYTES` take at least 3 rounds
                 min_rounds = -(-received // shard_cache.BATCH_BYTES)
             else:
                 requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
@@ -122,9 +131,9 @@ class DemandModel:
         return demand
 
     def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
-        """Return what gather `number` requests: the ends of files that it checks, then `ranges`, which are sorted by cell.
+        """Return what gather `number` requests: both ends of each file that it checks, then `ranges`, which are sorted by cell.
 
-        Add the gather's reads of local files, and its requests for the versions of files, to `demand`.
+        The gather's reads of local files, and its requests for the versions of files, are added to `demand`.
         """
         gather = self.reads.gathers[number]
         remote = gather.remote[ranges.file]
@@ -148,7 +157,8 @@ class DemandModel:
     def _checking_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each read that checks its file, sorted by cell and file.
 
-        In the first `turns` turns of a run, the threads of a host make one batch each, at the same time. With 2 threads, turn 0
+        `cell` and `file` are those of all reads of remote files. Usually, only the first read of a file on a host checks it. In
+        the first `turns` turns of a run, the threads of a host make one batch each, at the same time. With 2 threads, turn 0
         makes steps 0 and 1, and turn 1 makes steps 2 and 3. If steps 0 and 1 both read a new file, both check this file. If a
         file is first read after these turns, only the first step that reads it checks it.
         """
@@ -166,7 +176,7 @@ class DemandModel:
         return cell[checks], file[checks]
 
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
-        """Return the requests and received bytes, int64 [2, steps, hosts], of each ask with a shard cache, by its index."""
+        """Return, by index of each ask with a shard cache, its requests and received bytes, int64 [2, steps, hosts]."""
         pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
         counts: dict[int, Ints] = {}
         for number, ask in enumerate(asks):
@@ -176,7 +186,8 @@ class DemandModel:
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
             for cell, file, offset, size in zip(*(column.tolist() for column in ask.ranges), strict=True):
                 pieces.setdefault((cell, number), []).append((*files[file], offset, size))
-        for cell, number in sorted(pieces):  # each host reads by step, and in a step one gather after the other
+        # each host reads one step after the other, and in a step one ask after the other
+        for cell, number in sorted(pieces):
             step, host = divmod(cell, len(self.hosts))
             cache = self.caches[asks[number].gather.options.cache][host]
             counts[number][:, step, host] = cache.read(pieces[cell, number])

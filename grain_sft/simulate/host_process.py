@@ -15,7 +15,7 @@ from grain_sft.sampling import Host
 from grain_sft.storage import activity
 
 _COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
-_DRAINS_IN = 600.0  # most seconds that the program waits for the batches that are read ahead
+_DRAINS_IN = 600.0  # most seconds that the program waits for the batches that the threads read ahead
 
 
 class _BatchTimes(Observer):
@@ -33,9 +33,10 @@ class _BatchTimes(Observer):
 
 
 def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
-    """Run `steps` as one host, as fast as possible, and wait for the batches that the threads read ahead.
+    """Run `steps` as one host, as fast as possible, and measure the process.
 
-    The run has no audit log, and none of the config's observers.
+    The threads of the iterator read ahead. The measurement ends when these batches are made, too. The run writes no audit log,
+    and has none of the config's observers.
 
     Args:
       config: Path of a config, or its content as a dict.
@@ -51,7 +52,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         import_s, open_s, first_batch_s: Seconds of the imports, then until the pipeline was open, then until the first batch.
         delayed_s: Seconds of start-up that the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
-        batch_s: Seconds that each batch took to make.
+        batch_s: Seconds that a thread took to make each batch.
         open_cpu_s, cpu_s: Seconds of processor time until the pipeline was open, and after that.
         opening, reading: Requests, received bytes and local bytes until the pipeline was open, and after that.
         batch_bytes: Bytes of a batch, without the arrays that all batches share.
@@ -103,7 +104,8 @@ def _counts() -> dict[str, int]:
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    These are the waits of the main thread and of the thread that waited longest; the others wait at the same time.
+    This is the sum of two waits: that of the main thread, and that of the other thread that waited longest. The waits of the
+    remaining threads are not added, because these threads wait at the same time.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

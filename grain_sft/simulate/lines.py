@@ -1,4 +1,4 @@
-"""Printed report of `grain-sft simulate`: its figures as lines, and whether bucket and hosts are fast enough (`answers`)."""
+"""Printed report of `grain-sft simulate`: its figures as lines, and `answers`: whether bucket and hosts are fast enough."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ FIGURES = {
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each figure of `simulate`, then one for each answer."""
+    """Yield a line for each figure of `simulate`, then an empty line, then a line for each answer."""
     for name, text in facts_of(figures):
         yield f"{name:{_WIDTH}}{text}"
     yield ""
@@ -26,7 +26,7 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each figure."""
+    """Yield the name and the text of each line of figures, such as ("shard cache", "93.1% of blocks are found, …")."""
     run, first, steady, waits = (figures[key] for key in ("run", "first_step", "steady", "waits"))
     start, stop = figures["steps"]
     hosts, rows = _count(figures["hosts"], "host"), _count(run["rows_per_host"], "row")
@@ -97,7 +97,10 @@ def _size_text(count: float) -> str:
 
 
 def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an answer for each resource: its name `asked`, whether it is `enough`, and a sentence `answer`."""
+    """Return an answer for each resource, such as the network of a host, and for the waits of the trainer.
+
+    An answer has the keys `asked` (what it is about), `enough` (whether it is fast enough) and `answer` (a sentence).
+    """
     conditions, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
     step_s = conditions["step_ms"] / 1e3
     received = figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])

@@ -24,6 +24,10 @@ _TITLES = {
 def simulation_page(figures: Figures, name: str) -> str:
     """Return a page of HTML that shows the figures of `simulate`. The page's element `data` has all figures as JSON.
 
+    Args:
+      figures: Result of `simulate`.
+      name: Name of the run, for the title.
+
     Raises:
       MissingExtraError: matplotlib is not installed.
     """
@@ -62,7 +66,10 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` as a rate per second, in units of `unit`, for steps that don't wait. Add the limit `--option`."""
+    """Draw the curve `name` as a rate per second, for steps that don't wait, and the limit that `--option` states as a line.
+
+    `unit` is the unit of the rate: 1e6 for a rate in millions.
+    """
     axes, curves, conditions = figure.subplots(), figures["curves"], figures["conditions"]
     seconds = conditions["step_ms"] / 1e3
     axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
@@ -76,7 +83,7 @@ def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures
 
 
 def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name`. In a `label` such as "s in {:,.0f} steps", fill in the number of steps in one point."""
+    """Draw the curve `name`. A `label` such as "s in {:,.0f} steps" gets the number of steps of a point of the curve."""
     axes, curves = figure.subplots(), figures["curves"]
     axes.plot(curves["step"], curves[name], color=COLOURS[4])
     axes.set(xlabel="step", ylabel=label.format(len(range(*figures["steps"])) / len(curves["step"])))

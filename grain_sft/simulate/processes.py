@@ -28,28 +28,38 @@ Figures = Mapping[str, Any]
 
 
 class Fit(NamedTuple):
-    """Figures that the simulation takes from measured processes."""
+    """Figures that the simulation takes from measured processes.
 
-    request_ms: float  # that a request takes in addition to `Conditions.latency_ms`
-    open_s: float  # from the start of a process until its first batch, without the reads of that batch
-    open_cpu_s: float  # processor time until the pipeline was opened
-    opening: Mapping[str, int]  # requests, received bytes and local bytes until the pipeline was opened
-    base_mb: float  # memory of a process without its batches and without the answers of the bucket
-    batch_bytes: float  # of the arrays that each batch has for itself, not of those that all batches share
+    Attributes:
+      request_ms: Milliseconds that a request takes in addition to `Conditions.latency_ms`.
+      open_s: Seconds from the start of a process until its first batch, without the reads of that batch.
+      open_cpu_s: Seconds of processor time until the pipeline was open.
+      opening: Requests, received bytes and local bytes until the pipeline was open, by name.
+      base_mb: MB of memory of a process, without its batches and without the answers of the bucket.
+      batch_bytes: Bytes of the arrays that belong to one batch, not of the arrays that all batches share.
+    """
+
+    request_ms: float
+    open_s: float
+    open_cpu_s: float
+    opening: Mapping[str, int]
+    base_mb: float
+    batch_bytes: float
 
     @classmethod
     def median(cls, fits: Sequence[Self]) -> Self:
+        """Return the median of each figure of several fits."""
         opening = {name: statistics.median_low([fit.opening[name] for fit in fits]) for name in fits[0].opening}
         figures = (name for name in cls._fields if name != "opening")
         medians = {name: statistics.median([getattr(fit, name) for fit in fits]) for name in figures}
         return cls(opening=opening, **medians)
 
     def start_s(self, conditions: Conditions) -> float:
-        """Return `open_s` under `conditions`: its processor time grows with the slowdown."""
+        """Return `open_s` with the `cores` of `conditions`: the processor time in it grows by the factor `slowdown`."""
         return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:
-        """Return the memory of a process whose largest batch receives `received` bytes."""
+        """Return the MB of memory of a process whose largest batch receives `received` bytes."""
         return self.base_mb + _batches_mb(conditions, self.batch_bytes, received)
 
 
@@ -57,11 +67,11 @@ class Measured(NamedTuple):
     """Measurements of real processes, and the model's predictions of them.
 
     Attributes:
-      conditions: The assumed conditions, with the `request_ms` of the fit.
-      fit: The median of the fits to the single processes.
+      conditions: Assumed conditions, with the `request_ms` of the fit.
+      fit: Median of the fits to each process.
       measured: Figures that `host_process.measure` returned for each process.
-      predicted: Predicted figures of each process. The model is fitted to the other processes, so this is empty if there is
-        only one process.
+      predicted: Predicted figures of each process, by a model that is fitted to the other processes. Empty if there is only one
+        process.
     """
 
     conditions: Conditions
@@ -71,7 +81,7 @@ class Measured(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Largest relative error of each predicted figure. A figure is left out if its measured and predicted values are 0."""
+        """Largest relative error of each predicted figure. A figure is left out if it is measured and predicted as 0."""
         largest: dict[str, float] = {}
         for measured, predicted in zip(self.measured, self.predicted, strict=False):  # `predicted` may be empty
             opening, reading = measured["opening"], measured["reading"]
@@ -105,7 +115,7 @@ def measure_processes(
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    # below one core, the model adds waits for a processor, which the measured `start_up_s` lacks
+    # with less than one core, the model would add waits for a processor, but the measured `start_up_s` is without such waits
     one_core = dataclasses.replace(conditions, cores=1.0)
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
@@ -151,7 +161,7 @@ def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, s
 
 
 def _config_with_own_caches(config: str, folder: str) -> Any:
-    """Return the config with the shard caches of its corpora in `folder`. Corpora that shared a cache still share one."""
+    """Return the config with the shard caches of its corpora moved to `folder`. Corpora that shared a cache still share one."""
     folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
 
     def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +180,16 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
 
 
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
-    """Return the fit of the model to the figures of one process. Each figure is what the model leaves unexplained:
+    """Return the fit of the model to the figures of one process.
+
+    Three figures of the fit are what the model leaves unexplained. For example:
 
     - `request_ms`: with `request_ms` 0, the model gives 0.1 s for a batch of 40 requests. The process took 0.3 s. The missing
       0.2 s are 5 ms for each request. The median over the batches is the result.
     - `open_s`: the process had its first batch after 9 s. With `request_ms` 5, the model gives 0.3 s for this batch. The other
       8.7 s are `open_s`.
-    - `base_mb`: the greatest memory of the process, without the batches and answers that the model counts.
+    - `base_mb`: the process had at most 900 MB of memory. Batches and answers of the bucket take 300 MB of them in the model.
+      The other 600 MB are `base_mb`.
     """
     demand = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
     requests = demand.requests[:, 0]  # the demand has one column: the host of this process
@@ -206,7 +219,13 @@ def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, cond
 
 
 def _batches_mb(conditions: Conditions, batch_bytes: float, received: float) -> float:
-    """Return the MB of the batches in memory, and of the answers of the bucket while they become batches."""
+    """Return the MB of the batches in memory, and of the bucket's answers that are becoming batches.
+
+    Args:
+      conditions: Conditions, which state the threads and the prefetched batches.
+      batch_bytes: Bytes of one batch.
+      received: Bytes of the answers for one batch.
+    """
     ready = max(conditions.prefetch, conditions.threads)
     batches_in_memory = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
     return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6

@@ -17,10 +17,10 @@ from grain_sft.types import Ints
 class Ranges(NamedTuple):
     """Byte ranges that one `Gather` reads, as columns int64 [ranges]."""
 
-    cell: Ints  # number of the batch that reads the range, as in `Demand`
-    file: Ints  # index in `Gather.files`
-    offset: Ints
-    size: Ints  # 1 or more
+    cell: Ints  # number of the batch that reads the range: the cell of `Demand`
+    file: Ints  # index of the file in `Gather.files`
+    offset: Ints  # offset of the range in the file
+    size: Ints  # number of bytes, 1 or more
 
     def select(self, lines: npt.NDArray[Any]) -> Self:
         """Return some of the ranges, by a mask or by their numbers."""
@@ -30,15 +30,17 @@ class Ranges(NamedTuple):
 class Gather(NamedTuple):
     """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
-    The gathers of a batch follow each other. A source with weights has two: the first reads the tokens, the second the weights.
+    A batch makes one gather after the other. A source with weights has two gathers: the first reads the tokens, the second the
+    weights.
 
     Attributes:
       files: File of each shard. If shard i has no loss of this kind, `files[i]` is the file of another shard.
+      options: Options for reading remote files.
       remote: bool [files], whether a read of the file counts as a request to a bucket.
       unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
-      has_values: bool [files], whether the file belongs to its shard, so that this gather reads it.
+      has_values: bool [files], whether `files[i]` is the file of shard i. If not, this gather reads nothing for shard i.
     """
 
     files: Sequence[FileStamp]
@@ -51,7 +53,15 @@ class Gather(NamedTuple):
 
 
 class Reads:
-    """Byte ranges that rows are read from, by the `gathers` of a batch. With `all_remote`, local files count as remote."""
+    """Byte ranges from which a pipeline reads rows.
+
+    Args:
+      pipeline: Pipeline that reads the rows.
+      all_remote: Whether reads of local files count as requests to a bucket.
+
+    Attributes:
+      gathers: All gathers of a batch, those of one source after those of the previous source.
+    """
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
         self._layout = pipeline.source.layout
@@ -66,7 +76,12 @@ class Reads:
             self._numbers[name] = range(first, len(self.gathers))
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
-        """Yield the number and the ranges of each gather that reads some of `rows`, int64 [n], which belong to `cells` [n]."""
+        """Yield the number and the ranges of each gather that reads some of `rows`.
+
+        Args:
+          rows: int64 [n], numbers of rows of the layout.
+          cells: int64 [n], cell of each row: the number of the batch that reads the row.
+        """
         for name, index, own_rows in self._layout.split(rows):
             row, shard, start, length = _values(self._layout.parts[name], own_rows)
             cell = cells[index][row]
@@ -80,17 +95,17 @@ class Reads:
 
 
 def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileStamp | None], int]]:
-    """Yield the file of each shard, and the bytes of a value, for each gather of a source.
+    """Yield, for each gather of a source, the file of each shard and the number of bytes of a value.
 
-    `shifted` states whether the source makes the targets while it reads, as `reader_of` decides.
+    `shifted` states whether the targets are made while rows are read, as `reader_of` decides.
     """
     corpus = layout.corpus
     if layout.row_format is None:
         yield corpus.shards, corpus.dtype.itemsize
-        # a gather for each kind of loss file, as `LossReader` reads them
-        for kind, of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
+        # a gather for each kind of loss file, as in `LossReader`
+        for kind, file_of_kind in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
             stamps = [None if loss is None or loss.kind != kind else loss for loss in corpus.loss_files]
-            yield stamps, of_kind.values.dtype.itemsize
+            yield stamps, file_of_kind.values.dtype.itemsize
         return
     yield corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize
     # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
@@ -110,7 +125,10 @@ def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: 
 
 
 def _values(layout: Layout, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the pieces of the rows: index into `rows`, shard, first value, number of values. A stored row is one value."""
+    """Return the pieces of `rows`, as columns: index in `rows`, shard, index in the shard of the first value, number of values.
+
+    A value is a token or, in a corpus of materialized rows, a whole row.
+    """
     if layout.row_format is None:
         pieces = layout.pieces(rows)
         return pieces.row, pieces.shard, pieces.start, pieces.length

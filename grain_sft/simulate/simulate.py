@@ -32,11 +32,11 @@ class _Totals:
       rows: Number of rows that the modelled hosts read.
       counts: uint32 [layout rows], how often each row is read. None if the layout has more than `MOST_COUNTED` rows, or if not
         all hosts are modelled.
-      per_host: int64 [hosts] for each of `requests`, `received` and `local`, the sum over the steps.
+      per_host: Sums over the steps, int64 [hosts], of `requests`, `received` and `local`, by name.
       checks: int64 [hosts], number of the requests that check files.
-      first: [hosts] for each of `requests`, `received`, `local` and `seconds`, the value of the first step.
-      per_step: A number for each step, by name: the sum of `requests`, `received` and `local` over all hosts of the run; the
-        most of a host for `most_requests`, `most_received` and `seconds`; and the wait `waited` of the trainer.
+      first: Values of the first step, [hosts], of `requests`, `received`, `local` and `seconds`, by name.
+      per_step: Lists of a number for each step, by name. `requests`, `received` and `local` are sums over all hosts of the run.
+        `most_requests`, `most_received` and `seconds` are maxima over the modelled hosts. `waited` is the wait of the trainer.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -66,9 +66,11 @@ class _Totals:
         self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
         if not self.first:
             self.first = {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
-        asked = (self.per_step[name][-len(demand.seconds) :] for name in ("requests", "received"))
-        for seconds, *of_step in zip(demand.seconds, *asked, strict=True):
-            self.per_step["waited"].append(self.waits.add(seconds, self.model.conditions.bucket_seconds(*of_step)))
+        num_steps = len(demand.seconds)
+        requests, received = (self.per_step[name][-num_steps:] for name in ("requests", "received"))
+        for seconds, *of_all_hosts in zip(demand.seconds, requests, received, strict=True):
+            bucket_seconds = self.model.conditions.bucket_seconds(*of_all_hosts)
+            self.per_step["waited"].append(self.waits.add(seconds, bucket_seconds))
 
 
 def simulate(
@@ -87,10 +89,10 @@ def simulate(
       pipeline: Pipeline of the run, of any host.
       hosts: Number of hosts.
       steps: Consecutive steps of the run, or of one of its stages. The hosts start at the first of these steps.
-      conditions: Speeds of hosts, network and bucket. Ignored with `real`, which has conditions too.
+      conditions: Speeds of hosts, network and bucket. None means the defaults. If `real` is given, its conditions are used.
       as_bucket: Whether reads of local files count as requests to a bucket.
-      restart_hosts: Number of hosts of a restart after the last of `steps`; None for `hosts`.
-      real: Measurements of real processes; None for a model without start-up time and memory.
+      restart_hosts: Number of hosts of a restart after the last of `steps`. None means `hosts`.
+      real: Measurements of real processes. None means that the start-up time and the memory are not predicted.
 
     Raises:
       SamplerError: `hosts` or `restart_hosts` does not divide the batch, `steps` are not consecutive, or the run lacks them.
@@ -158,8 +160,8 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return means over the second half of the steps, and figures of all steps: the peaks, the slowest batch, a step's time."""
-    seconds = totals.model.conditions.step_ms / 1e3  # of a step that does not wait, for the rates
+    """Return means over the second half of the steps, and figures of all steps: peaks, slowest batch, mean time of a step."""
+    seconds = totals.model.conditions.step_ms / 1e3  # a step without waits; the rates are for such steps
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
@@ -171,7 +173,7 @@ def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
 
 
 def _files(model: DemandModel) -> dict[str, Any]:
-    """Return the numbers of files, and the highest number of files and connections that a host has open at a time."""
+    """Return the numbers of files, and the maximum number of files and connections that a host has open at the same time."""
     gathers = model.reads.gathers
     local = sum(int((~gather.remote).sum()) for gather in gathers)
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
@@ -206,7 +208,10 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for their first `prefetch` batches, and if `real` is given, for opening the corpus."""
+    """Return the requests of all hosts for their first `prefetch` batches, and the seconds that the bucket takes for them.
+
+    If `real` is given, the requests that open the corpus are included.
+    """
     conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
@@ -216,7 +221,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the measurements, the predictions, and the time and requests until all hosts have the first batch (`start`)."""
+    """Return the measurements, the predictions and their errors, and as `start` the figures until all hosts have a batch."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
@@ -240,7 +245,10 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return what `step` needs in new processes on hosts with the shard caches of `model`; None if the run has no such step."""
+    """Return the figures of a restart at `step`: new processes on hosts that still have the shard caches of `model`.
+
+    Return None if the run has no such step.
+    """
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
         return None
@@ -248,7 +256,7 @@ def _restart(
     restarted = _model_of(model.reads, sampler, model.conditions)  # its hosts check all files again
     for options, caches in restarted.caches.items():
         kept = model.caches[options][: len(caches)]
-        caches[: len(kept)] = kept
+        caches[: len(kept)] = kept  # hosts that the first run did not have begin with empty caches
     (demand,) = restarted.demands(range(step, step + 1))
     sums = (float(counts.sum()) * restarted.scale for counts in (demand.requests, demand.received))
     seconds = max(float(demand.seconds.max()), model.conditions.bucket_seconds(*sums))

@@ -34,20 +34,21 @@ class VocabularyCheck:
         self._highest = max(self._highest, highest)
         if self._size is None or highest < self._size:
             return
-        offsets = np.flatnonzero(tokens >= self._size)
-        shards = self._corpus.shard_borders.searchsorted(begin + offsets, side="right") - 1
-        for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            first_in_block = int(begin + offsets[first]), int(tokens[offsets[first]]), 0
-            position, token, count = self._too_high.get(int(shard), first_in_block)
-            self._too_high[int(shard)] = position, token, count + int(added)
+        too_high = np.flatnonzero(tokens >= self._size)  # indices in the block
+        shard_of_each = self._corpus.shard_borders.searchsorted(begin + too_high, side="right") - 1
+        shards, firsts, counts = np.unique(shard_of_each, return_index=True, return_counts=True)
+        for shard, first, added in zip(shards.tolist(), too_high[firsts].tolist(), counts.tolist(), strict=True):
+            # an entry of an earlier block stays the first one of its shard
+            index, token, count = self._too_high.get(shard, (begin + first, int(tokens[first]), 0))
+            self._too_high[shard] = index, token, count + added
 
     def report(self, report: Report) -> None:
         """Add the highest id to a report, and a wrong finding for each shard with ids that are too high."""
         report.figures["highest_token"] = self._highest
-        for shard, (position, token, count) in self._too_high.items():
+        for shard, (index, token, count) in self._too_high.items():
             more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
             sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
-            place = f"token {position - self._corpus.shard_borders[shard]}"
+            place = f"token {index - self._corpus.shard_borders[shard]}"
             report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, place)
 
 
@@ -69,7 +70,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # Counts in prepare.json are of one corpus. Don't compare them with a single token file or with two corpora.
+        # prepare.json has the counts of one whole corpus: don't compare them with a single token file, or with several corpora.
         if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
@@ -145,7 +146,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
     """Return the path of the corpus's file that an error message names; "" if it names none."""
-    # the longest: a message about `a/10` also contains `a/1`
+    # the longest of the paths in the message, because a message about `a/10` also contains `a/1`
     return max((file.path for file in corpus.files() if file.path in str(error)), key=len, default="")
 
 
@@ -196,8 +197,9 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
-    There are two cases in which documents without EOS are only noted. If they are at most half of all, they may have been cut.
-    If nearly all documents of boundary files end with the same token, it may be the end token of a template.
+    In two cases, documents that do not end with EOS are only noted. First, if they are at most half of all checked documents,
+    they may have been cut. Second, if boundary files state the ends of documents and nearly all documents end with the same
+    token, this token may be the end token of a template.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos
@@ -221,7 +223,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Check that prepare.json has a split with as many documents, tokens and `trainable` tokens as the corpus."""
+    """Check that prepare.json has a split with the counts of the corpus: documents, tokens and, unless None, `trainable`."""
     if manifest is None:
         return
     counts: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
@@ -230,6 +232,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
     with report.errors("statistics", manifest.path):
         splits = manifest.object("splits")
         stated = [{name: splits.object(split).count(name) for name in counts} for split in splits.data]
+        # whether each split fits; a count that prepare.json does not state is None, and fits
         fits = [all(split[name] in (None, count) for name, count in counts.items()) for split in stated]
         if stated and not any(fits):
             sentence = f"states {'; or '.join(map(_listed, stated))}, but the files hold {_listed(counts)}."
@@ -254,7 +257,10 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Return the number of ids of the tokenizer next to a corpus; None if it is missing, or its hash is not the corpus's."""
+    """Return the number of ids of the tokenizer next to a corpus, or None if there is none.
+
+    If the tokenizer can't be loaded, or the corpus was made with another one, add a wrong finding and return None.
+    """
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)
     if path is None:

@@ -39,6 +39,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
+            # `check_plan` has set the figures of this plan
             sums.update({name: report.figures.get(name, 0) for name in ("pieces", *COUNTS)})
     report.figures |= {**sums, "rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
     if report.has_wrong("plan"):
@@ -49,6 +50,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     if layout.of_pairs and not report.has_wrong("batches"):
         _check_pairs(report, pipeline, where)
     steps = range(pipeline.first_step, min(pipeline.first_step + _FIRST_STEPS, pipeline.end_step))
+    # `takes_loss` returns None for a batch without keys of loss
     if not report.has_wrong("batches") and all(takes_loss(pipeline[step]) is False for step in steps):
         reason = why_no_loss(pipeline, steps)
         report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
@@ -93,7 +95,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 def _end_steps(pipeline: Pipeline) -> list[int]:
     """Return the first and the last step, or the first two of a run that never ends."""
     first = pipeline.first_step
-    last = first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1
+    last = first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1  # `maxsize`: the run never ends
     return sorted({first, last})
 
 
@@ -156,6 +158,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
     wrong: dict[str, Bools] = {}
     if not positions_apart:
+        # where a segment begins, `diff` is not 0, so the product is 0 only if the position is 0
         wrong["a segment does not begin at position 0"] = np.diff(segments, axis=1, prepend=0) * positions != 0
         wrong["a position is not 1 more than the position before it"] = inside & (np.diff(positions, axis=1) != 1)
     in_loss = target_segments != 0
@@ -186,9 +189,11 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
         with report.errors("boundaries", corpus.shards[0].path):
             stated, own = depends.get("documents"), _found_in(corpus, recipe).content
             if stated != own:
-                report.wrong("plan", path, f"is a plan of the documents {stated}, but the corpus has {own}.")
+                fix = "Give the corpus of the plan"
+                report.wrong("plan", path, f"is a plan of the documents {stated}, but the corpus has {own}. {fix}.")
     if report.sound:
         try:
+            # without a corpus, the number of its tokens is unknown, so a piece may end at any token
             check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
         except ValueError as error:
             report.wrong("plan", path, f"{error}.")
@@ -197,7 +202,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> DocumentFinder:
-    """Return the finder for the boundaries that a plan's `recipe` states."""
+    """Return the finder of documents by the boundaries that a plan's `recipe` states."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
@@ -205,7 +210,8 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     """Check that no row of a plan has too many pieces, that no token is in two pieces, and that pieces lie in their documents.
 
     Args:
-      arrays: Columns of the plan, which `check_columns` accepts.
+      where: Path of the plan or the config.
+      arrays: Columns of the plan, which `check_columns` has accepted.
       recipe: Packing options of the plan.
       corpus: Corpus with the documents. Without a corpus, pieces are not compared with documents.
     """
@@ -216,8 +222,8 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = crowded.argmax()
         sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_count(crowded, 'Rows')}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # Sort the pieces by document and start. If two pieces have a token in common, then in this order, some piece begins before
-    # its predecessor ends.
+    # Sort the pieces by document and start. If two pieces of a document have a token in common, some piece in this order begins
+    # before the previous piece ends.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]

@@ -32,11 +32,14 @@ class ScannedDocuments(NamedTuple):
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
     """Read all tokens and their loss once, and return facts about each document.
 
-    Documents may overlap, come in any order and be longer than a block. For each block, `check` gets the number of its first
-    token, and its tokens.
+    Documents may overlap, come in any order and be longer than a block.
+
+    Args:
+      corpus: Corpus to read.
+      check: Function that is called for each block, with the index in the corpus of the block's first token, and its tokens.
     """
     start, length = corpus.documents
-    order = corpus.documents.by_start()  # without empty documents
+    order = corpus.documents.by_start()  # numbers of all documents that are not empty, by their first token
     starts, stop = start[order], start + length
     first, last, trainable = (np.zeros(len(start), np.int64) for _ in range(3))
     hashes = np.zeros(len(start), np.uint64)
@@ -45,14 +48,16 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
         check(begin, tokens)
-        starting = order[slice(*starts.searchsorted((begin, end)).tolist())]
-        in_block = np.append(np.array(list(unfinished), np.int64), starting)
+        # the documents with tokens in this block: those that began in an earlier block, then those that begin in this block
+        first_starting, stop_starting = starts.searchsorted((begin, end)).tolist()
+        in_block = np.append(np.array(list(unfinished), np.int64), order[first_starting:stop_starting])
         # Each document of `in_block` has the tokens `block_start` to `block_stop - 1` of the block.
         block_start = np.maximum(start[in_block] - begin, 0)
         block_stop = np.minimum(stop[in_block] - begin, end - begin)
         starts_here, stops_here = start[in_block] >= begin, stop[in_block] <= end
         first[in_block[starts_here]] = tokens[block_start[starts_here]]
         last[in_block[stops_here]] = tokens[block_stop[stops_here] - 1]
+        # number of trainable tokens before each token of the block; without loss, every token is trainable
         totals = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
         trainable[in_block] += totals[block_stop] - totals[block_start]
         data = tokens.data.cast("B")
@@ -68,7 +73,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 
 
 class Duplicates(NamedTuple):
-    """Counts of duplicate documents. A group is all documents that have the same tokens."""
+    """Counts of duplicate documents. A group is all documents, two or more, that have the same tokens."""
 
     documents: int  # number of documents that could be left out: all but one of each group
     groups: int
@@ -77,7 +82,7 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
-    """Return counts of the documents with equal hashes and lengths, without empty documents."""
+    """Return counts of the documents whose hashes and lengths are equal. Empty documents are ignored."""
     nonempty = np.flatnonzero(length > 0)
     order = nonempty[np.lexsort((nonempty, length[nonempty], hashes[nonempty]))]
     # Documents with the same tokens are neighbours in `order`.
@@ -100,7 +105,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
             continue
         path, kind = shard.loss.path, shard.loss.values
         with report.errors("loss", path):
-            reader = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
+            reader = ShardReader((shard.loss,), kind.dtype.itemsize, max_open_files=2, remote=corpus.remote)
             for begin in range(0, shard.num_tokens, BLOCK_TOKENS):
                 values = np.empty(min(BLOCK_TOKENS, shard.num_tokens - begin), kind.dtype)
                 reader.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
@@ -116,7 +121,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
     """Check that the stored positions, segments and targets of each row follow from its documents and its loss."""
     with report.errors("rows", corpus.shards[0].path):
         layout, by_documents = MaterializedLayout(corpus), MaterializedLayout(corpus)
-        by_documents.row_format = None  # makes its source compute the arrays from the boundary files and the loss files
+        by_documents.row_format = None  # now its source computes the arrays from the boundary files and the loss files
         stored, computed = NpyDataSource(layout), NpyDataSource(by_documents)
         length = layout.sequence_length
         step = max(1, BLOCK_TOKENS // length)

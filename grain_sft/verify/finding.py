@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # most wrong findings of one check that a report lists; it only counts the rest
+LISTED = 20  # most wrong findings of one check that a report lists; the report only counts the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Finding:
       where: Path of the file or the config.
       message: Description, one sentence.
       place: Place in the file, such as "token 17"; "" for the whole file.
-      wrong: Whether it is an error; False for a fact that may be intended.
+      wrong: Whether the finding is an error; False for a fact that may be intended.
     """
 
     check: str
@@ -54,7 +54,10 @@ class Report:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def wrong(self, check: str, where: str, message: str, place: str = "") -> None:
-        """Add a wrong finding. A `where` at the beginning of `message` is removed."""
+        """Add a wrong finding, or only count it if its check has `LISTED` wrong findings already.
+
+        If `message` begins with `where` and a colon, this beginning is removed.
+        """
         if sum(finding.wrong and finding.check == check for finding in self.findings) < LISTED:
             self.findings.append(Finding(check, where, message.removeprefix(f"{where}: "), place))
         else:
@@ -66,7 +69,7 @@ class Report:
 
     @contextlib.contextmanager
     def errors(self, check: str, where: str, place: str = "") -> Iterator[None]:
-        """Turn a GrainSftError in the context into a wrong finding."""
+        """Context that turns a GrainSftError into a wrong finding."""
         try:
             yield
         except GrainSftError as error:
@@ -77,7 +80,7 @@ class Report:
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of `part`, and its figures as one entry: `figures["stage 2"]` or `figures["source web"]`."""
+        """Add the findings of `part`, and its figures as one entry, such as `figures["stage 2"]` or `figures["source web"]`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

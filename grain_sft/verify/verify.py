@@ -17,7 +17,7 @@ from grain_sft.verify.check_pipeline import check_pipeline, check_plan_file
 from grain_sft.verify.finding import Report
 
 KINDS = ("corpus", "plan", "config")
-_LARGEST_CONFIG = 1 << 20  # bytes; a larger .json file is taken for the saved index of a corpus
+_LARGEST_CONFIG = 1 << 20  # bytes; a larger .json file is read as the saved index of a corpus
 
 
 def verify(
@@ -34,12 +34,13 @@ def verify(
     """Check that a corpus, a plan or a config is sound.
 
     Args:
-      where: Path of a corpus, as in `open_corpus`; of a plan, as `grain-sft pack` prints it; or of a config.
+      where: Path of a corpus (as in `open_corpus`), of a plan (as `grain-sft pack` prints it) or of a config.
       full: Whether to read all bytes, in bounded memory. False reads sizes, headers, boundaries, the ends of files, and samples
         of documents, rows and batches.
       what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
-      vocab_size: Number of ids of the vocabulary. None takes it from prepare.json, or from the tokenizer next to the corpus.
-      corpus: Corpus that a plan is compared with; None checks the plan alone.
+      vocab_size: Number of ids of the vocabulary. None means the number that prepare.json or the tokenizer next to the corpus
+        states.
+      corpus: Corpus that a plan is compared with. If it is None, the plan is checked alone.
       receipt: Code that a config's receipt must have.
       host: Host whose batches of a config are checked. None means `Host(0, 1)`.
       options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
@@ -48,7 +49,7 @@ def verify(
       Report of the findings. If the corpus or the config can't be opened, the report says so.
 
     Raises:
-      CorpusError: `what` is unknown, or an argument does not apply to it: a corpus has no `receipt`, for example.
+      CorpusError: `what` is unknown, or an argument does not apply to what is checked, such as `receipt` to a corpus.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
@@ -59,6 +60,7 @@ def verify(
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
         ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # a plan has no vocabulary
+        # with `corpus`, the options are for `corpus`
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):
         if is_given and kind != used_by:
@@ -82,7 +84,7 @@ def verify(
 
 
 def _note_other_split(report: Report, path: str) -> None:
-    """Note that a folder with two splits was checked without its validation split."""
+    """Add a note if `path` has two splits: only the split train was checked."""
     other = os.path.join(path, "val")
     if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
         sentence = f"only the training split was checked. Check the validation split: grain-sft verify {other}"

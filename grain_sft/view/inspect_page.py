@@ -40,10 +40,11 @@ def inspect_page(
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in (step, *neighbours):  # `step` first, so that errors are about it
-        count = len(pipeline.sampler.rows(number))  # a schedule of batch sizes may change it
-        most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(number).source.layout.sequence_length))
+        count = len(pipeline.sampler.rows(number))  # not the same for all steps if the batch size has a schedule
+        most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(number).source.layout.sequence_length))  # of each of 3 steps
         chosen = range(min(count, most_rows)) if rows is None else rows
-        if number != step:  # other steps may lack a row; if `step` does, `view_rows` raises
+        if number != step:
+            # a row that a neighbour lacks is left out; if `step` lacks a row, `view_rows` raises an error
             chosen = [row for row in chosen if row < count]
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
@@ -80,7 +81,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     for _, first, stop in runs:
         for begin, end, whole in split_characters([texts.text(token) for token in view.tokens[first:stop].tolist()]):
             split.append([first + begin, first + end, visible(whole)])
-    # index 0, and the indices of tokens whose position is not the previous token's position + 1
+    # index 0, and the index of each token whose position is not the previous token's position + 1; `prepend` makes index 0 one
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:

@@ -37,9 +37,9 @@ def make_page(title: str, body: str, *, styles: str, data: Any, script: str = ""
 
     Args:
       title: Title, as plain text.
-      body: HTML of the body. The caller has escaped its texts.
-      styles: Style sheet, in addition to that of all pages.
-      data: JSON value that the page has in the element with the id `data`, for the script and for other programs.
+      body: HTML of the body, in which the caller has escaped all texts.
+      styles: Style sheet of this page, in addition to the style sheet of all pages.
+      data: JSON value for the script and for other programs. The page has it in the element with the id `data`.
       script: JavaScript; "" for none.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

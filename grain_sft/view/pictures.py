@@ -13,10 +13,11 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Two functions by name of a picture: one returns whether a report has the picture's numbers, the other draws the picture."""
+"""By name of a picture, two functions. The first returns whether a report has the numbers of the picture. The second draws the
+picture on an empty figure of matplotlib."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
-"""Colours of the series, in order."""
+"""Colours of the lines, bars or areas of a picture, in order."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 # variables of the page's style sheet, such as --c0, which replace the colours in an SVG element
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
@@ -68,8 +69,9 @@ def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str,
 
 
 def _element(name: str, svg: str) -> str:
-    """Return the SVG file of the picture `name` as an HTML element."""
+    """Return the picture `name` as an HTML element. `svg` is its SVG file."""
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # without the width and the height of the whole picture, the page decides its size
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
     # only tags change: texts, such as the names of sources, may look like colours or ids
     element = re.sub("<[^>]+>", lambda tag: _html_tag(name, tag[0]), element)
@@ -77,7 +79,7 @@ def _element(name: str, svg: str) -> str:
 
 
 def _html_tag(name: str, tag: str) -> str:
-    """Return a tag of an SVG file for a page: its ids begin with the picture's `name`, its colours become `var(--NAME)`."""
+    """Return a tag of an SVG file for a page: its ids begin with the picture's `name`, and its colours are variables."""
     tag = re.sub(r'\bid="', f'id="{name}-', tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
     tag = re.sub(r' xmlns:?\w*="[^"]*"', "", tag).replace("xlink:href", "href")
@@ -92,7 +94,10 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the tokens of each source in each step, largest first. If there are more than 8, sum all but 7 as "N others"."""
+    """Return the tokens of each source in each step, the largest source first.
+
+    If there are more than 8 sources, all but the 7 largest are summed as one source, such as "5 others".
+    """
     by_size = sorted(tokens, key=lambda name: -sum(tokens[name]))
     largest, others = by_size[:_MAX_SOURCES], by_size[_MAX_SOURCES:]
     if len(others) <= 1:

@@ -29,7 +29,7 @@ _PACKING_OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments
 
 
 def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64) -> dict[str, Any]:
-    """Return the numbers of a run. To bound the time, it reads only some steps, and only some files of a very large corpus.
+    """Return the numbers of a run. To bound the time, only some steps are read, and only some files of a very large corpus.
 
     Args:
       pipeline: Pipeline of the run.
@@ -41,8 +41,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
       Dict of JSON values:
       - name, version, corpus, run, and the receipt with its parts;
       - lengths, packing, attention, left_out: results of the functions of these names;
-      - sampled: `steps`, the number of sampled steps; `of`, the number of steps that they were chosen from; `ends`, false for
-        an endless run;
+      - sampled: `steps`, the number of sampled steps; `of`, the number of steps from which they were chosen; `ends`, whether
+        the run ends;
       - sources: tokens of each source in the sampled steps;
       - filter: rows of the sampled steps that `NgramFilter` rejects;
       - throughput: None; the caller may set it to a result of `grain_sft.bench.config.report_speed`.
@@ -88,8 +88,9 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Return the columns of `summarize` for all `steps`, the steps, and the tokens of each source in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            with contextlib.suppress(GrainSftError):  # `trace` raises the error again
-                _ = layout.corpus.sources  # cached here, so that not every step's trace reads the file
+            # read and cache the file of sources once, so that the traces below need not read it; they raise its errors again
+            with contextlib.suppress(GrainSftError):
+                _ = layout.corpus.sources
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(traces)
     counts = [dict(zip(each["source"], each["tokens"], strict=True)) for each in map(summarize, traces)]
@@ -98,7 +99,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
 
 
 def lengths(layout: Layout) -> dict[str, Any]:
-    """Return statistics of the lengths of documents in tokens, or only a sentence `error` if documents cannot be found.
+    """Return statistics of the lengths of documents in tokens. If documents cannot be found, return only a sentence, `error`.
 
     `sampled` is a sentence if only some files were scanned for documents, else None.
     """
@@ -109,7 +110,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
         return {"error": str(error)}
     if not len(length):
         return {"error": "the corpus has no document."}
-    # Bin b has the lengths 2^(b - 1) to 2^b - 1. Length 0 is in bin 1.
+    # Bin b has the lengths 2^(b - 1) to 2^b - 1: bin 3 has 4 to 7. `frexp` returns b. Length 0 is in bin 1.
     bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]
     counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
     percentiles = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
@@ -129,7 +130,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus of `layout` and None, or `_some_shards` of it if a search for its documents would take too long."""
+    """Return the corpus of `layout` and None. If a search for its documents takes too long, return `_some_shards` of it."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -138,9 +139,10 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the results of `compare_algorithms` with the config's options, or only a sentence `error` with the reason.
+    """Return the results of `compare_algorithms` with the config's options. If it can't run, return only a sentence, `error`.
 
-    `used` is the config's algorithm, if it has one; `sampled` is a sentence if only some documents were packed, else None.
+    `used` is the config's algorithm, or None for a layout without one. `sampled` is a sentence if only some documents were
+    packed, else None.
     """
     layout = pipeline.source.layout
     if "" not in layout.parts:
@@ -155,7 +157,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            # `corpus` may be a sample of the shards already; the new sample is taken from all shards
+            # `corpus` may have only some of the shards already; the new sample is of all shards, with `MOST_PACKED` documents
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -165,8 +167,9 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
-    """Return how unevenly attention's cost is spread over devices, for each number of `ROWS_A_DEVICE` that divides all batches.
+    """Return how unevenly the cost of attention is spread over devices.
 
+    The result has an entry for each number of rows on a device, in `ROWS_A_DEVICE`, that divides all batches of `steps`.
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
     mean and the highest spread of the steps. `step` is the step with the highest spread.
     """
@@ -187,22 +190,26 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
 
 
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return what an epoch leaves out, and the padding of its last step. A number is None if it is not counted."""
+    """Return what an epoch leaves out, and the padding of its last step: dicts of `what`, `documents` and `tokens`.
+
+    `documents` and `tokens` are numbers, or None where they are not counted.
+    """
     layout = pipeline.source.layout
     entries: list[LeftOut] = []
     for name, part in layout.parts.items():
         for what, documents, tokens in [*part.left_out(), *_left_out_by_prepare(part.corpus)]:
             entries.append((f"{name}: {what}" if name else what, documents, tokens))
     sampler = pipeline.sampler
-    steps = sampler.steps_per_epoch  # None if sources have their own epochs
+    steps = sampler.steps_per_epoch  # None if each source of a mixture has epochs of its own
     # rows without a step are reported only if their number is the same in every epoch
     if steps is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
-        num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)  # below 0 if the last step has padding rows
+        # rows of the layout that no step reads; if below 0, padding rows of the last step
+        num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)
         num_tokens = num_rows * layout.sequence_length
         if layout.row_lengths:  # a step of shorter rows has more rows, and as many tokens as a step of the longest rows
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
         what = "of padding, which fill the last step of an epoch"
-        if num_rows > 0:  # rows of the layout that no step reads
+        if num_rows > 0:
             what = "that fill no step of their epoch; a shuffled order omits other rows in each epoch"
         if num_rows:
             entries.append((f"{abs(num_rows):,} rows {what}", None, abs(num_tokens)))
@@ -228,7 +235,7 @@ def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
 
 
 def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
-    """Return a corpus of a `share` of the shards, evenly spaced, and a sentence for the report, which ends with `why`."""
+    """Return a corpus of evenly spaced shards, a `share` of all, and a sentence for the report, which ends with `why`."""
     total = len(corpus.shards)
     count = max(1, int(total * share))
     numbers = np.linspace(0, total - 1, count).astype(int).tolist()

@@ -116,10 +116,11 @@ def _left_out(report: Report) -> str:
 def _sources(report: Report) -> str:
     head = ("source", "documents", "segments", "tokens", "share", "take loss", "of its tokens")
     lines = []
+    # the columns of `summarize`: source, documents, segments, tokens, share, trainable
     for *counts, tokens, share, trainable in zip(*report["sources"]["columns"].values(), strict=True):
         lines.append((*counts, tokens, f"{share:.4%}", trainable, f"{trainable / max(1, tokens):.4%}"))
     sampled = report["sampled"]
-    note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps."
+    note = f"{sampled['steps']:,} evenly spaced steps of {sampled['of']:,} steps."
     if not sampled["ends"]:
         note += f" The run never ends; its first {sampled['of']:,} steps read as many rows as the layout has."
     elif sampled["steps"] == sampled["of"]:
@@ -165,7 +166,7 @@ def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequen
     Args:
       name: Id of the table.
       head: Titles of the columns.
-      lines: Cells of each line. If a line is shorter than `head`, its last cell is text that spans the other columns.
+      lines: Cells of each line. If a line has fewer cells than `head`, its last cell is text and spans the remaining columns.
       text_columns: Indices of the columns of text. All other columns have numbers.
       used: First cell of the line to highlight; "" for none.
     """

@@ -27,13 +27,13 @@ class Piece:
 
     Attributes:
       segment: Number of the segment in the row, from 1.
-      document: Number of the document in the run, as in a trace; None in a layout that does not follow documents.
-      source: Name of the input that the document comes from, or the label of its token file; "" if the corpus has neither.
+      document: Number of the document in the run, as in `provenance.trace`; None in a layout that does not follow documents.
+      source: Name of the input that the document comes from, or the label of its token file; "" if the corpus states neither.
       record: Line or row of the document in its input, from 1; None if the corpus does not state it.
       file: Path of the token file.
       start, stop: Range of tokens in the file.
-      withdrawn: Number of the piece's tokens that are withdrawn at the step of the row.
-      mixed: Whether the rows are those of a mixture.
+      withdrawn: Number of the piece's tokens that are padding at the step of the row, because their document was withdrawn.
+      mixed: Whether the run is a mixture of several corpora.
     """
 
     segment: int
@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, such as "a.jsonl:7". In a mixture, "a:7" means document 7 of a, so this is "a, record 7"."""
+        """Source and record, such as "a.jsonl:7"; in a mixture "a, record 7", because "a:7" would mean document 7 of a."""
         source = visible_line(self.source)
         if not self.source or self.record is None:
             return source
@@ -64,14 +64,14 @@ class RowView:
       row: Index of the row in this host's batch.
       slot: Index of the row in the global batch.
       instance: Number of the row in the layout; -1 for a row of padding alone.
-      tokens: int64 [n], the tokens of the row. If the batch has inputs and targets, they are the inputs, and then the last
-        target if this target takes loss.
+      tokens: int64 [n], the tokens of the row. If the batch has inputs and targets, the tokens are the inputs, and then the
+        last target if this target takes loss.
       segments: int64 [n], segment of each token, from 1; 0 is padding.
       positions: int64 [n], position of each token.
       loss: bool [n], whether each token takes loss. If the batch has targets, token 5 takes loss if the target of input 4 does.
       weights: float32 [n], weight of each token's loss; None if the batch has no weights.
       pieces: Pieces of token files that the tokens come from, in order.
-      notes: Remarks for the reader: differences between the batch and the trace, withdrawn pieces, loss that a filter took.
+      notes: Remarks for the user: differences between the batch and the trace, withdrawn pieces, loss that a filter removed.
       names: Names of the segments, from 1, as in `Layout.segment_names`; empty for a row of padding alone.
     """
 
@@ -126,8 +126,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if divides_segments:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
-        withdrawn = (piece for piece in pieces if piece.withdrawn == piece.stop - piece.start)
-        notes += [f"padding: {describe_origin(piece)}" for piece in withdrawn]
+        withdrawn_pieces = (piece for piece in pieces if piece.withdrawn == piece.stop - piece.start)
+        notes += [f"padding: {describe_origin(piece)}" for piece in withdrawn_pieces]
         if row in failing:
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
         epoch, slot, instance = int(origin.epoch[0]), int(origin.row[0]), int(origin.instance[0])
@@ -138,7 +138,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch whose loss the pipeline's `NgramFilter`s took."""
+    """Return the rows of a batch whose loss an `NgramFilter` of the pipeline removed."""
     rows = set[int]()
     tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
     for transform in transforms:
@@ -154,7 +154,7 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     """
     edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run for a segment that is not there
+    # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run for a named segment without tokens
     for index in range(len(view.names)):
         if index == len(runs) or runs[index][0] != index + 1:
             end_before = runs[index - 1][2] if index else 0
@@ -211,10 +211,10 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return `pieces`, cut where a segment or padding of the batch ends. `segments`, int64 [n], are those of the batch."""
+    """Return `pieces`, cut where a segment or padding of the batch ends. `segments` has the batch's segment of each token."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
-    column = 0  # of the piece's first token
+    column = 0  # column of the piece's first token
     for piece in pieces:
         stop_column = column + piece.stop - piece.start
         inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
@@ -238,7 +238,8 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # no note if a transform cut the last columns: then the first segment that differs is the batch's last, and is shorter in it
+    # A transform may cut the last columns. Then the first segment that differs is the last segment of the batch, and is shorter
+    # in the batch than in the layout. For this case, there is no note.
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"

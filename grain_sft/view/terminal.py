@@ -44,7 +44,7 @@ def wants_colour() -> bool:
 
 
 def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: str | os.PathLike[str] | None) -> None:
-    """Print rows of a step, as documented in `Pipeline.show`."""
+    """Print rows of a step. This is `Pipeline.show`, whose docstring describes the arguments."""
     try:
         texts = texts_of(pipeline.at(step).source.layout.corpus, tokenizer, print, "tokenizer=PATH")
     except MissingExtraError as error:
@@ -58,7 +58,7 @@ def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: st
 
 
 def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> Iterator[str]:
-    """Yield the lines of a row: a heading, then for each segment a heading, the origins of its tokens, and its tokens.
+    """Yield the lines of a row: a heading and notes, then for each segment a heading, the tokens' origins, and the tokens.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
     Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns. A `width`
@@ -70,7 +70,7 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
     yield from view.notes
     runs = segment_runs(view)
-    groups = [[run] for run in runs]
+    groups = [[run] for run in runs]  # the runs of a group are printed side by side
     if view.names and width >= _LEAST_SIDE_BY_SIDE:
         responses = [run for run in runs if run[0] > 1]  # segment 1 is the prompt, 0 is padding
         others = [[run] for run in runs if run not in responses]
@@ -107,7 +107,8 @@ def _token_lines(
         tokens = view.tokens[first:stop].tolist()
         loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
         cells = map(Cell, shown_texts(tokens, texts), loss, map(texts.is_special, tokens), positions)
-        gutter = max(_GUTTER, len(f"{max(positions, default=0):,}") + 3)  # wider from position 100,000 on
+        # wider than `_GUTTER` only if a position is 100,000 or more
+        gutter = max(_GUTTER, len(f"{max(positions, default=0):,}") + 3)
         yield from _wrapped(cells, colour, _colour_of(segment), max(width - gutter, 16))
 
 
@@ -123,17 +124,20 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
-    """Yield lines of tokens: the position of the line's first token, then tokens of at most `width` columns in total."""
+    """Yield lines of tokens: the position of the line's first token, then tokens of at most `width` columns in total.
+
+    A line ends early after a token that ends with a newline (⏎).
+    """
     line: list[Cell] = []
-    used = 0  # columns of the line
+    used = 0  # columns of the tokens in `line`, and of each pair of brackets after the first
     most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
     for cell in cells:
-        # characters of a part: a token that is too wide has parts of `most // 2`, because a character may take two columns
+        # A token that is wider than a line is divided into parts of `size` characters, each at most two columns wide.
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])
             opens_run = not colour and bool(line) and part.takes_loss and not line[-1].takes_loss
-            needed = columns(part.text) + 2 * opens_run
+            needed = columns(part.text) + 2 * opens_run  # a run of tokens that take loss is in brackets
             if line and used + needed > most:
                 yield _line(line, colour, code)
                 line, used = [], 0
@@ -147,7 +151,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 
 def _line(line: list[Cell], colour: bool, code: int) -> str:
-    """Return a line of tokens, with the position of the first token in front."""
+    """Return a line of tokens, which begins with the position of the first token."""
     parts: list[str] = []
     for index, cell in enumerate(line):
         if colour:

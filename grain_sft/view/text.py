@@ -1,4 +1,4 @@
-"""Texts of single tokens for display, with signs in place of invisible characters, such as · for a space."""
+"""Texts of single tokens for display, with a sign in place of each invisible character, such as · for a space."""
 
 import os
 import sys
@@ -20,7 +20,8 @@ def visible(text: str) -> str:
     - A space becomes ·, a newline ⏎, a tab ⇥.
     - Other control characters, marks of direction, characters without width, unusual spaces and unassigned characters become
       their code, such as ⟨U+202E⟩.
-    - A byte that is not UTF-8 becomes its value, such as ⟨xF0⟩. Python's "surrogateescape" decodes it to a lone surrogate.
+    - A byte that is not UTF-8 becomes its value, such as ⟨xF0⟩. In `text`, such a byte is a lone surrogate, as Python decodes
+      bytes with "surrogateescape".
     - A combining mark at the start of the text gets a circle before it: ◌.
     """
     if text.isascii() and text.isprintable():
@@ -48,7 +49,7 @@ def _sign(character: str) -> str:
     code = ord(character)
     if character in _SIGNS:
         return _SIGNS[character]
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, decoded by "surrogateescape"
         return f"⟨x{code - 0xDC00:02X}⟩"
     is_variation_selector = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
     if is_variation_selector or character in _BLANK or unicodedata.category(character) in _INVISIBLE_CATEGORIES:
@@ -85,10 +86,10 @@ def texts_of(
 
     Args:
       corpus: Corpus of the tokens.
-      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above. If it does
-        not exist, no id has a text.
+      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above. If there is
+        no such folder, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
-      argument: Option that the line names, such as "--tokenizer".
+      argument: Option for a tokenizer that this line names, such as "--tokenizer".
 
     Raises:
       GrainSftError: The tokenizer cannot be loaded, or the corpus was made with another tokenizer.
@@ -106,7 +107,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
     The texts "a", "\\udcc3" and "\\udcbc", as from `TokenTexts.text`, give (1, 3, "ü"): the last two are the bytes of "ü".
     Tokens whose bytes never complete a character are left out.
     """
-    first, collected = 0, b""
+    first, collected = 0, b""  # first token of the group so far, and the bytes of its tokens
     for index, text in enumerate(texts):
         if text is None or not any("\udc80" <= character <= "\udcff" for character in text):
             collected = b""
@@ -119,7 +120,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
             yield first, index + 1, collected.decode()
             collected = b""
         except UnicodeDecodeError as error:
-            # At an unexpected end, the next token may complete the character. Otherwise, start anew with this token.
+            # If the data end inside a character, the next token may complete it. Otherwise, a new group begins with this token.
             if error.reason != "unexpected end of data":
                 first, collected = index, data
 
