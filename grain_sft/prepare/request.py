@@ -183,5 +183,5 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{name}[{number}]")
-    elif json.dumps(old) != json.dumps(new):  # as text, because 0 and 0.0 are equal, but `artifact.hash_of` tells them apart
+    elif json.dumps(old) != json.dumps(new):  # 0 == 0.0, but their hashes differ (`artifact.hash_of`)
         yield f"{name}: {shortened(json.dumps(old))} -> {shortened(json.dumps(new))}"
