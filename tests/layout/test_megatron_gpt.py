@@ -102,7 +102,7 @@ def test_blends_that_need_more_samples_than_exist_are_refused_as_by_megatron_cor
         try:
             found[name] = {"samples": len(load(config_of(folder, run)).source)}
         except GrainSftError as error:
-            message = re.search(r"takes (\d+) samples of it, but its stream has (\d+). Give a surplus", str(error))
+            message = re.search(r"needs (\d+) samples of it, but its stream has (\d+). Give a surplus", str(error))
             found[name] = {"taken": int(message[1]), "size": int(message[2])}
     assert found == golden_values("megatron_oversampled.json")["cases"]
     assert sum("taken" in each for each in found.values()) >= 3
