@@ -66,7 +66,7 @@ def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, 
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` unless `value` is of the type or union `kind`. `expected` describes it in the message."""
+    """Raise a `WrongTypeError` unless `value` is of the type or union `kind`, which the message calls `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 

@@ -81,6 +81,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     reweights = reweights_of(amendments)
     applied = set[Amendment]()
     for number, stage in enumerate(stages, 1):
+        # the sampler continues where earlier stages ended
         starts, gap = _starts(stage, number, progress)
         gaps.append(gap)
         own_sampler = stage.sampler.continued(starts) if starts else stage.sampler

@@ -99,12 +99,12 @@ class Proportions:
             if end is None:
                 break
             num_rows, given = end - row, chooser.counts(end - row)
-            due = [Fraction(weight * num_rows, sum(weights)) for weight in weights]
-            deficit = tuple(lack + new - count for lack, new, count in zip(deficit, due, given, strict=True))
+            shares = [Fraction(weight * num_rows, sum(weights)) for weight in weights]  # in rows of this phase
+            deficit = tuple(lack + share - count for lack, share, count in zip(deficit, shares, given, strict=True))
             row, counts = end, _sums(counts, given)
         if not self._phases:  # no source has a row: the methods still need a phase
             self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), deficit)))
-        # first row that the mixture does not have, because it ends or fails there; None without an end
+        # first row that the mixture does not have, because the mixture ends or fails there; None without an end
         self._end = self.length if self.failure is None else self.failure[0]
         self._first_rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
@@ -172,6 +172,7 @@ class Proportions:
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return, for each i, the row of the mixture that is row `numbers[i]` of `source`, or -1 for none: int64 [n]."""
         rows = np.full(len(numbers), -1, np.int64)
+        # the last phase before which the source gave at most that many rows
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
             phase = self._phases[phase_number]

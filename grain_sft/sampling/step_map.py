@@ -109,7 +109,7 @@ class MappedSampler(Sampler):
         self.streams = tuple(map(self._stream, sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:
-        """Return `stream`, a stream of `sampler`, with `begin` and `span` in steps of the trainer."""
+        """Return a copy of `stream`, a stream of `sampler`, whose `begin` and `span` count the steps of the trainer."""
         span = functools.partial(self._span, stream)
         return dataclasses.replace(stream, begin=lambda step: stream.begin(self._map.data_step(step)), span=span)
 
@@ -143,6 +143,7 @@ class MappedSampler(Sampler):
 
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
         ranges = self._map.read_between(span.first, end)
+        # each range, with the first row of `span` that its steps read, and the row after the last; then without empty ranges
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
         read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]
         if not read:  # the epoch is skipped as a whole
