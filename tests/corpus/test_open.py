@@ -9,8 +9,7 @@ import pytest
 from batches import open_files
 from sft_files import documents, error_of, write_episodes
 
-from grain_sft import GrainSftError, open_corpus
-from grain_sft.corpus import FORMATS as TABLE
+from grain_sft import GrainSftError, corpus, open_corpus
 from grain_sft.errors import CorpusFileError, WrongTypeError
 
 
@@ -117,10 +116,6 @@ class Dump(c.Format):
 class Whole(Dump):
     def split(self, home, listing):
         return c.Split(files=(home,), metadata=c.CorpusMetadata(), dtypes=("uint16",))
-class Wrong(Dump):
-    split = lambda self, home, listing: 5
-class Seven(Dump):
-    read = lambda self, found, options, listing: 7
 """
 
 
@@ -133,11 +128,16 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
     assert "Dump.split returned no files" in error_of(tmp_path, format="outside:Dump")
     assert "holds no .npy file" in error_of(tmp_path)
     assert "'outside:Other' cannot be imported" in error_of(path, format="outside:Other")
-    assert "outside:Wrong: AttributeError: 'int' object has no" in error_of(path, format="outside:Wrong")
-    assert "the corpus that the format returns is 7" in error_of(path, format="outside:Seven")
-    for name, value, message in (("rank", "x", "rank is 'x'"), ("metadata_files", "(", "metadata_files='(': error: ")):
-        monkeypatch.setitem(TABLE._entries, "wrong", type("Wrong", (TABLE["files"],), {name: value}))
-        assert message in error_of(path)
+    for where, name, value, message in (
+        (path, "rank", "x", "rank is 'x'"),
+        (path, "metadata_files", "(", "metadata_files='(': error: "),
+        (path, "split", lambda *given: 5, "Wrong: AttributeError: 'int' object has no"),
+        (path, "read", lambda *given: 7, "the corpus that the format returns is 7"),
+        ([path], "owner", None, "Wrong: TypeError: 'NoneType' object is not callable. Fix its code."),
+    ):
+        members = {"detect": lambda self, path, listing: path, name: value}
+        monkeypatch.setitem(corpus.FORMATS._entries, "wrong", type("Wrong", (corpus.Format,), members))
+        assert message in error_of(where)
 
 
 def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens):

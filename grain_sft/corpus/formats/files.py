@@ -15,7 +15,7 @@ from typing import Any
 
 from grain_sft.corpus.boundaries import CUTTING_KINDS
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import Format, formats
+from grain_sft.corpus.formats import Format, errors_of, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, in_threads, scan_corpus
 from grain_sft.corpus.shard import TOKEN_DTYPES
@@ -80,8 +80,12 @@ class FileFormats:
 
     def owner(self, path: str) -> tuple[Format, str]:
         """Return the format of a file, and the token file that `path` is or belongs to."""
-        owners = ((form, form.owner(path, self._listing)) for form in self._formats)
-        return next((form, owner) for form, owner in owners if owner is not None)  # format "files" takes any path
+        for form in self._formats:
+            with errors_of(form):
+                owner = form.owner(path, self._listing)
+            if owner is not None:
+                return form, owner
+        raise AssertionError('format "files" takes any path')
 
     def find_loss(self, path: str) -> TokenFile:
         """Return the token file `path` with the loss file that its name implies, if that exists."""
@@ -124,11 +128,12 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
         if token_file != path:  # `path` is a sidecar file
             token_file_of[path] = token_file
             continue
-        home = form.home(path)
-        if (form, home) not in split_at:
-            split_at[form, home] = form.split(home, listing)
+        with errors_of(form):
+            home = form.home(path)
+            if (form, home) not in split_at:
+                split_at[form, home] = form.split(home, listing)
+            part = form.part(path, listing)
         split = split_at[form, home]
-        part = form.part(path, listing)
         continues = _continues(part, split, parts[-1].tokens if parts else "")
         parts.append(part._replace(label=label, continues=continues))
         splits.append(split)
