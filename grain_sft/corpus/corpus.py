@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import check_choice
 from grain_sft.corpus import index_writer
 from grain_sft.corpus.boundary_documents import part_by_part
 from grain_sft.corpus.content import content_of_corpus
@@ -84,10 +85,11 @@ class Corpus(CorpusData):
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` with these arguments. Raise a CorpusError if `dtype` can't hold `bos_token_id`.
+        """Return a `DocumentFinder` with these arguments. Raise a CorpusError for arguments that it does not accept.
 
         If the arguments find the same documents as `documents`, return the finder of `documents`, so that files are read once.
         """
+        check_choice("boundaries", boundaries, ("auto", "eos"), CorpusError)
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_same_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
         return self._finder if finds_same_documents else DocumentFinder(self, boundaries, bos_token_id)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from grain_sft import open_corpus
 from grain_sft.corpus import content, document_finder
+from grain_sft.errors import CorpusError
 
 EOS, BOS = 1, 2
 
@@ -42,6 +43,8 @@ def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, 
         start, length = corpus.find_documents(bos_token_id=bos).documents
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
+        with pytest.raises(CorpusError, match="boundaries='bos': expected one of auto, eos"):
+            corpus.find_documents("bos")
 
 
 def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own_cache):

@@ -70,7 +70,9 @@ def _files_of(folder: str) -> Sequence[str]:
     """Return the files of records below a folder, or else its texts. See `expand`."""
     # folders above each file, by path of the file
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
-    prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
+    prepared = {folders for path, folders in below.items() if files.name_of(path) == _PREPARED}
+    if () in prepared:
+        raise CorpusFileError(f"{folder}: is a prepared corpus. Name the files or folders that it was prepared from.")
 
     def is_prepared(path: str) -> bool:
         """Return whether a file is in a prepared corpus a/b, or has the rejected records of this corpus: a/b.rejected.jsonl."""

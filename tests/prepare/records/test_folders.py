@@ -67,6 +67,8 @@ def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
     files_in(tmp_path, names)
     expected = ["a.jsonl", "b.rejected.jsonl", "out2/b.jsonl"]
     assert named(tmp_path) == [f"{tmp_path}/{name}" for name in expected]
+    with pytest.raises(CorpusFileError, match=r"out: is a prepared corpus\. Name the files"):
+        named(tmp_path / "out")
     for name in names:
         client.pipe_file(f"bucket/made/{name}", b"{}\n")
     assert named("gs://bucket/made") == [f"gs://bucket/made/{name}" for name in expected]
