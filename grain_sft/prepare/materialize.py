@@ -77,9 +77,10 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`. Remove unfinished work on other rows, but in a bucket, raise an error.
+        """Begin or continue the work of `identity`.
 
-        In a bucket, the files of unfinished work are in the output folder itself.
+        Unfinished work on other rows is removed from a local folder. In a bucket, it is an error, because its files are in the
+        output itself.
         """
         super().begin(identity, overwrite=not self.remote)
 

@@ -93,7 +93,7 @@ class Request(TemplateOptions):
       schema: Schema of the records: "auto", or a name in `SCHEMAS`. If keys of the file have other names than in the schema,
         state them after a colon, as in prompt_completion:prompt=question,completion=answer.
       seed: Seed of the split and the shuffle.
-      shuffle: Whether documents are shuffled; by default as the format's own tool does.
+      shuffle: Whether documents are shuffled. By default, the format decides: olmo, openchat and primer shuffle.
       val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
       min_length: Tokens of the shortest document that is kept. Shorter documents are dropped; the template may drop more.
       max_length: Tokens of the longest document; by default unlimited.
@@ -144,7 +144,7 @@ class Request(TemplateOptions):
 
     def __post_init__(self) -> None:
         if not self.datasets:
-            raise PrepareError("no input: expected at least one file of conversations.")
+            raise PrepareError("no input: expected at least one file of conversations. Give its path.")
         super().__post_init__()
         object.__setattr__(self, "datasets", tuple(self.datasets))
         if self.max_length is None and self.long_documents == "drop":

@@ -89,10 +89,12 @@ def conversation_lines(
       CorpusFileError: A file can't be read.
     """
     texts = _texts(paths, schema, on_error)
-    lines = (line for text in texts for line in text.splitlines() if not any(token in line for token in special_tokens))
+    lines = (line for text in texts for line in text.splitlines())
+    plain_lines = (line for line in lines if not any(token in line for token in special_tokens))
     max_characters = MAX_LINE // 4  # no character takes more than four bytes
     # a line of 2500 characters becomes lines of 1000, 1000 and 500
-    divided = (line[start : start + max_characters] for line in lines for start in range(0, len(line), max_characters))
+    starts = ((line, start) for line in plain_lines for start in range(0, len(line), max_characters))
+    divided = (line[start : start + max_characters] for line, start in starts)
     return itertools.islice(divided, MAX_LINES)
 
 

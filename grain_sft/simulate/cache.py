@@ -62,9 +62,9 @@ class HostCache:
         return requests, received
 
     def _reserve(self, size: int, unfinished: int) -> bool:
-        """Remove blocks to make room for a file of `size` bytes, and add it to `used`. Return whether it fits.
+        """Remove blocks to make room for a file of `size` bytes, and add `size` to `used`. Return whether the file fits.
 
-        `unfinished` is the number of bytes that are reserved for other blocks of the same batch. These can't be removed.
+        `unfinished` is the number of bytes that are reserved for other blocks of the same batch. These blocks can't be removed.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more blocks than needed, so that there is room for the next blocks, too

@@ -65,7 +65,7 @@ def verify(
     ):
         if is_given and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
-            raise CorpusError(f"{path} is taken as a {kind}, but only a {used_by} takes {name}. {fix}.")
+            raise CorpusError(f"{path} is read as a {kind}, but {name} applies only to a {used_by}. {fix}.")
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan is always checked in full
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))

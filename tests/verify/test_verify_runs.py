@@ -207,7 +207,7 @@ def test_exit_codes_and_json_state_the_result(tmp_path, config, capsys):
     assert main(["verify", str(config()), "--vocab-size", "1000"]) == 0
     for unused in (["--receipt", "gs2-0"], ["--host", "0/1"], ["--corpus", str(root)]):
         assert main(["verify", str(root), *unused]) == 1
-        assert f"takes {unused[0][2:]}. Leave out" in capsys.readouterr().err
+        assert f"but {unused[0][2:]} applies only to a" in capsys.readouterr().err
     assert main(["verify", str(config()), "--no-use-loss-mask", "--eos-token-id", "0"]) == 1
     assert "Leave out eos_token_id, use_loss_mask" in capsys.readouterr().err
     for wrong in (["--fast", "--full"], ["--vocab-size", "0"], ["--refuse-duplicates"], ["--as", "thing"], ["--what"]):
@@ -232,5 +232,5 @@ def test_verify_knows_a_corpus_a_config_and_a_plan_by_name_and_content(tmp_path,
     assert not verify(tmp_path / "odd.json").sound
     with pytest.raises(CorpusError, match="expected one of corpus, plan, config"):
         verify(root, what="thing")
-    with pytest.raises(CorpusError, match="is taken as a plan, but only a corpus takes vocab_size"):
+    with pytest.raises(CorpusError, match="is read as a plan, but vocab_size applies only to a corpus"):
         verify(root, what="plan", vocab_size=5)
