@@ -104,7 +104,7 @@ def test_ends_of_segments_that_are_not_columns_of_their_row_are_an_error(tmp_pat
         return done
 
     monkeypatch.setattr(os, "preadv", damaged)
-    expected = r"rows: the ends of a row's segments are not columns of the row.*write the rows again"
+    expected = r"rows: the ends of a row's segments are not columns of the row.*Write the rows again"
     with pytest.raises(CorpusError, match=expected):
         ShiftTargets().read(source, np.array([0, 1]))
 
