@@ -139,7 +139,7 @@ NOT_PAIRS = [
     ({"chosen": turns("a", "b"), "rejected": turns("a", "b")}, {}, "the responses are equal"),
     ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
     ({"prompt": "a", "chosen": UNTRAINED[0], "rejected": UNTRAINED[1]}, {}, "chosen: no token of the response"),
-    ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "with a message of the user"),
+    ({"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")}, {}, "begins with the role 'user'"),
     ({"question": "a", "chosen": "b", "rejected": "c"}, {}, "has no prompt.* --schema preference:prompt=question"),
     ({"Input": "a"} | dict.fromkeys(("chosen", "rejected"), turns("a", "b")[1:]), {}, "preference:prompt=Input"),
     (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
