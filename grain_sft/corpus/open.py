@@ -49,7 +49,7 @@ def open_corpus(
         prefix of Megatron's files. It may also be a list of files, globs and folders, or a blend of weights and prefixes of
         Megatron's files: `[0.3, a, 0.7, b]` or "0.3 a 0.7 b". The section "What goes in" of the guide (docs/guide.md) has the
         rules.
-      format: Format of the files; `auto` infers it from `where`. Formats that list files are "files", "mix" and "index".
+      format: Format of the files; `auto` infers it from the files. Formats that list files are "files", "mix" and "index".
         Formats of SFT corpora are "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
         "openchat" and "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize`
         writes. `package.module:Name` names your own `Format`.

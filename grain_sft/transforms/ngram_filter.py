@@ -47,8 +47,9 @@ class NgramFilter(grain.transforms.Map):
     are equal, because 31 or more of the other 61 columns are on that side. Only then does the search measure the whole run.
 
     Args:
-      max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
-      max_count: Least number of repeats with which a row fails.
+      max_period: Number of tokens of the longest n-grams that are counted.
+      min_period: Number of tokens of the shortest n-grams that are counted.
+      max_count: Smallest number of repeats for which a row takes no loss.
       count_padding: Whether padding counts like any other token.
     """
 

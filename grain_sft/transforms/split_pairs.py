@@ -19,7 +19,7 @@ class SplitPairs(grain.transforms.Map):
     logs one warning about such tokens.
 
     Args:
-      prompt_length: P, the length of `prompt_ids`. It must be the layout's `prompt_length`.
+      prompt_length: Number of tokens of `prompt_ids`, P. It must equal the layout's `prompt_length`.
       pad_token_id: Padding token of the trainer's tokenizer.
     """
 
