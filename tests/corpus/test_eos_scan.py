@@ -1,4 +1,7 @@
-"""Tests of finding documents by EOS, or by EOS before BOS: tokens are read in blocks, and the blocks decide nothing."""
+"""Documents end at each EOS token, or only at an EOS before a BOS.
+
+The finder of documents reads the tokens in blocks, whose size changes nothing. It caches what it found.
+"""
 
 import numpy as np
 import pytest
@@ -13,8 +16,11 @@ from grain_sft.errors import CorpusError
 EOS, BOS = 1, 2
 
 
-def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
-    """Return (first token, number of tokens) of each document, found one token after the other."""
+def documents_by_a_loop(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
+    """Return (first token, number of tokens) of each document, found by a plain loop over the tokens.
+
+    If `bos` is None, every EOS ends a document. Else an EOS ends one only before `bos` or at the end of a file.
+    """
     found, before = [], 0
     for tokens in files:
         start = 0
@@ -41,14 +47,14 @@ def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, files, 
             np.array(tokens, dtype).tofile(path)
         corpus = open_corpus(paths, dtype=dtype, eos_token_id=EOS)
         start, length = corpus.find_documents(bos_token_id=bos).documents
-        assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
+        assert list(zip(start.tolist(), length.tolist(), strict=True)) == documents_by_a_loop(files, bos)
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
         with pytest.raises(CorpusError, match="boundaries='bos': expected one of auto, eos"):
             corpus.find_documents("bos")
 
 
-def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own_cache):
-    """The patches make the cache keep small files and files that were just written, too."""
+def test_a_scan_is_cached_until_the_tokens_or_the_ids_change(tmp_path, write_tokens, monkeypatch, own_cache):
+    """The first three patches make the cache keep also small files and files that were just written. The last counts scans."""
     monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
@@ -62,11 +68,11 @@ def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own
         return list(zip(*(each.tolist() for each in finder.documents), strict=True))
 
     first = found()
-    assert found() == first == plainly([tokens.tolist()], None) and len(scans) == 1
+    assert found() == first == documents_by_a_loop([tokens.tolist()], None) and len(scans) == 1
     assert found(bos=BOS) != first and found(eos=3) != first and len(scans) == 3
     tokens[0] = EOS if tokens[0] != EOS else 4
     write_tokens("0.npy", tokens, "uint16")
     assert found() != first and len(scans) == 4
-    for kept in (tmp_path / "cache" / "documents").glob("*.arrays"):
-        kept.write_bytes(kept.read_bytes()[:-100])
+    for cached in (tmp_path / "cache" / "documents").glob("*.arrays"):
+        cached.write_bytes(cached.read_bytes()[:-100])  # the next scan replaces the damaged file
     assert found() == found() and len(scans) == 5

@@ -1,4 +1,8 @@
-"""Corpora in the formats olmo and episodes are recognised and read whole. Files that don't fit together are errors."""
+"""Corpora in the formats olmo and episodes are recognised and read whole. Files that don't fit together are errors.
+
+A corpus in format olmo is numbered parts, each with its tokens, its label mask and its document boundaries. The end of a part
+may cut a document. A corpus in format episodes is a tokens.bin, a mask.bin and an episodes.idx, or shards of these files.
+"""
 
 import gzip
 import json
@@ -15,12 +19,12 @@ from grain_sft.prepare.materialize import materialize
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("part_tokens", [3, 100, 10_000])
-def test_olmo_parts_that_cut_through_documents_give_them_whole(tmp_path, dtype, part_tokens):
+def test_documents_that_the_ends_of_olmo_parts_cut_are_read_whole(tmp_path, dtype, part_tokens):
     docs = documents(high=200)
     corpus = open_corpus(write_olmo(tmp_path, docs, dtype=dtype, part_tokens=part_tokens), eos_token_id=EOS)
     assert corpus.dtype == dtype and corpus.has_loss and not corpus.has_weights
     assert_documents(corpus, docs)
-    if part_tokens == 10_000:
+    if part_tokens == 10_000:  # a single part
         (tmp_path / "token_ids_part_0000.csv.gz").unlink()  # without boundaries, documents end at their EOS
         assert_documents(open_corpus(tmp_path, eos_token_id=EOS), docs)
 
@@ -47,7 +51,7 @@ def test_an_olmo_folder_opens_as_its_train_split_and_each_split_opens_alone(tmp_
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("metadata", [True, False])
-def test_episodes_are_read_in_every_shape(tmp_path, flat, dtype, weights, metadata):
+def test_episodes_are_read_flat_or_sharded_with_masks_or_weights(tmp_path, flat, dtype, weights, metadata):
     docs, val = documents(weights=weights), documents(3, 1, weights=weights)
     write_episodes(tmp_path, docs, dtype=dtype, flat=flat, shards=1 if flat else 3, metadata=metadata, gap=2)
     write_episodes(tmp_path, val, split="val", dtype=dtype, metadata=metadata)
@@ -76,7 +80,7 @@ def test_a_range_of_tokens_may_cross_parts(tmp_path):
             corpus.document(number)
 
 
-def test_a_plain_corpus_has_documents_by_its_eos(tmp_path, write_tokens):
+def test_the_documents_of_a_plain_corpus_end_at_its_eos_tokens(tmp_path, write_tokens):
     write_tokens("a.npy", [1, 5, EOS, EOS, 7])
     write_tokens("b.npy", [3, EOS])
     corpus = open_corpus(tmp_path, eos_token_id=EOS)
@@ -146,7 +150,12 @@ def test_boundaries_are_read_in_blocks_with_carriage_returns_gaps_and_no_last_ne
     assert (start.tolist(), length.tolist()) == ([0, 7, 8], [5, 1, 2])
 
 
-def test_the_eos_or_the_number_of_sources_tells_whether_a_document_continues_in_the_next_part(tmp_path):
+def test_the_eos_or_the_number_of_sources_shows_whether_a_document_continues_in_the_next_part(tmp_path):
+    """Each case has the documents 5 6 7 EOS and 8 9, in parts of `size` tokens.
+
+    "cut" has the parts 5 6 7 | EOS 8 9, and "whole" has 5 6 7 EOS | 8 9. "truncated" has 8 9 | 5 6 | 7 EOS: neither of the
+    first two parts ends with an EOS, but only the second cuts a document.
+    """
     docs = [(np.array([5, 6, 7, EOS], np.uint32), np.ones(4, bool)), (np.array([8, 9], np.uint32), np.ones(2, bool))]
     for name, listed, size in (("cut", docs, 3), ("whole", docs, 4), ("truncated", docs[::-1], 2)):
         folder = write_olmo(tmp_path / name, listed, part_tokens=size)
@@ -155,7 +164,7 @@ def test_the_eos_or_the_number_of_sources_tells_whether_a_document_continues_in_
             assert_documents(open_corpus(folder, eos_token_id=EOS), listed)
         write_sources(folder / "sources.bin", listed)
         for eos in (None, EOS, 77):
-            if name == "truncated":  # one of the two cuts between parts is within a document; nothing tells which
+            if name == "truncated":  # 2 documents in 3 pieces: nothing states which two belong together
                 assert "lists 2 documents" in error_of(folder, eos_token_id=eos)
             else:
                 assert_documents(open_corpus(folder, eos_token_id=eos), listed, sources=True)
@@ -163,7 +172,8 @@ def test_the_eos_or_the_number_of_sources_tells_whether_a_document_continues_in_
         assert "lists 6 documents" in error_of(folder, eos_token_id=EOS)
 
 
-def test_the_statistics_state_which_parts_continue(tmp_path):
+def test_the_statistics_state_which_parts_begin_within_a_document(tmp_path):
+    """The documents have 4, 2, 4 and 2 tokens, and a part has 2. So parts 1 and 4 begin within a document."""
     docs = [(np.array([5, 6, 7, 8], np.uint32), np.ones(4, bool)), (np.array([9, 9], np.uint32), np.ones(2, bool))] * 2
     folder = write_olmo(tmp_path, docs, part_tokens=2, sources=True)
     assert "lists 4 documents, but boundary files hold 6 pieces" in error_of(folder)
@@ -184,7 +194,7 @@ def test_parts_that_lack_a_file_or_have_one_twice_are_named(tmp_path):
     ):
         folder = write_olmo(tmp_path / f"without {name.replace('.', ' ')}", documents())
         (folder / name).unlink()
-        assert f"lacks {name}, {expected}" in error_of(folder) == error_of([folder])
+        assert f"lacks {name}, {expected}" in error_of(folder) == error_of([folder])  # also, both messages are equal
     folder = write_olmo(tmp_path / "twice", documents())
     (folder / "labels_mask_part_00.npy").write_bytes(b"")
     assert "are both part 0" in error_of(folder)
@@ -193,11 +203,12 @@ def test_parts_that_lack_a_file_or_have_one_twice_are_named(tmp_path):
 
 
 TOTAL = len(joined(documents(10))[0])
-TOO_LONG, TOO_FAR = (np.array(pairs, "<u8").tobytes() for pairs in ([[0, 5], [3, TOTAL]], [[2**64 - 1, 2]]))
+PAST_THE_END, FAR_PAST_IT = (np.array(pairs, "<u8").tobytes() for pairs in ([[0, 5], [3, TOTAL]], [[2**64 - 1, 2]]))
+# Name of a file, its content (None: the file is missing), whether the corpus has metadata, and the message.
 WRONG_EPISODES = [
     ("train/episodes.idx", b"\0" * 24, True, "is not a multiple of 16"),
-    ("train/episodes.idx", TOO_LONG, True, f"episode 1 is {TOTAL} tokens from token 3 on, but"),
-    ("train/episodes.idx", TOO_FAR, True, "episode 0 is 2 tokens from token 18446744073709551615 on"),
+    ("train/episodes.idx", PAST_THE_END, True, f"episode 1 is {TOTAL} tokens from token 3 on, but"),
+    ("train/episodes.idx", FAR_PAST_IT, True, "episode 0 is 2 tokens from token 18446744073709551615 on"),
     ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
     ("train/tokens.bin", b"\1" * TOTAL, False, "one value for each token of dtype uint16 or uint32"),
     ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected text"),

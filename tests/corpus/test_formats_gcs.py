@@ -1,4 +1,4 @@
-"""SFT corpora in a bucket, under remapped paths and from a saved index equal the local ones."""
+"""A corpus that is opened in a bucket, by a remapped path or from a saved index equals the local corpus."""
 
 import dataclasses
 import json
@@ -18,11 +18,13 @@ FORMATS = ("olmo", "episodes", "primer", "openchat")
 
 @pytest.fixture
 def docs():
+    """Documents of the training split, by the name of the format."""
     return {name: sft.documents(60, weights=name in ("episodes", "openchat")) for name in FORMATS}
 
 
 @pytest.fixture
 def folder(tmp_path, docs):
+    """A folder with a corpus in each format. Each has a training split, and its first 5 documents as a validation split."""
     root = tmp_path / "data"
     sft.write_olmo(root / "olmo" / "train", docs["olmo"], part_tokens=300, sources=True)
     sft.write_olmo(root / "olmo" / "val", docs["olmo"][:5])
@@ -38,7 +40,7 @@ def folder(tmp_path, docs):
 
 @pytest.fixture
 def bucket(client, folder, request):
-    """A bucket with a copy of `folder`; in a test with the parameter `name`, only of the files of this format."""
+    """Address of a bucket with a copy of `folder`. In a test with the parameter `name`, the copy is only of this format."""
     name = request.node.callspec.params.get("name", "")
     client.put(f"{folder / name}/", f"bucket/sft/{name}", recursive=True)
     yield "gs://bucket/sft"
@@ -54,7 +56,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_corpus_in_a_bucket_is_the_local_one(folder, bucket, docs, name, tmp_path):
+def test_a_corpus_in_a_bucket_equals_the_local_corpus(folder, bucket, docs, name, tmp_path):
     local, remote = grain_sft.open_corpus(folder / name), grain_sft.open_corpus(f"{bucket}/{name}")
     assert_same(remote, local)
     remote.save(tmp_path / "index.json")
@@ -68,7 +70,7 @@ def test_a_corpus_in_a_bucket_is_the_local_one(folder, bucket, docs, name, tmp_p
 
 
 @pytest.mark.parametrize("name", ["olmo", "episodes", "primer"])
-def test_an_index_moves_with_its_files_and_is_remapped(folder, docs, name, tmp_path):
+def test_an_index_opens_after_a_move_beside_its_files_or_with_remapped_paths(folder, docs, name, tmp_path):
     local = grain_sft.open_corpus(folder / name)
     local.save(folder / "index.json")
     local.save(tmp_path / "elsewhere" / "index.json")
@@ -116,7 +118,7 @@ def megatron_config(place):
     return {"corpus": corpus, "layout": rows, "sampler": {"global_batch_size": 4, "seed": 0, "epochs": 1}}
 
 
-def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, own_cache, monkeypatch):
+def test_megatrons_files_in_a_bucket_equal_the_local_files(tmp_path, client, own_cache, monkeypatch):
     for name, count in (("web", 40), ("code", 30)):
         write_megatron(tmp_path / "data" / name, [[tokens.tolist()] for tokens, _ in sft.documents(count)])
     client.put(f"{tmp_path / 'data'}/", "bucket/megatron/", recursive=True)

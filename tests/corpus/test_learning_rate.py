@@ -1,4 +1,4 @@
-"""OpenChat's automatic learning rate has the original's values. It depends on the share of tokens that take loss."""
+"""The automatic learning rate equals that of OpenChat. It depends on the share of tokens that take loss."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import grain_sft
 from grain_sft.errors import CorpusError
 from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 
+# Loss weights of the tokens of three documents.
 WEIGHTS = ([0, 1, 1, 1], [1], [1, 0, 0.5, 0, 0.25])
 THREE = [(np.full(len(weights), 9, np.uint32), np.array(weights, np.float32)) for weights in WEIGHTS]
 
@@ -34,7 +35,7 @@ def test_the_rate_is_openchats(three, batch_tokens, ranks, model_type, rate):
 
 
 def test_the_supervised_ratio_is_the_share_of_tokens_that_are_targets_with_loss(tmp_path, three):
-    assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5 tokens: a document's first token is no target
+    assert supervised_ratio(three) == 0.5  # 3 of 4, 0 of 1, 2 of 5 tokens: a document's first token is never a target
     docs, weighted = documents(60), documents(60, weights=True)
     for folder, made in (
         (write_olmo(tmp_path / "olmo", docs), docs),  # files that cut through documents
@@ -43,11 +44,12 @@ def test_the_supervised_ratio_is_the_share_of_tokens_that_are_targets_with_loss(
     ):
         corpus = grain_sft.open_corpus(folder, eos_token_id=EOS)
         expected = sum(int(np.count_nonzero(loss[1:])) for _, loss in made) / sum(len(tokens) for tokens, _ in made)
-        for _ in range(2):  # counted first, then from the cache
+        for _ in range(2):  # the first call counts, and the second reads the cache
             assert supervised_ratio(corpus) == expected, folder
 
 
-def test_overlapping_documents_in_any_order_count_each_time(tmp_path):
+def test_a_token_in_several_overlapping_documents_counts_in_each(tmp_path):
+    """Each of the 50 documents is a pair (first token, number of tokens), drawn at random."""
     docs = documents(30)
     root = write_episodes(tmp_path / "any", docs, flat=True)
     tokens, loss = joined(docs)
@@ -58,9 +60,9 @@ def test_overlapping_documents_in_any_order_count_each_time(tmp_path):
     assert found == sum(int(loss[at + 1 : at + n].sum()) for at, n in pairs.tolist()) / pairs[:, 1].sum()
 
 
-def test_without_loss_files_every_token_but_the_first_is_supervised_and_unknown_documents_are_refused(write_tokens):
+def test_without_loss_files_all_but_first_tokens_are_supervised_and_unknown_documents_are_refused(write_tokens):
     path = write_tokens("a.npy", [9, 9, EOS, 9, EOS, 9])
-    assert supervised_ratio(grain_sft.open_corpus(path, eos_token_id=EOS)) == 3 / 5
+    assert supervised_ratio(grain_sft.open_corpus(path, eos_token_id=EOS)) == 3 / 5  # 2 of 3 and 1 of 2 tokens
     with pytest.raises(CorpusError, match="Give eos_token_id"):
         supervised_ratio(grain_sft.open_corpus(path))
 

@@ -1,4 +1,7 @@
-"""Label masks may be listed or ignored, and an index remembers which. A missing mask never means loss on all tokens."""
+"""Label masks may be listed or ignored, and a saved index records which. A missing mask never means loss on all tokens.
+
+A label mask is a file beside a token file. It states which of the tokens take loss.
+"""
 
 import json
 import shutil
@@ -13,11 +16,11 @@ from grain_sft.config.parts import make_corpus
 
 @pytest.fixture
 def parts(tmp_path):
-    """A raw corpus of OLMo-core, in three parts that cut through documents."""
+    """A raw corpus of OLMo-core in three parts. The ends of the parts cut documents."""
     return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240)
 
 
-def test_parts_with_and_without_masks_are_refused_with_both_names_unless_masks_are_ignored(parts):
+def test_masks_of_only_some_parts_are_refused_or_ignored_on_request(parts):
     first, second = sft.tokens_of(parts)[:2]
     index = parts / "index.json"
     open_corpus([first, second], dtype="uint16", use_loss_mask=False).save(index)
@@ -41,7 +44,8 @@ def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
     assert open_corpus(tokens, dtype="uint16", use_loss_mask=False).ignores_loss
 
 
-def test_explicit_masks_are_taken_in_the_order_of_the_files(parts, tmp_path):
+def test_listed_masks_belong_to_the_token_files_in_order(parts, tmp_path):
+    """The listed masks are the inverse of those beside the tokens, so a mix-up of the two would be seen."""
     away, tokens = tmp_path / "masks", sft.tokens_of(parts)
     away.mkdir()
     for number, mask in enumerate(sft.masks_of(parts)):
@@ -64,7 +68,7 @@ def test_explicit_masks_are_taken_in_the_order_of_the_files(parts, tmp_path):
     assert "use_loss_mask=False ignores them" in sft.error_of(parts, label_mask_paths=f"{away}/*", use_loss_mask=False)
 
 
-def test_a_saved_index_remembers_whether_masks_are_ignored(parts, tmp_path):
+def test_a_saved_index_records_whether_masks_are_ignored(parts, tmp_path):
     index = tmp_path / "index.json"
     for where in (parts, sft.tokens_of(parts)):
         open_corpus(where, eos_token_id=sft.EOS, use_loss_mask=False).save(index)
@@ -79,7 +83,7 @@ def test_a_saved_index_remembers_whether_masks_are_ignored(parts, tmp_path):
 
 
 def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
-    """Version 0.1.0 wrote such indexes of listed files."""
+    """Version 0.1.0 wrote indexes of listed files without masks and without the key `use_loss_mask`."""
     index, masks = tmp_path / "index.json", sft.masks_of(parts)
     open_corpus(sft.tokens_of(parts), eos_token_id=sft.EOS, use_loss_mask=False).save(index)
     data = json.loads(index.read_text())
@@ -117,7 +121,8 @@ def test_masks_whose_names_do_not_match_their_tokens_are_errors(parts):
     assert open_corpus(sft.tokens_of(parts), dtype="uint16", label_mask_paths=sft.masks_of(parts)).has_loss
 
 
-def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path):
+def test_listed_masks_in_another_order_than_their_tokens_are_refused(tmp_path):
+    """A glob lists part 10 before part 2. A folder and its index list part 2 before part 10."""
     folder, index = tmp_path / "sft", tmp_path / "index.json"
     folder.mkdir()
     for number in range(12):

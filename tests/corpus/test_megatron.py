@@ -19,7 +19,7 @@ from grain_sft.verify import verify
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 SUBSETS = ("train", "valid", "test")
-# Documents, each a list of sequences of tokens.
+# Five documents. Each is a list of sequences, and a sequence is a list of tokens.
 DOCS = [[[5, 6, 7], [8]], [[]], [[9, 10, 11, 12], [], [13, 14]], [], [[15, 16, 17]]]
 
 
@@ -58,7 +58,7 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
 
 
 def test_a_split_cuts_a_document_into_two_whatever_the_header_counts(tmp_path):
-    """A header counts documents, or entries of the document index. The size of the .idx file tells which."""
+    """Some headers count documents. Others count entries of the document index, one more. The size of the file shows which."""
     for name, entries in (("a", True), ("b", False)):
         prefix = write_megatron(tmp_path / name, DOCS, entries=entries)
         corpus = open_corpus(prefix)
@@ -78,21 +78,24 @@ def test_every_form_of_a_path_opens_the_same_corpus(tmp_path, monkeypatch):
     for path in (*files, files, [one], "data/one_text_document", "data/one_*.bin", "1 run/one_text_document"):
         assert open_corpus(path).fingerprint == alone, path
     shutil.copytree("data", "more/train")
-    lists = (["data/one_text_document", two], f"{one} {two}".split())
-    for path in ("data", "more", ["data"], [one, "data/two"], *lists, "data/*.bin"):
+    pairs = (["data/one_text_document", two], f"{one} {two}".split())
+    for path in ("data", "more", ["data"], [one, "data/two"], *pairs, "data/*.bin"):
         assert open_corpus(path).fingerprint == both, path
+    # A blend is weights and prefixes in turn.
     blend = ["0.3", one, "0.7", two]
     for path in ([0.3, one, 0.7, two], blend, " ".join(blend), "0.3 data/one_text_document 0.7 data/two"):
         corpus = open_corpus(path)
         assert (corpus.weights, [shard.num_tokens for shard in corpus.shards]) == ((0.3, 0.7), [13, 13])
     (tmp_path / "1").mkdir()  # 1 is a weight, although a folder has this name
     assert open_corpus([1, one]).weights == (1.0,)
+    # Every path is remapped.
     far = ["/far/one_text_document", "/far/two"]
     for path in ("/far/two", "memory://far/two", "1 /far/one_text_document 2 /far/two", far):
         here = dict.fromkeys(("/far/", "memory://far/"), str(tmp_path / "data"))
         assert open_corpus(path, path_remap=here).shards[-1].path == f"{two}.bin"
     assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
-    (tmp_path / "data/sources.bin").write_bytes(b"")  # not used: it does not state which of two prefixes it describes
+    # A sources.bin beside two prefixes is ignored, because it does not state which of them it describes.
+    (tmp_path / "data/sources.bin").write_bytes(b"")
     assert open_corpus(one).sources_file is None
     (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")
     mixed = open_corpus(tmp_path / "mix.txt")
@@ -110,7 +113,7 @@ def test_a_split_or_a_blend_is_not_saved_as_maxtexts_index(tmp_path, kind):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_that_does_not_follow_the_weights_of_a_blend_is_refused(tmp_path, layout):
+def test_a_layout_that_ignores_the_weights_of_a_blend_is_refused(tmp_path, layout):
     prefix = write_megatron(tmp_path / "a", DOCS)
     with pytest.raises(GrainSftError, match=r"a blend of weights .* does not follow. Leave the weights out"):
         NpyDataSource(layout(open_corpus([1, prefix, 2, prefix]), 4))
@@ -141,7 +144,7 @@ def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
     assert "It was edited or damaged" in error_of(tmp_path / "index.json")
 
 
-def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
+def test_the_blend_and_the_split_of_a_config_decide_the_receipt(tmp_path):
     for name in ("one", "two"):
         write_megatron(tmp_path / "data" / name, [[list(range(40))]] * 9)
 
@@ -154,6 +157,7 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
     (tmp_path / "0.3").mkdir()  # 0.3 is a weight, although a folder has this name
     changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
     changes += [{"path": path} for path in ("data", [1, "data/one", 2, "data/two"], "0.3 data/one 0.7 data/two")]
+    # The last change writes the first config's blend as text.
     *codes, same = [receipt(), *(receipt(**change) for change in changes)]
     assert len(set(codes)) == len(codes) and same == codes[0]
 
@@ -176,7 +180,7 @@ def test_verify_finds_a_negative_token_between_the_ends(tmp_path):
     assert "byte 12400: token 3100 is -2" in found.message
 
 
-# By the name of a mistake in an .idx file: the arguments of `write_megatron` that make it, and the message.
+# Mistakes in an .idx file by name. Each has the arguments of `write_megatron` that make the mistake, and the message.
 # `open_corpus` finds the mistakes of HEADERS, and `Corpus.documents` those of ARRAYS.
 HEADERS = {
     "magic": ({"magic": b"MMIDIDX\0\1"}, "byte 0: expected the magic"),
@@ -193,8 +197,8 @@ ARRAYS = {
     "exchanged sizes": ({"sizes": [1, 3, 0, 4, 0, 2, 3]}, "byte 70: sequence 1 begins at byte 12 .*; expected 4"),
     "pointers": ({"pointers": [0, 12, 16, 16, 24, 32, 40]}, "byte 94: sequence 4 begins at byte 24 .*; expected 32"),
     "a document index from 1": ({"borders": [1, 2, 3, 6, 6, 7]}, "byte 118: entry 0 of the document index is 1"),
-    "one that descends": ({"borders": [0, 3, 2, 6, 6, 7]}, "byte 134: entry 2 of the document index is 2"),
-    "one that ends before": ({"borders": [0, 2, 3, 6, 6, 6]}, "byte 158: entry 5 .* is 6; expected .* 0 to 7"),
+    "a document index that descends": ({"borders": [0, 3, 2, 6, 6, 7]}, "byte 134: entry 2 of the document index is 2"),
+    "an index that ends early": ({"borders": [0, 2, 3, 6, 6, 6]}, "byte 158: entry 5 .* is 6; expected .* 0 to 7"),
 }
 
 
@@ -259,7 +263,7 @@ def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path, suffix
         corpus.document(1)
 
 
-def test_commands_take_a_blend_and_a_split(tmp_path, capsys, own_cache):
+def test_commands_accept_a_blend_and_a_split(tmp_path, capsys, own_cache):
     web, code = (write_megatron(tmp_path / name, [[[*range(3, 12), 2]]] * 20) for name in ("web", "code"))
     where = ["0.3", web, "0.7", code, "--split", "3,1", "--eos-token-id", "2"]
     assert main(["index", *where, "--subset", "valid", "--output", str(tmp_path / "index.json")]) == 0

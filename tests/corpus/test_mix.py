@@ -1,4 +1,4 @@
-"""Mix files: which files they list, in what order, and which errors malformed ones raise."""
+"""Mix files list the token files of a corpus, one line `label,path` each. A malformed line is an error that names it."""
 
 import itertools
 from pathlib import Path
@@ -24,7 +24,7 @@ def shards(where, **options):
     return [(shard.label, shard.path, shard.num_tokens) for shard in open_corpus(where, **options).shards]
 
 
-def test_shards_follow_the_lines_with_their_labels(tmp_path, write_tokens):
+def test_each_line_is_a_shard_with_its_label_in_order(tmp_path, write_tokens):
     """A file that is listed twice is two shards."""
     listed = [("web", "z.npy", 3), ("code", "a.npy", 1), ("twice", "z.npy", 3)]
     expected = [(label, str(write_tokens(name, range(count))), count) for label, name, count in listed]
@@ -81,6 +81,7 @@ def test_prefixes_and_placeholders_are_remapped_together(path, remap, expected):
 
 
 def test_relative_paths_start_at_the_mix_or_at_the_working_directory(tmp_path, write_tokens, monkeypatch):
+    """The first relative path decides for all: if only the working directory has the file, all paths start there."""
     path = write_tokens("mixes/data/a.npy", [1])
     mix = write_mix(tmp_path / "mixes", "web,data/a.npy\n")
     monkeypatch.chdir(tmp_path)
@@ -88,7 +89,7 @@ def test_relative_paths_start_at_the_mix_or_at_the_working_directory(tmp_path, w
     first, second = write_tokens("run/a.npy", [1]), write_tokens("run/b.npy", [1, 2])
     mix = write_mix(tmp_path / "mixes", "web,a.npy\nweb,b.npy\n")
     monkeypatch.chdir(tmp_path / "run")
-    assert shards(mix) == [("web", str(first), 1), ("web", str(second), 2)]  # the mix has no neighbours a.npy and b.npy
+    assert shards(mix) == [("web", str(first), 1), ("web", str(second), 2)]  # the folder of the mix has no a.npy yet
     paths = write_tokens("mixes/a.npy", [1, 2]), write_tokens("mixes/b.npy", [1])
     assert shards(mix) == [("web", str(paths[0]), 2), ("web", str(paths[1]), 1)]
 

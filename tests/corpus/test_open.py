@@ -37,7 +37,7 @@ def test_a_directory_and_a_glob_are_their_files_sorted_and_a_list_keeps_its_orde
 
 
 @pytest.mark.parametrize("pattern", ["", "**/*.npy", "*/*.npy"])
-def test_a_folder_that_cannot_be_listed_is_not_left_out(tree, names, monkeypatch, pattern):
+def test_a_folder_that_cannot_be_listed_is_refused_but_lost_and_found_is_skipped(tree, names, monkeypatch, pattern):
     scandir = os.scandir
 
     def refusing(folder="."):
@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(tree, names, monkeypatch
         open_corpus(tree / pattern)
 
 
-def test_paths_outside_of_a_mix_are_remapped_too(tree, names):
+def test_paths_that_no_mix_lists_are_remapped_too(tree, names):
     remap = {"/old/": f"{tree}/"}
     assert names("/old/a.npy", path_remap=remap) == ["a.npy"]
     assert names(["/old/b.npy", "/old/sub*/*.npy"], path_remap=remap) == ["b.npy", "sub-2/z.npy", "sub/c.npy"]
@@ -70,27 +70,27 @@ def test_a_single_file_is_a_corpus_whatever_names_it(tree, monkeypatch):
         assert (corpus.num_tokens, corpus.dtype, corpus.shards[0].label) == (5, np.uint32, "")
 
 
-def test_names_with_brackets_are_not_patterns_where_they_exist_and_text_may_be_tokens(tmp_path, write_tokens):
+def test_the_name_of_an_existing_file_is_not_a_pattern_and_tokens_may_look_like_text(tmp_path, write_tokens):
     path = write_tokens("run[1]/part[0].npy", [1, 2])
     write_tokens("run1/part0.npy", [1])
     for where in (path.parent, path, [path]):
         assert open_corpus(where).num_tokens == 2
-    # A token file, since files of sources have names such as "sources.bin" or "a.sources.bin".
+    # This name is not that of a file of sources. Those are named "sources.bin" or "a.sources.bin".
     assert open_corpus([write_tokens("code_sources.bin", [1, 2])]).num_tokens == 2
-    # The bytes are those of the text "aaaaaaaa".
+    # The bytes of these tokens are those of the text "aaaaaaaa".
     assert open_corpus(write_tokens("text.dat", [0x61616161] * 2), format="files", dtype="uint32").num_tokens == 2
 
 
 @pytest.mark.parametrize("where", ["none.npy", "none.bin", "none", "none.json", "none/", "none.txt", "none.parquet"])
 @pytest.mark.parametrize("as_list", [False, True])
-def test_what_is_missing_is_named(tmp_path, where, as_list):
+def test_a_missing_path_is_named(tmp_path, where, as_list):
     path = f"{tmp_path}/{where}"
     with pytest.raises(GrainSftError) as error:
         open_corpus([path] if as_list else path)
     assert isinstance(error.value, OSError) and path.rstrip("/") in str(error.value)
 
 
-def test_what_holds_no_tokens_and_an_unknown_format_are_refused(tmp_path):
+def test_paths_without_token_files_and_unknown_formats_are_refused(tmp_path):
     """test_sidecars.py tests files whose names are not those of token files."""
     assert f"{tmp_path}/*.npy: the glob matches no file" in error_of(f"{tmp_path}/*.npy")
     assert f"{tmp_path}: holds no .npy file. Give a glob" in error_of(tmp_path)
@@ -109,7 +109,7 @@ def test_an_index_replaces_no_file_of_its_corpus(tree):
     assert open_corpus(tree / "sub") == corpus
 
 
-FORMATS = """
+OUTSIDE = """
 import grain_sft.corpus as c
 class Dump(c.Format):
     any_path = True
@@ -121,7 +121,7 @@ class Whole(Dump):
 
 def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
     """tests/test_plugin.py tests a format from outside that has documents."""
-    (tmp_path / "outside.py").write_text(FORMATS)
+    (tmp_path / "outside.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
     path = write_tokens("a.dump", [1, 2, 3], "uint16")
     assert open_corpus(path, format="outside:Whole").num_tokens == 3
@@ -140,7 +140,7 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
         assert message in error_of(where)
 
 
-def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens):
+def test_a_dtype_may_be_given_in_the_forms_that_numpy_accepts(write_tokens):
     for dtype in ("uint32", "u4", "<u4", np.uint32, np.dtype("uint32")):
         corpus = open_corpus(write_tokens("a.npy", range(4)), dtype=dtype)
         assert corpus.dtype == np.uint32 and corpus.num_tokens == 4, dtype
@@ -210,7 +210,7 @@ def test_order_number_dtype_eos_and_length_change_the_fingerprint(folder):
     found = [fingerprint(paths) for paths in (listed, [second, first], listed[:1], [*listed, second])]
     found += [fingerprint(folder, dtype=dtype) for dtype in ("uint8", "uint16", "uint64")]
     found += [fingerprint(folder, eos_token_id=eos) for eos in (0, 1, 100_257)]
-    for length in (20_000, 30_000):  # zeros: the first and the last 4 KiB of the two files are equal
+    for length in (20_000, 30_000):  # the first and the last 4 KiB of both files are equal: zeros
         np.zeros(length, np.uint32).tofile(second)
         found.append(fingerprint(folder))
     assert len(set(found)) == len(found)

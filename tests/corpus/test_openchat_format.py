@@ -1,4 +1,8 @@
-"""OpenChat's Parquet files as a corpus. They are unpacked to the cache once, and their shifted weights are shifted back."""
+"""OpenChat's Parquet files are unpacked to the cache once, and open as a corpus.
+
+A file has, beside each token, the weight of the token after it. In the corpus, each token has its own weight. The weights of
+the first tokens of documents are in a file of their own, `*.first_weights.bin`.
+"""
 
 import json
 import os
@@ -78,8 +82,9 @@ def test_a_file_and_its_sidecars_are_found_in_a_folder_that_cant_be_listed(tmp_p
     sft.assert_documents(open_corpus(tmp_path / "openchat.train.parquet"), docs, sources=True)
 
 
-def test_each_sequence_of_a_row_is_a_document_and_first_tokens_without_a_file_of_weights_weigh_0(tmp_path):
+def test_each_sequence_of_a_row_is_a_document_and_without_first_weights_its_first_token_weighs_0(tmp_path):
     docs = sft.documents(30, weights=True)
+    # Row n of the file has documents 2n and 2n + 1.
     pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in sft.openchat_columns(docs).items()}
     columns = {name: [one + other for one, other in values] for name, values in pairs.items()}
     sft.write_openchat(tmp_path / "weights", docs, columns=columns)
@@ -91,18 +96,19 @@ def test_each_sequence_of_a_row_is_a_document_and_first_tokens_without_a_file_of
 
 
 DOCS = sft.documents(30, weights=True)
-COUNT = len(DOCS[11][0])
-ONES = [1.0] * (COUNT - 1) + [0.0]
+# WRONG_ROWS change document 11.
+NUM_TOKENS = len(DOCS[11][0])
+ONES = [1.0] * (NUM_TOKENS - 1) + [0.0]
 WRONG_ROWS = [
     ({"total_length": 3}, "total_length is 3, but nz_input_ids has the length"),
     ({"nz_shifted_loss_weights": [0.0]}, "nz_shifted_loss_weights has the length 1"),
     ({"seqlens": [2, 1]}, "seqlens add up to 3, but nz_input_ids has the length"),
-    ({"seqlens": [-1, COUNT + 1]}, "seqlens holds a negative length"),
-    ({"nz_input_ids": [-1] * COUNT, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
-    ({"nz_position_ids": list(range(COUNT))[::-1]}, "nz_position_ids don't count from 0"),
-    ({"nz_shifted_loss_weights": [1.0] * COUNT}, "the last of nz_shifted_loss_weights is not 0"),
-    ({"nz_shifted_loss_weights": [np.nan] * COUNT}, "nz_shifted_loss_weights holds a weight that is negative"),
-    ({"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
+    ({"seqlens": [-1, NUM_TOKENS + 1]}, "seqlens holds a negative length"),
+    ({"nz_input_ids": [-1] * NUM_TOKENS, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
+    ({"nz_position_ids": list(range(NUM_TOKENS))[::-1]}, "nz_position_ids don't count from 0"),
+    ({"nz_shifted_loss_weights": [1.0] * NUM_TOKENS}, "the last of nz_shifted_loss_weights is not 0"),
+    ({"nz_shifted_loss_weights": [np.nan] * NUM_TOKENS}, "nz_shifted_loss_weights holds a weight that is negative"),
+    ({"nz_shifted_label_ids": [9999] * NUM_TOKENS, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
     ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some rows from 8 on"),
 ]
 
@@ -113,7 +119,7 @@ def test_a_row_whose_columns_contradict_each_other_is_named(tmp_path, cache, cha
     for name, value in changes.items():
         columns[name][11] = value
     sft.write_openchat(tmp_path, DOCS, columns=columns)
-    place = "" if expected.startswith("column") else "row 12: "
+    place = "" if expected.startswith("column") else "row 12: "  # rows are counted from 1
     assert f"{tmp_path}/openchat.train.parquet: {place}{expected}" in sft.error_of(tmp_path)
     assert not cache()
 

@@ -1,4 +1,7 @@
-"""Corpora in the format primer: both splits are read, and wrong labels, starts and metadata are named."""
+"""Both splits of a corpus in format primer are read, and wrong labels, starts of documents and metadata are named.
+
+The label of a token is the token itself, or -100 where no loss is taken.
+"""
 
 import json
 import os
@@ -15,7 +18,7 @@ def test_both_splits_are_read_by_each_of_their_names(tmp_path, meta):
     train, val = documents(), documents(7, 1)
     write_primer(tmp_path, val, split="val", meta=meta)
     write_primer(tmp_path, train, meta=meta, sources=True)
-    assert_documents(open_corpus(tmp_path / "val"), val)  # before there is a folder of this name
+    assert_documents(open_corpus(tmp_path / "val"), val)  # no folder has this name yet
     for split, docs in (("train", train), ("val", val)):
         (tmp_path / split).mkdir()
         for name, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
@@ -35,7 +38,7 @@ def test_both_splits_are_read_by_each_of_their_names(tmp_path, meta):
         np.testing.assert_array_equal(batch["loss_mask"], loss[: rows * 8].reshape(-1, 8))
 
 
-def test_tokens_alone_are_still_a_file_of_tokens(tmp_path):
+def test_tokens_without_their_labels_are_plain_tokens(tmp_path):
     write_primer(tmp_path, documents())
     (tmp_path / "train_labels.bin").unlink()
     assert not open_corpus(tmp_path / "train_input_ids.bin", dtype="uint16").has_loss
@@ -57,7 +60,7 @@ def test_labels_that_are_shifted_or_of_other_tokens_are_named(tmp_path):
     assert "is not a multiple of 4, the size of a int32" in error_of(tmp_path)
 
 
-def test_starts_may_be_raw_and_have_an_end_and_must_ascend(tmp_path):
+def test_starts_of_documents_may_be_raw_and_may_end_with_the_total_but_must_ascend(tmp_path):
     docs = documents()
     path = write_primer(tmp_path, docs) / "train_idx.npy"
     starts = np.append(np.load(path), len(joined(docs)[0]))

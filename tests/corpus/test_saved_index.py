@@ -1,4 +1,4 @@
-"""Tests of `Corpus.save`: an index opens as the corpus that was saved, may be moved, and notices files that changed.
+"""An index that `Corpus.save` wrote opens as the same corpus, also after a move, and refuses files that changed.
 
 The last tests read and write the format of MaxText's index. MaxText 0.2.5 wrote `tests/golden/maxtext/index.json`.
 """
@@ -75,9 +75,10 @@ def test_an_index_opens_from_any_working_directory_and_its_relative_paths_are_re
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
     shutil.copy(moved / "index.json", index)
-    assert open_corpus(index, path_remap={f"{folder}/": f"{moved}/"}).fingerprint == corpus.fingerprint  # whole
+    # The remap may replace a prefix of the absolute path, or, below, of the path that the index lists.
+    assert open_corpus(index, path_remap={f"{folder}/": f"{moved}/"}).fingerprint == corpus.fingerprint
     (moved / "sub").rename(moved / "other")
-    again = open_corpus(moved / "index.json", path_remap={"sub/": "other/"})  # as the index has them
+    again = open_corpus(moved / "index.json", path_remap={"sub/": "other/"})
     assert again.shards[0].path == str(moved / "other" / "a.npy") and again.fingerprint == corpus.fingerprint
 
 
@@ -94,6 +95,7 @@ def test_a_file_of_another_size_is_named_with_both_sizes(corpus, index, number, 
 
 DAMAGED = "edited or damaged: build it again"
 GARBLED = "The index is damaged: build it again"
+# Number of the changed shard, or None for a key of the whole index; the changes; the message. The value ... removes a key.
 EDITED_INDEXES = [
     *((None, {"version": each}, f"version {each!r}; expected 1") for each in (0, 2, "1", None)),
     *((None, {key: wrong}, DAMAGED) for key, wrong in (("eos_token_id", 8), ("fingerprint", "sha256:0"))),
@@ -126,7 +128,7 @@ def test_an_edited_index_is_refused(index, number, changes, expected):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "{}", '{"format": "grain_sft index"', "[" * 100_000])
-def test_what_is_not_an_index_is_refused(tmp_path, text):
+def test_a_file_that_is_not_an_index_is_refused(tmp_path, text):
     path = tmp_path / "index.json"
     path.write_text(text)
     message = error_of(path)
@@ -134,7 +136,7 @@ def test_what_is_not_an_index_is_refused(tmp_path, text):
     assert len(message) < 1000
 
 
-def test_options_that_contradict_the_index_are_refused_and_an_index_without_eos_takes_the_one_given(folder, index):
+def test_options_that_contradict_the_index_are_refused_and_options_that_it_lacks_are_used(folder, index):
     assert "states uint16 tokens, but dtype=uint32" in error_of(index, dtype="uint32")
     assert "has eos_token_id 7, but 8 was given" in error_of(index, eos_token_id=8)
     plain = open_corpus(folder / "mix.txt", dtype="uint16")
@@ -144,7 +146,7 @@ def test_options_that_contradict_the_index_are_refused_and_an_index_without_eos_
     assert again.fingerprint != plain.fingerprint
 
 
-def test_saving_leaves_nothing_but_the_index(folder, corpus, index):
+def test_saving_writes_nothing_but_the_index(folder, corpus, index):
     before = sorted(folder.rglob("*"))
     for place, expected in (("mix.txt/index.json", "can't be written"), ("sub", "would replace")):
         with pytest.raises(GrainSftError, match=rf"{place}.*{expected}"):
@@ -188,7 +190,7 @@ def test_maxtexts_index_is_the_corpus_of_its_files(listed, remapped):
     np.testing.assert_array_equal(NpyDataSource(layout)[8]["tokens"], np.arange(128) + 515)
 
 
-def test_a_written_index_is_maxtexts_but_for_paths_and_fingerprint(listed, remapped, tmp_path):
+def test_a_written_index_equals_maxtexts_except_for_paths_and_fingerprint(listed, remapped, tmp_path):
     mix, path = listed / "mix.txt", tmp_path / "index.json"
     mix.write_text("".join(f"{name[0]},{name}\n" for name in COUNTS))
     golden = open_corpus(GOLDEN, **remapped)
@@ -223,7 +225,7 @@ def test_an_index_for_maxtext_needs_a_sequence_length_and_warns_of_headers(tmp_p
 @pytest.mark.parametrize(
     ("count", "change"), [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
 )
-def test_a_missing_file_and_one_of_another_length_than_maxtexts_are_named(remapped, write_tokens, count, change):
+def test_a_missing_file_and_a_length_that_maxtext_does_not_list_are_named(remapped, write_tokens, count, change):
     path = write_tokens("data/a/part-1.npy", range(count or 0))
     if count is None:
         path.unlink()

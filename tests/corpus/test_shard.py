@@ -22,7 +22,8 @@ def write_npy(path, array, version=None):
     return path
 
 
-def stated(shape, descr="'<u4'"):
+def header_of(shape, descr="'<u4'"):
+    """Return the text of a .npy header. `shape` and `descr` are inserted as they are."""
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
 
 
@@ -54,9 +55,9 @@ def test_raw_files_and_headers_of_any_version_are_read_whatever_their_names(tmp_
             np.testing.assert_array_equal(read_all(path, **options), tokens)
 
 
-def test_a_header_that_numpy_pads_far_is_skipped_whole(tmp_path):
+def test_a_header_with_9000_bytes_of_padding_is_skipped_whole(tmp_path):
     tokens, path = np.arange(5000, dtype=np.uint16), tmp_path / "a.npy"
-    header = stated("(5000,)", "'<u2'").replace("False", "True")  # no difference in one dimension
+    header = header_of("(5000,)", "'<u2'").replace("False", "True")  # one dimension: fortran_order decides nothing
     path.write_bytes(npy_bytes(header + " " * 9_000 + "\n", tokens.tobytes()))
     np.testing.assert_array_equal(read_all(path), tokens)
     plain = write_npy(tmp_path / "b.npy", tokens)
@@ -127,7 +128,8 @@ def test_an_array_of_more_dimensions_or_of_anything_but_unsigned_integers_is_ref
         assert expected in error_of(path, dtype=asked)
 
 
-NPY = npy_bytes(stated("(50,)").ljust(117) + "\n", np.arange(50, dtype="<u4").tobytes())
+# A header of 128 bytes, and 50 tokens of 4 bytes.
+NPY = npy_bytes(header_of("(50,)").ljust(117) + "\n", np.arange(50, dtype="<u4").tobytes())
 DAMAGED_HEADERS = [
     *((NPY[:size], "header" if size > 7 else "version") for size in (6, 7, 8, 9, 10, 11, 60, 127)),
     *((NPY[:size], f"promises 50 values (200 bytes), but {size - 128} bytes follow it") for size in (324, 327)),
@@ -146,7 +148,7 @@ def test_a_damaged_header_is_refused(tmp_path, data, expected):
 
 NOT_DICTS = ("", "{", "not python", "[1, 2]", "5", "(" * 300, "-" * 5000 + "1", "__import__('os').abort()")
 INCOMPLETE = ("{'descr': '<u4'}", "{'descr': '<u4', 'shape': (2,)}", "{'shape': (2,)}")
-BYTES = (stated("(" + "9" * 5000 + ",)"), stated("(\0,)"), b"\xff\xfe" + stated("(2,)").encode())
+BYTES = (header_of("(" + "9" * 5000 + ",)"), header_of("(\0,)"), b"\xff\xfe" + header_of("(2,)").encode())
 DTYPES_OF_NONSENSE = ("None", "'(2,u4'", "'2u4'", "'\\uD800'", "'m8[s/0]'")
 
 
@@ -154,12 +156,12 @@ DTYPES_OF_NONSENSE = ("None", "'(2,u4'", "'2u4'", "'\\uD800'", "'m8[s/0]'")
     ("header", "expected"),
     [
         *((header, "the .npy header at byte 8 can't be parsed") for header in (*NOT_DICTS, *INCOMPLETE, *BYTES)),
-        *((stated("(2,)", descr), "expected little-endian") for descr in DTYPES_OF_NONSENSE),
-        *((stated(shape), "expected one dimension") for shape in ("'ab'", "(-2,)", "(2.0,)")),
+        *((header_of("(2,)", descr), "expected little-endian") for descr in DTYPES_OF_NONSENSE),
+        *((header_of(shape), "expected one dimension") for shape in ("'ab'", "(-2,)", "(2.0,)")),
     ],
 )
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_header_of_nonsense_is_refused(tmp_path, header, expected, version):
+def test_a_header_that_is_not_a_valid_dict_is_refused(tmp_path, header, expected, version):
     (tmp_path / "a.npy").write_bytes(npy_bytes(header, bytes(8), version))
     assert expected in error_of(tmp_path / "a.npy")
 
@@ -179,7 +181,7 @@ def test_the_first_bad_file_in_order_is_the_one_named(tmp_path, write_tokens):
         assert "040.npy: 3 bytes is not a multiple of 4" in sft_files.error_of(listed)
 
 
-def test_a_raw_file_that_does_not_look_like_uint32_asks_for_its_dtype(write_tokens):
+def test_a_raw_file_that_does_not_look_like_uint32_is_refused_without_a_dtype(write_tokens):
     for dtype in ("uint8", "uint16", "uint64"):
         tokens = np.random.default_rng(0).integers(1, np.iinfo(dtype).max % 100_000, 4096)
         path = write_tokens("a.npy", tokens, dtype)

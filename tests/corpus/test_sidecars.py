@@ -1,4 +1,4 @@
-"""Sidecar files (masks, boundaries) are found in every way to name the token files, and are never read as tokens."""
+"""Sidecar files (masks, boundaries) are found however the token files are named, and are never read as tokens."""
 
 import csv
 import gzip
@@ -19,7 +19,7 @@ from grain_sft.errors import RemoteTimeoutError
 
 @pytest.fixture
 def parts(tmp_path):
-    """The folder of a raw corpus of OLMo-core in three parts, whose ends cut documents."""
+    """Folder of a raw corpus of OLMo-core in three parts. The ends of the parts cut documents."""
     return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240, sources=True)
 
 
@@ -65,7 +65,7 @@ def test_sidecars_of_other_formats_are_found_for_listed_files(tmp_path, write, o
             sft.assert_documents(corpus, docs, sources=corpus.sources is not None)
 
 
-def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
+def test_a_listed_mask_whose_tokens_are_not_listed_is_named(parts):
     mask, tokens = sft.masks_of(parts), sft.tokens_of(parts)
     expected = f"{mask[0]}: belongs to the token file {tokens[0]}, which is not among the files"
     assert expected in sft.error_of([mask[0], tokens[1]], dtype="uint16")
@@ -74,20 +74,20 @@ def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
 
 
 @pytest.mark.parametrize("name", ["notes.json", "data.parquet", "more.jsonl.gz", "tokens.mix", "notes.yml", "mix.txt"])
-def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
+def test_files_whose_names_are_not_those_of_token_files_are_refused(parts, name):
     (parts / name).write_bytes(b"12345678")
     message = sft.error_of(f"{parts}/*", dtype="uint8")
     expected = f"{name}: not a token file's name. Name token files only; open a mix"
     assert expected in message or f"{name}: a Parquet file" in message
 
 
-def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
+def test_a_part_continues_a_document_only_if_the_part_before_it_is_listed_before_it(parts):
     first, second, third = sft.tokens_of(parts)
     corpus = open_corpus([second, first], eos_token_id=sft.EOS)
     for found, whole in zip(corpus.read(0, corpus.num_tokens), sft.joined(sft.documents()), strict=True):
         np.testing.assert_array_equal(found, np.concatenate([whole[240:480], whole[:240]]))
     together = open_corpus([first, second], eos_token_id=sft.EOS)
-    assert together.num_documents == corpus.num_documents - 1  # the end of a part cuts one document
+    assert together.num_documents == corpus.num_documents - 1  # one document is whole now
     assert corpus.sources is None
     (parts / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1, 2]}))
     pieces = [open_corpus(path, eos_token_id=sft.EOS).num_documents for path in (first, third)]
@@ -124,7 +124,7 @@ def test_parts_of_two_tokenizers_are_not_one_corpus(tmp_path):
     assert (corpus.tokenizer_sha256, corpus.eos_token_id, corpus.num_documents) == ("1" * 64, sft.EOS, 80)
 
 
-def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, caplog):
+def test_a_split_without_metadata_is_reported_if_its_format_has_metadata(tmp_path, caplog):
     sft.write_episodes(tmp_path / "e", sft.documents())
     sft.write_olmo(tmp_path / "o", sft.documents())
     shutil.copytree(tmp_path / "e" / "train", tmp_path / "alone")
@@ -150,7 +150,7 @@ def test_metadata_of_the_parent_folder_apply_to_a_split_only(tmp_path):
         assert open_corpus(prefix).eos_token_id == open_corpus(tmp_path / name, format="olmo").eos_token_id == expected
 
 
-def test_ids_are_those_of_the_tokenizers_files_and_one_that_cant_be_read_in_time_is_an_error(parts, monkeypatch):
+def test_ids_are_read_from_the_tokenizers_files_and_a_timeout_there_is_an_error(parts, monkeypatch):
     """A host that went on without the ids would pad rows and end documents in another way than the other hosts."""
     (parts / "tokenizer").mkdir()
     added = {"added_tokens": [{"id": sft.EOS, "content": "</s>"}]}
@@ -182,7 +182,7 @@ def test_sidecars_are_found_for_links_to_tokens(parts, tmp_path, name):
 
 
 @pytest.mark.parametrize("write", [sft.write_olmo, sft.write_episodes, sft.write_primer])
-def test_listed_corpora_and_a_directory_of_them_are_their_training_splits(tmp_path, write):
+def test_a_list_and_a_directory_of_corpora_open_as_their_training_splits(tmp_path, write):
     for number, name in enumerate("ab"):
         for split, docs in (("train", sft.documents(seed=number)), ("val", sft.documents(7, seed=number + 2))):
             if write is sft.write_olmo:

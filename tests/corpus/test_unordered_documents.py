@@ -1,4 +1,4 @@
-"""Corpora whose index lists documents in any order, some of them empty or overlapping, are read correctly."""
+"""Corpora whose episodes.idx lists documents in any order, some of them empty or overlapping, are read correctly."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from grain_sft.storage import describe
 
 @pytest.fixture
 def corpus(tmp_path) -> Corpus:
-    """A corpus of 41 documents in two shards. The last document of each shard is empty. The record of document n is n + 1."""
+    """A corpus of 41 documents in two shards. The last of each shard is empty. The source of document n is record n + 1."""
     folder, random = write_episodes(tmp_path / "corpus", documents(39, 4), shards=2), np.random.default_rng(1)
     for path in folder.rglob("episodes.idx"):
         pairs = np.fromfile(path, "<u8").reshape(-1, 2)
@@ -29,11 +29,12 @@ def test_chunks_lie_within_their_documents(corpus):
     layout = OlmoVslLayout(corpus, 16, min_sequence_length=2)
     pieces, first = layout.pieces(np.arange(len(layout))), np.array([0, corpus.shards[0].num_tokens])
     start, length = (column[pieces.document] for column in layout.documents)
-    before = first[pieces.shard] + pieces.start - start
-    assert (before >= 0).all() and (before + pieces.length <= length).all()
+    chunk_start = first[pieces.shard] + pieces.start - start
+    assert (chunk_start >= 0).all() and (chunk_start + pieces.length <= length).all()
 
 
 def test_rows_of_windows_are_those_that_hold_a_token_of_the_documents(corpus):
+    """The windows' own `rows_of_documents` finds the same rows as that of every layout, `Layout.rows_of_documents`."""
     layout = WindowLayout(corpus, 8)
     for numbers in (*np.arange(len(corpus.documents))[:, None], np.array([5, 3, 17, 3])):
         assert Layout.rows_of_documents(layout, numbers).tolist() == layout.rows_of_documents(numbers).tolist()
@@ -57,7 +58,7 @@ def test_overlapping_documents_are_reported_as_an_overlap(tmp_path, capsys):
 
 
 def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
-    """Each folder has one document in two parts. The first part of `a` ends with an EOS, and metadata state that it goes on."""
+    """Each folder has one document in two parts. Part 0 of `a` ends with an EOS, but the metadata state that it continues."""
     folders = []
     for name, text in (("a", [5, EOS, 6, EOS]), ("b", [5, 6, 7, EOS])):
         folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))
