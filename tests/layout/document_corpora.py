@@ -20,8 +20,8 @@ class Made:
     """A corpus and its documents."""
 
     corpus: Corpus
-    tokens: list[np.ndarray]  # of each document
-    loss: list[np.ndarray] | None  # of each document's tokens; None if all tokens take loss
+    tokens: list[np.ndarray]  # one array for each document
+    loss: list[np.ndarray] | None  # one array for each document; None if all tokens take loss
     starts: list[int]  # number of tokens before each document, counted through all shards
 
 
@@ -29,8 +29,8 @@ def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part
     """Return a corpus of documents of `lengths`, each ending with its only EOS.
 
     Args:
-      kind: "plain" (raw files of `part` documents), "parts" (format olmo: parts of `part` tokens that cut through
-        documents, with masks) or "episodes" (shards of `part` documents, with weights).
+      kind: "plain" is raw files of `part` documents. "parts" is format olmo, with masks, in parts of `part` tokens, whose ends
+        cut documents. "episodes" is shards of `part` documents, with weights.
       outside: Number of tokens that belong to no document, after the last EOS of each file or before each episode.
     """
     random, count = np.random.default_rng(seed), len(lengths)

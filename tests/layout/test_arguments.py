@@ -75,7 +75,8 @@ def test_a_long_line_of_a_file_of_documents_is_quoted_in_part(corpus, tmp_path):
 
 @pytest.mark.parametrize("row", [-1, 2, -2, 1 << 40, "a", 0.5])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_out_of_range_is_an_index_error(corpus, layout, row):
+def test_a_row_that_does_not_exist_is_an_index_error(corpus, layout, row):
+    # Each of the three layouts has two rows.
     with pytest.raises(RowIndexError, match=rf"row {row!r} of {layout.__name__}.*: expected 0 to 1\.") as error:
         layout(corpus, 8 if layout is not WindowLayout else 5).spans(row)
     assert isinstance(error.value, IndexError)

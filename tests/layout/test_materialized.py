@@ -1,4 +1,4 @@
-"""Rows that `materialize` wrote to files are the packed rows. The files are also a corpus, whose documents are the segments."""
+"""`materialize` writes packed rows to files, which a layout reads. The files are also a corpus of the rows' segments."""
 
 import gzip
 import os
@@ -55,9 +55,9 @@ TWO_EPOCHS = {"algorithm": "shuffled_best_fit", "seed": 3, "epochs": 2}
 
 
 def written_and_opened(layout, folder, shard_bytes):
-    """Write the rows of `layout` to one file, and to many; yield sources of them with the manifest.
+    """Write the rows of `layout` to one file, then to many files. Yield pairs (source of the written rows, manifest).
 
-    Each time, three sources: as opened, from a pickle, and with at most one open file, so that no file is mapped.
+    Each time, there are three sources: as opened, from a pickle, and with at most one open file, so that no file is mapped.
     """
     for name, most in (("one", 1 << 30), ("many", shard_bytes)):
         manifest = materialize(layout, folder / name, shard_bytes=most)
@@ -93,7 +93,8 @@ def test_written_rows_are_the_packed_rows(tmp_path, monkeypatch, kind, options, 
 
 @pytest.mark.parametrize("kind", ["plain", "masks"])
 @pytest.mark.parametrize("at, value", [(0, 1 << 20), (0, -1), (0, -(1 << 62)), (1, 0), (1, -5), (1, 1 << 20)])
-def test_ends_of_segments_that_are_not_columns_of_their_row_are_an_error(tmp_path, monkeypatch, kind, at, value):
+def test_segments_that_end_outside_of_their_row_are_an_error(tmp_path, monkeypatch, kind, at, value):
+    """Each read sets the end of segment number `at` in the file to `value`."""
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
     materialize(PackedLayout(make(tmp_path, kind), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
@@ -109,7 +110,7 @@ def test_ends_of_segments_that_are_not_columns_of_their_row_are_an_error(tmp_pat
         ShiftTargets().read(source, np.array([0, 1]))
 
 
-def test_a_segment_of_the_index_that_ends_after_its_row_is_an_error(tmp_path):
+def test_a_segment_that_the_index_ends_after_its_row_is_an_error(tmp_path):
     np.tile(np.array([3] * 9 + [2], np.uint32), 600).tofile(tmp_path / "tokens.npy")
     materialize(PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=2), LENGTH), tmp_path / "rows")
     path = tmp_path / "rows" / "documents_0000.idx"
@@ -136,7 +137,7 @@ def test_the_written_files_are_a_corpus_whose_documents_are_the_segments(written
     np.testing.assert_array_equal(windows, packed)
 
 
-def test_any_range_of_tokens_can_be_read_and_rows_of_other_lengths_made(written, layout):
+def test_any_range_of_tokens_can_be_read_and_laid_out_in_rows_of_other_lengths(written, layout):
     corpus = open_corpus(written)
     rows = NpyDataSource(layout).read(range(len(layout)))
     tokens, loss = rows["tokens"].reshape(-1), rows["loss_mask"].reshape(-1)
@@ -152,7 +153,7 @@ def test_any_range_of_tokens_can_be_read_and_rows_of_other_lengths_made(written,
         begin = span.start + sum(each.num_tokens for each in corpus.shards[: span.shard])
         np.testing.assert_array_equal(windows[row]["tokens"], tokens[begin : begin + 96])
     again = PackedLayout(corpus, 200, long_documents="fragment")
-    for lengths in (1, 1 << 30):  # read row by row, then all pieces at once
+    for lengths in (1, 1 << 30):  # rows are read one after another, then all pieces at once
         source = NpyDataSource(again)
         source._segment_reader = SegmentReader(again, source._reader, False) if lengths == 1 else None
         for row in range(0, len(again), 3):
@@ -178,7 +179,7 @@ def test_a_batch_opens_no_more_files_than_it_may(written, layout, monkeypatch):
     assert 0 < max(seen) <= 2 * 4
 
 
-def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch):
+def test_rows_in_a_bucket_equal_those_in_a_folder(tmp_path, client, monkeypatch):
     expected = NpyDataSource(PackedLayout(make(tmp_path, "weights"), LENGTH))
     places = (tmp_path / "rows", "gs://bucket/rows")
     for where in places:
@@ -190,7 +191,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch):
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
-    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)  # read row by row
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)  # rows are read one after another
     again = [NpyDataSource(PackedLayout(corpus, 200)) for corpus in (here, there)]
     assert all(source._segment_reader is not None for source in again)
     assert_same(ShiftTargets().read(again[0], np.arange(5)), ShiftTargets().read(again[1], np.arange(5)))
@@ -237,7 +238,7 @@ def test_rows_of_another_length_than_a_config_states_are_refused(written):
 
 
 @pytest.mark.parametrize(("long_segment", "positions_dtype"), [(row_format.LONG_SEGMENT, ""), (1 << 30, "uint32")])
-def test_rows_that_are_too_long_for_positions_in_uint16(tmp_path, monkeypatch, long_segment, positions_dtype):
+def test_positions_beyond_uint16_are_omitted_or_written_as_uint32(tmp_path, monkeypatch, long_segment, positions_dtype):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", long_segment)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]

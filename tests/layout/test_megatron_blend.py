@@ -1,4 +1,4 @@
-"""`blend` takes each sample from the same data set as megatron-core's compiled loop, which runs sample by sample."""
+"""`blend` chooses the data set of each sample, as megatron-core's compiled loop does sample by sample."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ GOLDEN = golden_values("megatron_samples.json")["blends"]
 @pytest.mark.parametrize("steps", [blending.STEPS, 0])
 @pytest.mark.parametrize("name", BLENDS)
 def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
-    """`blend` computes blocks of samples at once, each from a guessed state. STEPS steps correct the guess; with 0, none do."""
+    """`blend` computes blocks of samples at once, each from a guess. STEPS steps correct the guess. 0 steps leave it."""
     monkeypatch.setattr(blending, "STEPS", steps)
     found = blend(normalized(BLENDS[name]), BLEND_SIZE)
     indices = found.numbers_of(np.arange(BLEND_SIZE))
@@ -25,14 +25,16 @@ def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 40))])
-def test_a_blend_is_that_of_one_sample_after_the_other(seed):
+def test_a_blend_equals_the_choice_of_one_sample_after_the_other(seed):
     """The weights are random, small integers or powers of 2. The last two kinds give ties."""
     random = np.random.default_rng(seed)
     datasets, size = int(random.choice([1, 2, 5, 20, 90])), int(random.integers(2_000, 9_000))
     made = random.random(datasets) ** 6, random.integers(1, 9, datasets), 2.0 ** -random.integers(0, 9, datasets)
+    # 1e-6 is added to random weights, which may be almost 0.
     weights = normalized(made[seed % len(made)] + (seed % len(made) == 0) * 1e-6)
     taken, expected = np.zeros(datasets), []
     for sample in range(size):
+        # The next sample is from the data set that is furthest behind its share of the samples so far.
         expected.append(int(np.argmax(weights * max(sample, 1) - taken)))
         taken[expected[-1]] += 1
     for count in (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, size):

@@ -42,16 +42,18 @@ def test_rows_are_read_from_the_files_of_an_index(index, system):
     expected = tokens_of(built)
     np.testing.assert_array_equal(tokens_of(found), expected)
     assert found.receipt == built.receipt
-    if len(built.corpus.shards) > 1:  # a blend, which the test below changes
+    if len(built.corpus.shards) > 1:  # the test of blends below changes these
         return
     path = next(index.glob("*shuffle_index.npy"))
-    np.save(path, np.load(path)[::-1])  # another permutation, which no seed makes
+    np.save(path, np.load(path)[::-1])  # another permutation, in reverse order
     again = layout_of(index, system)
     np.testing.assert_array_equal(tokens_of(again), expected[::-1])
     assert again.receipt != built.receipt
 
 
 def change(kind, at, value):
+    """Return a function that sets the entries `at` of an index array to `value`. `kind` is such as "sample"."""
+
     def changed(index):
         path = next(index.glob(f"*{kind}_index.npy"))
         array = np.load(path)
@@ -71,8 +73,8 @@ def damage_header(index):
     path.write_bytes(path.read_bytes().replace(b":", b"#", 2))
 
 
-def duplicate(index):
-    """Copy each file. Equal copies are read; then the copy of the shuffle is changed, so that two indices fit."""
+def duplicate_index(index):
+    """Copy each file: an index with equal copies is read. Then reverse one copy of the shuffle, so that two indices fit."""
     for path in list(index.iterdir()):
         shutil.copy(path, path.with_name(f"x{path.name}"))
     layout_of(index, "megatron")
@@ -87,7 +89,7 @@ WRONG = {  # function that damages the index, options of the layout, message
     "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 0 to 1000000; expected 0 to 147"),
     "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
     "damaged header": (damage_header, {}, "shuffle_index.npy: can't be read"),
-    "two": (duplicate, {}, "each fits .*Keep the one"),
+    "two": (duplicate_index, {}, "each fits .*Keep the one"),
     "other samples": (None, {"num_samples": 400}, "document_index.npy .360.*1 indices have this path and seed"),
     "other length": (None, {"sequence_length": 8}, "no index of"),
     "other seed": (None, {"seed": 5}, "no index of .*0 indices have this path and seed"),
@@ -97,8 +99,8 @@ WRONG = {  # function that damages the index, options of the layout, message
 }
 
 
-def swapped(index):
-    """Exchange samples 3 and 4 of a blend, which are of different data sets: another rule of blending may choose so."""
+def swap_samples(index):
+    """Exchange samples 3 and 4 of a blend. They are of different data sets, so the order of the data sets changes."""
     start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
     for ending in ("dataset_index.npy", "dataset_sample_index.npy"):
         array = np.load(start + ending)
@@ -109,7 +111,7 @@ def swapped(index):
 @pytest.mark.parametrize("system", ["megatron_blend", "maxtext_blend"])
 def test_the_blend_of_the_files_decides_the_rows(index, system):
     built = layout_of(index, system, index_dir=None)
-    swapped(index)
+    swap_samples(index)
     expected = tokens_of(built)
     expected[[3, 4]] = expected[[4, 3]]
     np.testing.assert_array_equal(tokens_of(layout_of(index, system)), expected)
@@ -118,11 +120,11 @@ def test_the_blend_of_the_files_decides_the_rows(index, system):
     assert layout_of(index, system).receipt == built.receipt
 
 
-def twice(index):
+def duplicate_blend(index):
     """Copy the files of a blend, and change the order of one copy, so that two blends fit."""
     for path in list(index.glob("*dataset*index.npy")):
         shutil.copy(path, path.with_name(f"x{path.name}"))
-    swapped(index)
+    swap_samples(index)
 
 
 def describe_no_weights(index):
@@ -138,7 +140,7 @@ WRONG_BLENDS = {
     "no weights": (describe_no_weights, {}, r"description.txt: can't be read as a description"),
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
     "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
-    "two": (twice, {}, "each fits the weights .*Keep the one"),
+    "two": (duplicate_blend, {}, "each fits the weights .*Keep the one"),
 }
 
 

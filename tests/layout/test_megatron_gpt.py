@@ -1,4 +1,4 @@
-"""Layout `megatron_gpt` gives the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's `mmap*`."""
+"""Layout `megatron_gpt` has the rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's `mmap*`."""
 
 import hashlib
 import re
@@ -65,12 +65,13 @@ def first_rows(folder, run, samples):
 def test_rows_are_the_samples_of_megatron_core(folder, name):
     golden, run = GOLDEN[name], RUNS[name]
     batch = first_rows(folder, run, golden["samples"])
+    # Megatron-core counts positions through the padding of a row, and attends to it. This package does neither.
     padded = "drop_last_partial_sequence" in run
     keys = ("tokens", "labels", "loss_mask", *(() if padded else ("position_ids", "attention_mask")))
     assert batch["inputs"][-1].tolist() == golden["last"]
     for key, array in zip(keys, arrays_of(batch), strict=False):
-        kept = array.astype("u1" if array.dtype == bool else "<i4")
-        assert hashlib.sha256(kept.tobytes()).hexdigest()[:16] == golden[key], key
+        stored = array.astype("u1" if array.dtype == bool else "<i4")
+        assert hashlib.sha256(stored.tobytes()).hexdigest()[:16] == golden[key], key
 
 
 @pytest.mark.parametrize("name", MAXTEXT_RUNS)
@@ -116,7 +117,7 @@ def loaded(folder, name, host=Host(0, 1), **layout):
 @pytest.mark.parametrize(
     ("sampler", "steps"), [({}, 12), ({"epochs": 2}, 24), ({"epochs": None}, None), ({"order": "shuffle"}, None)]
 )
-def test_rows_are_read_once_by_default(folder, sampler, steps):
+def test_a_run_reads_each_row_once_by_default(folder, sampler, steps):
     """A second epoch would repeat the same rows in the same order. `num_samples` sets how often documents are read."""
     config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
     assert load(config).sampler.num_steps == steps
@@ -180,7 +181,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "layout", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_built_is_an_error(folder, name, layout, message):
+def test_options_of_which_no_layout_can_be_made_are_errors(folder, name, layout, message):
     with pytest.raises(GrainSftError, match=message):
         loaded(folder, name, **layout)
 

@@ -19,12 +19,12 @@ SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
 @pytest.mark.parametrize(
     ("case", "few"),
     [*((case, 384) for case in MULTIPACK_CASES), *((case, 0) for case in SMALL)],
-    ids=lambda value: getattr(value, "name", f"arrays from {value} rows on"),
+    ids=lambda value: getattr(value, "name", f"loop up to {value} rows"),
 )
 def test_batches_are_openchats(case, few, monkeypatch):
     """Rows are compared by the lengths of their documents. If no two lengths are equal, also document by document, in order.
 
-    `few` is the number of rows of a batch up to which documents are placed by a loop; beyond it, arrays are used.
+    Batches of up to `few` rows are filled by a loop, and larger batches by a tree.
     """
     monkeypatch.setattr(sys.modules["grain_sft.layout.packing.multipack"], "_FEW", few)
     lengths, golden = multipack_lengths(case), GOLDEN[case.name]

@@ -47,7 +47,7 @@ def documents_of(layout):
     return [[span.document for span in spans] for spans in spans_of(layout)]
 
 
-def test_rows_are_those_of_the_olmo_core_that_made_the_plan_whatever_cpu_reads_it(made):
+def test_rows_are_those_of_the_plan_whatever_cpu_reads_it(made):
     """How numpy sorts documents of equal length depends on the CPU. The golden file has the rows of each kind of CPU."""
     layout = read(made)
     rows = "".join(digest[:ROW_DIGITS] for digest in row_digests(PLAN_CASE, layout)[0])
@@ -94,12 +94,12 @@ NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.
     ],
     ids=str,
 )
-def test_a_plan_that_is_not_there_and_wrong_arguments_are_sentences(made, changed, message):
+def test_a_plan_that_does_not_exist_and_wrong_arguments_are_errors(made, changed, message):
     with pytest.raises(LayoutError, match=message):
         read(made, **changed)
 
 
-def test_a_folder_without_plans_and_a_file_with_a_header_are_sentences(made, tmp_path):
+def test_a_folder_without_plans_and_a_token_file_with_a_header_are_errors(made, tmp_path):
     corpus, work, names = made
     (tmp_path / "other" / "dataset-common").mkdir(parents=True)
     for folder, message in (("nowhere", "no plan, because it does not exist"), ("other", "no plan")):
@@ -132,7 +132,7 @@ DAMAGE = {
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_plan_is_refused_with_a_sentence_or_still_holds_every_document_once(made, name, kind, group):
+def test_a_damaged_plan_is_refused_or_still_holds_every_document_once(made, name, kind, group):
     path = plan_file(made[1], name, group)
     DAMAGE[kind](np.fromfile(path, np.uint64)).tofile(path)
     try:
@@ -170,7 +170,7 @@ def write_plan(folder, hashed, length, documents, rows):
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_documents_of_boundary_files_are_those_of_each_part_by_itself(tmp_path, url):
+def test_the_boundary_files_of_a_plan_end_a_document_at_the_end_of_each_part(tmp_path, url):
     """With `use_array_if_local=False`, or in a bucket, OLMo-core reads boundary files: the end of a part ends a document."""
     tokens = np.array([5, 6, EOS, 7, 8, 9, 10, 11, EOS, 12, 13, EOS], np.uint16)
     hashes = []

@@ -1,4 +1,8 @@
-"""Layout olmo_vsl and its sampler give the batches of OLMo-core's NumpyVSLDataset, which make_vsl_golden.py recorded."""
+"""Layout olmo_vsl and its sampler give the batches of OLMo-core's NumpyVSLDataset, which make_vsl_golden.py recorded.
+
+Rows have several lengths. A bucket is all rows of one length, and a batch has rows of one bucket. A curriculum is an order of
+the batches, such as short rows first.
+"""
 
 import hashlib
 from pathlib import Path
@@ -19,7 +23,7 @@ REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
 
 @pytest.fixture(scope="module")
 def config_of(tmp_path_factory):
-    """Return a function that gives the config of a run, whose token files are written."""
+    """`config_of(run)` returns the config of a run. Its token files exist."""
     paths = {name: write_corpus(name, tmp_path_factory.mktemp("vsl")) for name in CORPORA}
     return lambda run: vsl_corpora.config_of(run, paths[run.corpus])
 
@@ -45,7 +49,7 @@ def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(config_of, run):
     assert [[one for one, _ in ranks] for ranks in found] == golden["digests"]
 
 
-def test_runs_that_olmo_core_cannot_build_are_refused_with_a_sentence(config_of):
+def test_runs_that_olmo_core_cannot_build_are_refused(config_of):
     refused = [run for run in RUNS if "error" in GOLDEN[run.name] and run.longest != 256]
     assert len(refused) >= 3
     for run in refused:
@@ -59,7 +63,7 @@ OF_SAMPLERS += [{"balanced": True, "num_cycles": 1}, {"shuffle": False}, {"globa
 CHANGES += [("sampler", each) for each in OF_SAMPLERS]
 
 
-def test_receipts_follow_every_option(config_of):
+def test_every_option_that_changes_batches_changes_the_receipt(config_of):
     config = config_of(RUNS[1])
     changed = [config] + [config | {section: config[section] | change} for section, change in CHANGES]
     assert len({load(each).receipt.code for each in changed}) == len(changed)
@@ -67,7 +71,7 @@ def test_receipts_follow_every_option(config_of):
     assert len({load(each).receipt.code for each in unused}) == 1
 
 
-def test_every_row_is_found_where_it_is_read(config_of):
+def test_every_row_is_found_at_the_step_and_slot_that_read_it(config_of):
     pipeline = load(config_of(RUNS[7]))
     sampler = pipeline.sampler
     slots = sampler.slots(range(pipeline.num_steps))
@@ -105,12 +109,12 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("place", "value", "sentence"), WRONG_OPTIONS)
-def test_wrong_options_are_refused_with_a_sentence(config_of, place, value, sentence):
+def test_wrong_options_are_refused(config_of, place, value, sentence):
     with pytest.raises(GrainSftError, match=sentence):
         load(put(config_of(RUNS[0]), place, value))
 
 
-def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(config_of):
+def test_a_curriculum_of_rows_of_one_length_and_a_mixture_of_several_lengths_are_refused(config_of):
     config = config_of(RUNS[0])
     with pytest.raises(ConfigError, match=r"sampler.curriculum is for rows of several lengths"):
         load(config | {"layout": {"kind": "windows", "sequence_length": 64}})
@@ -127,7 +131,7 @@ IMPOSSIBLE_BUCKETS = [
 
 
 @pytest.mark.parametrize(("buckets", "sentence"), IMPOSSIBLE_BUCKETS)
-def test_impossible_buckets_are_refused_with_a_sentence(buckets, sentence):
+def test_impossible_buckets_are_refused(buckets, sentence):
     with pytest.raises(SamplerError, match=sentence):
         CurriculumSampler(buckets, global_batch_size=4, seed=0)
 

@@ -28,7 +28,7 @@ def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
     assert_one_run(lambda host: load(config, host=host), range(begin, begin + 6), [1, 2, 4])
 
 
-def test_a_late_step_of_an_endless_run_costs_no_earlier_one(config, pipeline):
+def test_a_late_step_of_an_endless_run_is_read_without_the_earlier_steps(config, pipeline):
     endless = load(put(config, "sampler.epochs", None))
     step = 10**6 * pipeline.sampler.steps_per_epoch + 7
     assert endless.num_steps is None and endless[step]["inputs"].size == 512
@@ -46,6 +46,7 @@ def test_a_trace_lists_what_hosts_read(config, transforms):
 @pytest.mark.parametrize("steps", [[7, 30, 5], [7, 90, 5]])
 def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
     """A stage with other batches, such as those of another curriculum, may begin only at the start of an epoch."""
+    # The filter is in the first and in the last of the three stages.
     transforms = (["ngram_filter", "shift_targets"][number % 2 :] for number in range(3))
     stages = [{"steps": count, "transforms": own} for count, own in zip(steps, transforms, strict=True)]
     staged = load(config | {"stages": stages})
@@ -68,7 +69,7 @@ def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
         load(config | {"stages": [{"steps": 2 * epoch}, {}]})
 
 
-def test_sizes_of_steps_add_up(pipeline, config):
+def test_batch_sizes_count_the_rows_of_each_step(pipeline, config):
     skips = [{"skip": {"from": 4, "steps": 3}}, {"skip": {"from": 50, "steps": 200}}]
     for run in (pipeline, load(config | {"amendments": skips})):
         sizes, steps = run.sampler.batch_sizes, np.arange(run.num_steps)

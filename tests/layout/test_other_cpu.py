@@ -1,4 +1,7 @@
-"""`ties="numpy:avx2"` and the like replay OLMo-core's rows of CPUs with other instructions, on one machine."""
+"""`ties="numpy:avx2"` replays the rows that OLMo-core makes on a CPU with AVX2. There are such values for other CPUs too.
+
+OLMo-core sorts documents by length with numpy. In which order numpy leaves equal lengths depends on the CPU's instructions.
+"""
 
 import json
 import os
@@ -31,8 +34,9 @@ def golden_of(variant: str, case) -> dict:
 
 @pytest.mark.parametrize("case", [case for case in PACKED_CASES if case.has_ties], ids=lambda case: case.name)
 @pytest.mark.parametrize("variant", numpy_sort.SORTS)
-def test_every_row_is_the_one_that_olmo_core_makes_on_such_a_cpu(tmp_path, variant, case):
+def test_every_row_is_the_row_that_olmo_core_makes_on_such_a_cpu(tmp_path, variant, case):
     golden = golden_of(variant, case)
+    # If this process sorts like `variant`, plain "numpy" has the same rows.
     for ties in (f"numpy:{variant}", *["numpy"] * (variant == numpy_sort.numpy_sort())):
         assert values_of(case, tmp_path / ties, ties) == golden
 

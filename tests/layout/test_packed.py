@@ -1,4 +1,4 @@
-"""PackedLayout: rows of whole documents, read through NpyDataSource."""
+"""`PackedLayout` makes rows of whole documents, and counts the documents and tokens that its rows leave out."""
 
 import collections
 import pickle
@@ -106,7 +106,7 @@ def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_p
 
 
 @pytest.mark.parametrize("algorithm", BY_EPOCH)
-def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
+def test_epochs_follow_each_other_and_each_is_packed_anew(tmp_path, algorithm):
     lengths = np.random.default_rng(0).integers(2, 40, 300).tolist()
     made = make("plain", tmp_path / "corpus", lengths)
     options = {"algorithm": algorithm, "seed": 5, "batch_rows": 2, "cache_dir": tmp_path / "cache"}
@@ -153,14 +153,14 @@ def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
     assert_same(again.read(range(len(again))), expected)
 
 
-def test_a_corpus_without_documents_is_a_sentence(tmp_path):
+def test_a_corpus_without_documents_is_an_error(tmp_path):
     np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
     with pytest.raises(LayoutError, match=r"no document of the corpus has a token\. Check its eos_"):
         PackedLayout(open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS), 8, cache_dir=tmp_path)
     assert not list(tmp_path.rglob("*.arrays")) and not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_seed_that_the_algorithm_does_not_use_makes_no_other_plan(tmp_path):
+def test_a_seed_that_the_algorithm_does_not_use_does_not_change_the_plan(tmp_path):
     """Best fit does not use the seed, so two seeds share one file in the cache."""
     made = make("plain", tmp_path / "corpus", [5, 6, 7])
     for seed in (0, 1):

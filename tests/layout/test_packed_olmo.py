@@ -20,6 +20,7 @@ SOME = next(iter(GOLDEN.values()))  # any variant will do: the variants differ o
 
 
 def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Path], list[Path]]) -> PackedLayout:
+    """Return the packed layout of a case. `written` is the paths of its token files and of its masks, from `write_case`."""
     corpus, cache = open_case(case, folder, written), folder / "cache"
     return PackedLayout(corpus, case.sequence_length, ties=ties, boundaries="eos", cache_dir=cache, **packing_of(case))
 
@@ -47,7 +48,7 @@ def test_documents_of_boundary_files_make_the_same_rows(tmp_path, case):
 
 @pytest.mark.parametrize("ties", ["stable", "numpy"])
 @pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
-def test_rows_are_olmo_cores_or_hold_documents_of_the_same_lengths_where_ties_decide(tmp_path, case, ties):
+def test_rows_are_olmo_cores_except_for_ties_between_documents_of_equal_length(tmp_path, case, ties):
     found, expected = values_of(case, tmp_path / "corpus", ties), SOME[case.name]
     assert found["corpus"] == expected["corpus"], "numpy draws another corpus than for the recorded values"
     assert found["lengths"] == expected["lengths"]
@@ -97,7 +98,7 @@ def test_stable_plans_are_the_same_bytes_whatever_instructions_numpy_may_use(tmp
     assert len(set(found.values())) == 1
 
 
-def test_a_plan_that_was_edited_under_a_right_checksum_is_made_again(tmp_path):
+def test_an_invalid_plan_with_a_right_checksum_is_made_again(tmp_path):
     case = PACKED_CASES[0]
     layout = layout_of(case, tmp_path, "stable", write_case(case, tmp_path))
     (path,) = (tmp_path / "cache" / "plans").glob("*.arrays")

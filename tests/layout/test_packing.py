@@ -1,4 +1,4 @@
-"""Packing algorithms make the rows of naive implementations, or rows with the stated properties."""
+"""Each packing algorithm makes the rows of a naive implementation, or rows with the properties that it states."""
 
 import importlib
 import itertools
@@ -90,8 +90,11 @@ def test_balanced_rows_hold_each_document_once_and_are_few(lengths):
 
 
 @pytest.mark.parametrize(("median", "capacity", "light"), [(180, 4096, 0.95), (5400, 32_768, 0.7)])
-def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, light):
-    """A row costs the sum of squared lengths. Few cost less than the median, none much more than it or their longest one."""
+def test_balanced_rows_cost_about_the_same_except_for_long_documents(median, capacity, light):
+    """A row costs the sum of its squared lengths.
+
+    Few rows cost much less than the median. None costs much more than the median or than its longest document alone.
+    """
     lengths = np.random.default_rng(0).lognormal(np.log(median), 1, 20_000).astype(np.int64).clip(1, capacity)
     lightest = {}
     for name in ("best_fit_decreasing", "balanced"):

@@ -1,4 +1,7 @@
-"""Preference pairs are read from a corpus, and become rows and the arrays that DPO trainers take."""
+"""Preference pairs are read from a corpus. They become rows, and then the arrays that DPO trainers expect.
+
+A pair is a prompt, a chosen response and a rejected response.
+"""
 
 import hashlib
 
@@ -14,7 +17,7 @@ from grain_sft.transforms import SplitPairs
 
 COLUMNS = ("prompt", "chosen", "rejected")
 MAXTEXT = "19e773edd2c9abbfd08044a6d0e534ae0920039b85f95303f9524d2d445acdf0"
-"""`digest_of` the arrays of maxtext 0.2.5's `DPODataFormatting` for `make_pairs(1100, 1)`, 16 of 48 tokens for prompts."""
+"""`digest_of` the arrays that maxtext 0.2.5's `DPODataFormatting` makes of `make_pairs(1100, 1)`. Prompts have 16 tokens."""
 
 
 def digest_of(elements):
@@ -31,7 +34,7 @@ def config_of(folder, **layout):
     return sections(folder, 48, layout={"kind": "pairs", "prompt_length": 16, **layout}, **sampler)
 
 
-def test_batches_are_the_pairs_in_the_arrays_of_a_trainer(tmp_path):
+def test_batches_have_the_arrays_that_maxtext_makes_of_the_pairs(tmp_path):
     pairs = make_pairs(1100, 1)
     found = list(load(config_of(write_pairs(tmp_path, pairs))).iter())
     shapes = {f"{name}_{kind}": (8, 16 if name == "prompt" else 32) for name in COLUMNS for kind in ("ids", "mask")}
@@ -61,7 +64,7 @@ def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
     total = sum(len(ids) for pair in pairs for ids in pair)
     kept = sum(min(len(p), 16) + min(len(c), 32) + min(len(r), 32) for p, c, r in pairs)
     assert counts["truncated pairs"] == [len(pairs) - sum(fits), total - kept]
-    # as arrays, a pair has 80 tokens: 16 of the prompt and 32 of each response
+    # The arrays of a pair have room for 80 tokens: 16 of the prompt and 32 of each response.
     assert counts["padding of rows"] == [None, len(pairs) * 80 - kept] and truncated.statistics["tokens"] == kept
     assert {what: count for what, count, _ in dropped.left_out()}["dropped pairs"] == len(pairs) - sum(fits)
 
@@ -79,7 +82,7 @@ def test_each_option_changes_the_receipt(tmp_path):
     assert len({load(config_of(tmp_path, **each)).receipt.code for each in options}) == len(options)
 
 
-def test_wrong_options_and_documents_that_are_no_pairs_are_errors(tmp_path):
+def test_wrong_options_and_documents_that_are_not_pairs_are_errors(tmp_path):
     corpus = open_corpus(write_pairs(tmp_path, make_pairs(20, 5)))
     for options, message in (
         ({"sequence_length": 1}, "sequence_length=1: expected an integer, 2 or more"),
@@ -95,7 +98,7 @@ def test_wrong_options_and_documents_that_are_no_pairs_are_errors(tmp_path):
         SplitPairs(8, PAD).map(NpyDataSource(PairsLayout(corpus, 48)).read(range(8)))
 
 
-def test_token_files_of_pairs_are_opened_by_a_list_or_a_mix_and_not_with_others(tmp_path):
+def test_token_files_of_pairs_open_as_a_list_or_a_mix_but_make_no_rows_with_other_files(tmp_path):
     corpus = open_corpus(write_pairs(tmp_path / "pairs", make_pairs(20, 5)))
     paths = [shard.path for shard in corpus.shards]
     (tmp_path / "mix.txt").write_text("".join(f"a,{path}\n" for path in paths))

@@ -14,14 +14,14 @@ LENGTHS = np.random.default_rng(3).lognormal(2, 1, 90).astype(np.int64).clip(2, 
 @pytest.fixture
 def layouts(tmp_path):
     corpus = make("parts", tmp_path / "parts", LENGTHS, part=130).corpus  # documents continue in the next shard
-    anew = {"algorithm": "shuffled_best_fit", "seed": 2, "epochs": 2}
+    per_epoch = {"algorithm": "shuffled_best_fit", "seed": 2, "epochs": 2}
     found = {"windows": WindowLayout(corpus, 32), "padded": PaddedLayout(corpus, 32)}
-    found |= {"packed": PackedLayout(corpus, 32, source_group_size=9), "anew": PackedLayout(corpus, 32, **anew)}
+    found |= {"packed": PackedLayout(corpus, 32, source_group_size=9), "anew": PackedLayout(corpus, 32, **per_epoch)}
     return found | {"mixture": MixtureLayout({"a": found["packed"], "b": found["padded"]})}
 
 
 @pytest.mark.parametrize("name", ["windows", "padded", "packed", "anew", "mixture"])
-def test_costs_are_the_squares_of_segments_as_they_are_read(layouts, name):
+def test_costs_are_the_sums_of_squares_of_the_segments_that_are_read(layouts, name):
     layout = layouts[name]
     sources = {part: NpyDataSource(of_part) for part, of_part in layout.parts.items()}
     source = MixtureSource(sources) if name == "mixture" else NpyDataSource(layout)

@@ -1,4 +1,4 @@
-"""`WindowLayout`: which tokens of which shard make each row."""
+"""`WindowLayout` cuts each shard into rows of consecutive tokens. The rest of a shard that fills no row is left out."""
 
 import dataclasses
 import os
@@ -51,6 +51,7 @@ def test_rows_of_documents_are_those_that_hold_a_token_of_them(tmp_path_factory,
     length = data.draw(st.integers(1, max(counts)))
     borders = sorted(data.draw(st.sets(st.integers(1, sum(counts)), max_size=8)) | {0, sum(counts)})
     corpus = corpus_of(counts)
+    # The documents are set here, because the files do not exist.
     vars(corpus)["documents"] = grain_sft.corpus.Documents(np.array(borders[:-1]), np.diff(borders))
     layout = WindowLayout(corpus, length)
     numbers = np.array(data.draw(st.lists(st.integers(0, len(borders) - 2), max_size=4, unique=True)), np.int64)
@@ -59,6 +60,7 @@ def test_rows_of_documents_are_those_that_hold_a_token_of_them(tmp_path_factory,
     for row in range(len(layout)):
         (span,) = layout.spans(row)
         first = shard_starts[span.shard] + span.start
+        # Add `row` if it overlaps a document: tokens borders[n] to borders[n + 1] - 1.
         expected += [row] * any(borders[n] < first + length and borders[n + 1] > first for n in numbers.tolist())
     assert layout.rows_of_documents(numbers).tolist() == expected
 
@@ -103,7 +105,8 @@ def test_arguments_may_be_numpy_integers_and_spans_have_python_integers():
     assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
 
 
-def test_with_a_longest_length_only_windows_of_whole_longest_rows_are_rows():
+def test_windows_fill_whole_rows_of_max_target_sequence_length():
+    """Of 3 * 1024 tokens, only one row of 2048 tokens is whole, so there are two windows of 1024 tokens."""
     corpus = corpus_of([3 * 1024])
     layout = WindowLayout(corpus, 1024, max_target_sequence_length=2048)
     assert len(layout) == 2 and layout.left_out() == [("ends of 1 files that fill no row", None, 1024)]

@@ -1,4 +1,4 @@
-"""`ShiftTargets.read` reads rows of a source as shifted batches: the batches that `map` makes of the source's arrays."""
+"""`ShiftTargets().read(source, rows)` returns the batch that `ShiftTargets().map(source.read(rows))` returns."""
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ def corpora(tmp_path_factory):
 
 
 def layouts(folder, corpus, kind):
+    """Return layouts of a corpus by name. `kind` is one of `KINDS`, and names the folder of the materialized rows."""
     options = {"cache_dir": folder / "cache"}
     packed = PackedLayout(corpus, LENGTH, **options)
     materialize(packed, folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")
@@ -53,7 +54,7 @@ def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_segmen
     for name, layout in layouts(folder, found[kind], kind).items():
         source, shift, filter = NpyDataSource(layout), ShiftTargets(), NgramFilter(max_count=3, count_padding=True)
         by_pieces = NpyDataSource(layout)
-        by_pieces._segment_reader = None
+        by_pieces._segment_reader = None  # all pieces of a batch are read at once
         if name not in ("windows", "materialized"):
             assert (source._segment_reader is not None) is long_segments
         batches = [random.integers(0, len(source), count) for count in (1, 2, 7) for _ in range(6)]
@@ -80,15 +81,16 @@ def test_later_reads_do_not_change_earlier_batches(corpora):
 
 @pytest.mark.parametrize("highest", [(1 << 31) - 1, 1 << 31])
 @pytest.mark.parametrize("mean_length", [20, 3000])
-def test_a_token_that_int32_does_not_hold_is_an_error_with_a_cache_too(tmp_path, own_cache, highest, mean_length):
+def test_a_token_beyond_int32_is_an_error_without_and_with_a_cached_plan(tmp_path, own_cache, highest, mean_length):
     random = np.random.default_rng(0)
     tokens = random.integers(3, 100, 60_000).astype(np.uint32)
     tokens[random.integers(0, len(tokens), len(tokens) // mean_length)] = 2
     tokens[np.flatnonzero(tokens == 2)[3] - 1] = highest
     tokens.tofile(tmp_path / "0.npy")
     corpus = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=2)
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second time, the plan is in the cache
         source = NpyDataSource(PackedLayout(corpus, 4096))
+        # Only rows of few long segments have a segment reader, which reads one row after another.
         assert source.layout.highest_token == highest and (source._segment_reader is None) == (mean_length == 20)
         rows = np.arange(len(source))
         if highest >> 31:

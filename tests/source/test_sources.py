@@ -16,7 +16,7 @@ LENGTH = 16
 
 @pytest.fixture
 def make(write_tokens):
-    """`make(counts, dtype)`: a corpus of files with `counts` random tokens, and the rows that a source must return."""
+    """`make(counts, dtype)` returns a corpus of files with `counts` random tokens, and the tokens of its rows, [rows, L]."""
 
     def make(counts, dtype="uint32", name="data"):
         random = np.random.default_rng(len(counts))
@@ -88,14 +88,14 @@ def test_a_row_is_a_copy_that_may_be_written_to_and_arrays_that_batches_share_ar
 
 
 @pytest.mark.parametrize("wanted", [[FILL_ROW], [0, FILL_ROW, 3], [FILL_ROW] * 4, [2, 1, FILL_ROW, FILL_ROW]])
-def test_a_fill_row_holds_nothing_and_takes_no_loss(make, wanted):
+def test_a_fill_row_is_padding_and_takes_no_loss(make, wanted):
     source = source_of(make([100, 64])[0])
     expected = {key: array.copy() for key, array in source.read([max(row, 0) for row in wanted]).items()}
     for array in expected.values():
         array[np.array(wanted) == FILL_ROW] = 0
     assert_same(source.read(wanted), expected)
     np.testing.assert_array_equal(source.read([0, 1])["loss_mask"], np.ones((2, LENGTH), bool))
-    assert not any(array.any() for array in source[FillKey(FILL_ROW)].values())  # as a sampler gives it to Grain
+    assert not any(array.any() for array in source[FillKey(FILL_ROW)].values())  # a sampler's key of a fill row
     with pytest.raises(IndexError, match="Don't count from the end"):
         source[-1]
 
@@ -110,7 +110,7 @@ def test_a_row_that_does_not_exist_is_an_index_error(make, wrong):
         assert isinstance(error.value, IndexError)
 
 
-def test_an_index_that_is_no_integer_is_an_error(make):
+def test_an_index_that_is_not_an_integer_is_an_error(make):
     source = source_of(make([100])[0])
     for wrong in (1.5, "0", [0.5]):
         with pytest.raises((TypeError, ValueError, IndexError)):
@@ -118,7 +118,7 @@ def test_an_index_that_is_no_integer_is_an_error(make):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_files_are_opened_when_they_are_read_and_no_more_than_allowed(make, tmp_path, limit):
+def test_files_are_opened_when_they_are_read_and_at_most_max_open_files_stay_open(make, tmp_path, limit):
     corpus, rows = make([64] * 20)
     source = source_of(corpus, max_open_files=limit)
     assert not open_files(tmp_path)
