@@ -1,4 +1,7 @@
-"""Amendments change no batch before their step. From their step on, batches are those of a naive reference."""
+"""Amendments change a run from a step on. Earlier batches stay, and later batches are those of a naive reference.
+
+An amendment is for example a skip of steps or a withdrawal of documents.
+"""
 
 import itertools
 import json
@@ -36,7 +39,7 @@ def test_withdrawn_documents_may_overlap_and_be_in_any_order(tmp_path, layout):
     [table] = (tmp_path / "corpus").rglob("episodes.idx")
     pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()
     if layout == "windows":
-        pairs[3:60:4, 1] += pairs[2:59:4, 1] // 2 + 3  # now reaches into the next document
+        pairs[3:60:4, 1] += pairs[2:59:4, 1] // 2 + 3  # these documents reach into the next one
     pairs[70, 1] = 0
     pairs.tofile(table)
     numbers = [*random.Random(3).sample(range(len(pairs)), 30), 70]
@@ -59,6 +62,7 @@ def test_withdrawn_documents_may_overlap_and_be_in_any_order(tmp_path, layout):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_skipped_steps_are_never_read(corpus, seed):
+    """`left` lists the steps of the run without skips that are not skipped. Step k of the amended run is step `left[k]`."""
     drawn = random.Random(seed)
     hosts = drawn.choice([1, 2, 4])
     sampler = {"global_batch_size": 4, "order": drawn.choice(["shuffle", "olmo", "maxtext", "episode", "sequential"])}
@@ -94,7 +98,7 @@ def test_skipped_steps_are_never_read(corpus, seed):
             assert not len(read) or (span.first, span.last) == (read[0], read[-1])
 
 
-def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
+def test_a_run_resumes_only_with_the_amendments_of_its_past_steps(corpus, tmp_path):
     amendments = [{"skip": {"from": 5, "steps": 2}}, {"withdraw": {"from": 7, "documents": 3}}]
     plain, changed, more = (grain_sft.load(config_of(corpus, "packed", amendments[:count])) for count in range(3))
     message = r"continues at step 6, but amendment 1 differs.*from step 5: skip 2 steps"
@@ -153,7 +157,7 @@ def test_an_amendment_that_changes_nothing_is_refused():
         Amendment(4)
 
 
-def test_amendments_of_an_iterator_change_the_batches(corpus):
+def test_amendments_may_be_given_as_an_iterator(corpus):
     """The receipt must not use up the iterator, or the amendments would change no batch."""
     plain = grain_sft.load(config_of(corpus, "packed"))
     amendments = [Amendment(2, skip=3), Amendment(2, withdraw=[4])]
@@ -185,7 +189,7 @@ def test_a_difference_begins_at_the_step_that_brute_force_finds(corpus, seed):
         change = changes_of(drawn)
         merged = {key: {**config[key], **change[key]} for key in ("sampler", "layout")}
         pair.append(grain_sft.load({**config, **merged, "amendments": change["amendments"]}))
-    steps, first, differing = range(20), None, 0
+    steps, first, differing = range(20), None, 0  # `differing` counts rows of the first 6 steps from `first` on
     for step in steps:
         batches = [each[step] if step < each.end_step else {} for each in pair]
         rows = [[*zip(*(array.tolist() for array in batch.values()), strict=True)] for batch in batches]

@@ -77,6 +77,7 @@ def global_batches(pipeline, **options):
     return GlobalBatches(pipeline, NamedSharding(mesh, PartitionSpec("data")), **options)
 
 
+# Functions that make an iterator of a pipeline `p`.
 KINDS = {
     **{f"{threads} threads": lambda p, threads=threads: p.iter(threads=threads, prefetch=3) for threads in range(5)},
     "1 worker": lambda p: p.iter(worker_count=1, prefetch=2),
@@ -84,7 +85,7 @@ KINDS = {
     "global batches": global_batches,
     "global batches, not ahead": lambda p: global_batches(p, ahead=0),
 }
-HERE = ["0 threads", "2 threads", "global batches", "global batches, not ahead"]
+TRACED_KINDS = ["0 threads", "2 threads", "global batches", "global batches, not ahead"]
 
 
 def check_steps(pipeline, batches, start=0):
@@ -154,7 +155,7 @@ def raise_at_checks(iterator, taken, stride, draw):
     [(0, 9), (2, 3), *(pytest.param(before, 1, marks=pytest.mark.heavy) for before in (0, 2))],
     ids=["first call", "later calls", "all checks of first call", "all checks of later calls"],
 )
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", TRACED_KINDS)
 def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, before, stride):
     """The first call of `next` starts threads and the audit log. In later calls, some checks are between the arrival of a batch
     and its delivery. Later calls have no log: once a log is written, a repeated call passes fewer checks.

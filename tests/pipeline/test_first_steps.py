@@ -30,7 +30,7 @@ CASES = {  # loss of each document, changes of the config, and the reason
     "too short": (np.ones(1), {"layout": {**PADDED, "min_tokens": 1}}, "The longest document here has 1 token:"),
     "first token only": (np.arange(20) == 0, {}, "only the first token of a document takes loss"),
 }
-SOUND = np.arange(20) >= 8
+SOUND_LOSS = np.arange(20) >= 8
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def warnings(monkeypatch):
 
 @pytest.fixture
 def config_of(tmp_path):
-    """`config_of(case)`: path of a config over equal documents. A name that is not in `CASES` makes a sound one."""
+    """`config_of(case)` returns the path of a config over equal documents. If `CASES` lacks the case, the config is sound."""
 
     def write(case, **changes):
-        loss, options, _ = CASES.get(case, (SOUND, {}, ""))
+        loss, options, _ = CASES.get(case, (SOUND_LOSS, {}, ""))
         tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
         tokens[-1] = EOS
         write_olmo(tmp_path / "corpus", [(tokens.astype(np.uint32), loss.astype(bool))] * COUNT, part_tokens=10**9)
@@ -56,7 +56,7 @@ def config_of(tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verify_fails_and_iterating_warns_once_and_says_why(case, config_of, warnings, capsys):
+def test_verify_fails_and_an_iterator_warns_once_with_the_reason(case, config_of, warnings, capsys):
     path, reason = config_of(case), CASES[case][2]
     (finding,) = [each for each in verify(path).findings if each.wrong]
     assert finding.check == "loss"
@@ -108,7 +108,7 @@ def test_a_step_that_is_read_again_counts_once(config_of, warnings):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_run_of_fewer_steps_warns_when_its_last_batch_is_checked(config_of, warnings, order):
+def test_a_run_of_fewer_steps_than_are_checked_warns_at_its_last_batch(config_of, warnings, order):
     """The order of the two batches makes no difference, because threads make batches in any order."""
     pipeline = load(config_of("zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
     assert len(pipeline) == 2 < NUM_CHECKED
@@ -128,7 +128,7 @@ def test_a_sound_run_warns_of_nothing(transforms, config_of, warnings):
     assert not warnings and verify(path).sound
 
 
-def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(config_of, warnings):
+def test_a_pipeline_without_transforms_warns_once_with_the_keys_of_its_batches(config_of, warnings):
     assert not any("inputs" in batch for batch in take(load(config_of("sound", transforms=[])), 0, 2))
     (sentence,) = warnings
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence

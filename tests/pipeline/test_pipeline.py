@@ -21,7 +21,7 @@ TRANSFORMS = (NgramFilter(max_count=5), ShiftTargets())
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """60 rows in 3 files; the first token of a row is 100 times its number, and row 7 fails the filter."""
+    """60 rows in 3 files. The first token of a row is 100 times the row's number. Row 7 fails the filter."""
     folder = tmp_path_factory.mktemp("tokens")
     row = 0
     for number, rows in enumerate((25, 30, 5)):
@@ -71,9 +71,9 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
         *(pytest.param("shuffle", hosts, 2, marks=pytest.mark.heavy) for hosts in (1, 2)),
     ],
 )
-def test_every_row_once_an_epoch_over_all_hosts_together(source, order, hosts, workers):
+def test_all_hosts_together_read_a_row_once_an_epoch(source, order, hosts, workers):
     """MaxText's olmo_grain would fail here: its sampler divides the rows between the hosts, and its loader does so again."""
-    read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)
+    read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)  # sizes that the hosts divide
     for index in range(hosts):
         mine = pipeline(source, Host(index, hosts), order, global_batch_size=batch_size)
         batches = mine.iter() if workers is None else mine.data_loader(worker_count=workers)
@@ -142,7 +142,7 @@ def test_the_iterator_ends_with_the_last_epoch(source, threads):
         mine[6]
 
 
-def test_the_dataset_is_a_grain_map_dataset_that_further_transforms_take(source):
+def test_the_dataset_is_a_grain_map_dataset_that_accepts_further_transforms(source):
     mine = pipeline(source)
     dataset = mine.dataset().map(lambda batch: batch["inputs"].sum())
     assert isinstance(mine.dataset(), grain.MapDataset)
@@ -152,7 +152,7 @@ def test_the_dataset_is_a_grain_map_dataset_that_further_transforms_take(source)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_states_go_back_to_a_step_whatever_the_workers(source, workers):
+def test_a_state_returns_to_its_step_whatever_the_workers(source, workers):
     mine = pipeline(source, Host(1, 2))
     iterator = mine.iter(start_step=3)
     next(iterator)
@@ -166,7 +166,7 @@ def test_states_go_back_to_a_step_whatever_the_workers(source, workers):
     other.close()
 
 
-def test_a_state_goes_on_with_another_number_of_hosts_but_not_with_other_data(source):
+def test_a_state_resumes_with_another_number_of_hosts_but_not_with_other_data(source):
     own = [Plain(2), *TRANSFORMS]
     state = pipeline(source, transforms=own).iter(start_step=5).get_state()
     resumed = pipeline(source, Host(1, 4), transforms=[Plain(2), *TRANSFORMS]).iter()
@@ -179,7 +179,7 @@ def test_a_state_goes_on_with_another_number_of_hosts_but_not_with_other_data(so
     for wrong in ({}, {"next_step": "5"}, None, {"next_step": -1}, *changes):
         with pytest.raises(GrainSftError, match=r"expected a list of texts|next_step|step='5'|step=-1"):
             resumed.set_state(wrong)
-    resumed.set_state({**state, "next_step": np.int64(7)})  # as checkpoints of arrays return it
+    resumed.set_state({**state, "next_step": np.int64(7)})  # a checkpoint of arrays returns numpy integers
     assert resumed.get_state() == {**state, "next_step": 7}
 
 
@@ -228,7 +228,7 @@ def test_a_step_that_failed_is_tried_again_and_no_step_is_lost(source, tmp_path,
     iterator.close()
 
 
-def test_arrays_shared_between_batches_cannot_be_written_to(source):
+def test_arrays_that_batches_share_are_read_only(source):
     # A new ShiftTargets, because threads of other tests use the one in TRANSFORMS.
     mine = pipeline(source, order="sequential", transforms=[ShiftTargets()], global_batch_size=4)
     one, other = mine[0], mine[2]
@@ -266,7 +266,7 @@ def test_a_step_given_by_position_works_with_a_warning_that_names_it(source):
             mine.iter(1, *more, **named)
 
 
-def test_parts_that_do_not_fit_are_named(source):
+def test_parts_that_do_not_fit_together_are_named(source):
     sampler, fewer = pipeline(source).sampler, IndexSampler(59, global_batch_size=4, seed=0)
     for message, make in (
         ("needs the key 'tokens'.*place this transform", lambda: pipeline(source, transforms=TRANSFORMS[::-1])[0]),

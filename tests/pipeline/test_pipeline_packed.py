@@ -59,7 +59,7 @@ def test_a_transform_that_changes_the_number_of_rows_is_named(source):
         less[1]
 
 
-class Maps(grain.transforms.Map):
+class ReturnsNoBatch(grain.transforms.Map):
     """Raises `StopIteration`, or returns None."""
 
     def __init__(self, raises):
@@ -69,9 +69,9 @@ class Maps(grain.transforms.Map):
         return next(iter([])) if self.raises else None
 
 
-def test_a_transform_that_gives_no_batch_does_not_end_the_run(source):
+def test_a_transform_that_returns_no_batch_is_an_error_not_the_end_of_the_run(source):
     for raises, expected in ((True, "step 0: .*StopIteration"), (False, "step 0: .*returned None")):
-        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), Maps(raises)])
+        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), ReturnsNoBatch(raises)])
         for threads in (0, 2):
             with pytest.raises(PipelineError, match=expected):
                 list(run.iter(threads=threads))
@@ -85,14 +85,14 @@ class Raises(Observer):
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_an_observer_that_raises_stop_iteration_does_not_end_the_run(source, start):
+def test_an_observer_that_raises_stop_iteration_is_an_error_not_the_end_of_the_run(source, start):
     run = Pipeline(source, pipeline(source, epochs=1).sampler, [ShiftTargets()], observers=[Raises()])
-    start *= run.num_steps - 1
+    start *= run.num_steps - 1  # the first step or the last
     with pytest.raises(PipelineError, match=f"step {start}: an observer .*StopIteration"):
         list(run.iter(start_step=start))
 
 
-def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(source):
+def test_an_evaluation_reads_every_row_once_and_fills_its_last_batch_with_padding(source):
     batches = pipeline(source, order="sequential", epochs=1, last_batch="fill")
     found = [batches[step] for step in range(len(batches))]
     assert len(found) == -(-len(source) // BATCH) and all(batch["inputs"].shape == (BATCH, LENGTH) for batch in found)
@@ -103,7 +103,7 @@ def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(sour
     assert set(joined["inputs"][len(source) :].ravel().tolist()) <= {source.layout.corpus.pad_token_id}
 
 
-def test_parts_of_other_types_get_a_sentence(source):
+def test_arguments_of_other_types_are_errors_that_state_the_expected_type(source):
     layout, sampler = source.layout, pipeline(source).sampler
     for message, make in (
         (r"layout is Corpus.*expected a layout, such as WindowLayout", lambda: NpyDataSource(layout.corpus)),

@@ -29,6 +29,7 @@ def check_case(corpora, folder, seed):
     """Compare a random amended run with the reference: its batches, hosts, resumption, audit log and first difference."""
     config, amendments, hosts = case_of(corpora, seed)
     plain, amended = load(as_run(config)), as_run(config, amendments=amendments)
+    # Step k of the amended run is step `data_steps[k]` of the plain run.
     skips, withdrawn, reweights = (sections_of(amendments, kind) for kind in ("skip", "withdraw", "reweight"))
     data_steps, end = list(range(100)), min(plain.end_step, 24)
     for each in skips:
@@ -45,12 +46,14 @@ def check_case(corpora, folder, seed):
     if plain.end_step == end:
         assert changed.end_step == len(left)
     check_batches(changed, load(as_run(weighted)), left, withdrawn)
+    # All hosts together have the global batch.
     split = [load(amended, Host(host, hosts)) for host in range(hosts)]
     for step in range(len(left)):
         join = np.concatenate if changed.at(step).sampler.consecutive_slots else lambda parts: np.stack(parts, 1)
         for key, array in changed[step].items():
             parts = join([each[step][key] for each in split])
             np.testing.assert_array_equal(parts.reshape(array.shape), array)
+    # Resume right before and at each step at which something changes.
     changes = {each["from"] for each in skips + withdrawn} | {stage.first_step for stage in changed.stages}
     for step in sorted(bound + before for bound in changes | {0, len(left) - 1} for before in (-1, 0)):
         if 0 < step < len(left):
@@ -59,6 +62,7 @@ def check_case(corpora, folder, seed):
             assert_same(next(again), changed[step])
     take(load({**amended, "audit": str(folder / "audit")}), 0, len(left), threads=0)
     assert check_audit(folder / "audit.log", changed).findings == []
+    # `difference` finds the first step whose batches differ. A run that ends earlier differs there.
     unequal = []
     for step in range(len(left)):
         pairs = [(plain[step].get(key), array) for key, array in changed[step].items()]
@@ -94,7 +98,7 @@ def check_batches(changed, reweighted, left, withdrawn):
 
 
 @pytest.mark.parametrize("seed", [*FEW, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in MANY)])
-def test_random_runs_with_random_amendments(corpora, tmp_path, monkeypatch, seed):
+def test_a_random_amended_run_equals_the_reference(corpora, tmp_path, monkeypatch, seed):
     if seed % 2:  # rows are read segment by segment
         monkeypatch.setattr("grain_sft.corpus.row_format.LONG_SEGMENT", 0)
     check_case(corpora, tmp_path, seed)
@@ -140,8 +144,8 @@ def hash_of(batch):
 
 
 @pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(4, 24))])
-def test_kills_around_every_boundary_and_amendments_made_between_them(corpora, tmp_path, seed):
-    """Amendments are added while the run goes on. Each batch that was logged is that of a run with all amendments."""
+def test_a_run_that_is_killed_around_every_amendment_has_the_batches_of_a_run_without_kills(corpora, tmp_path, seed):
+    """Amendments are added between kills. Each logged batch equals that of a run with all amendments from the start."""
     config, amendments, _ = case_of(corpora, seed, most=1)
     config["stages"][0]["sampler"].pop("epochs", None)
     config = as_run(config, audit=str(tmp_path / "audit"))

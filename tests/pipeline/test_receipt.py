@@ -42,7 +42,7 @@ def receipt(config, host=None, **changes):
     return load(config, host=host or Host(0, 1)).receipt
 
 
-ANEW = {"order": "sequential", "epochs": 1}  # sampler for layouts that pack every epoch anew
+EVERY_EPOCH = {"order": "sequential", "epochs": 1}  # sampler of layouts that pack each epoch by itself
 PADDED = {"kind": "padded", "sequence_length": 32}
 
 LAYOUTS = [{"sequence_length": 64}, {"algorithm": "concat_then_split"}, {"source_group_size": 2}, {"max_segments": 1}]
@@ -61,8 +61,8 @@ PACKED = [{"seed": 1}, {"seed": 2}, {"seed": 1, "epochs": 2}]
 BATCH_ROWS = {"algorithm": "shuffled_best_fit", "seed": 1, "batch_rows": 4}
 CHANGES = [{"layout": each} for each in LAYOUTS] + [{"sampler": each} for each in SAMPLERS]
 CHANGES += [{"transforms": each} for each in TRANSFORMS] + [{"corpus": each} for each in CORPORA]
-CHANGES += [{"layout": {"algorithm": "multipack", **each}, "sampler": ANEW} for each in PACKED]
-CHANGES += [{"layout": BATCH_ROWS, "sampler": ANEW | {"global_batch_size": 2}}]
+CHANGES += [{"layout": {"algorithm": "multipack", **each}, "sampler": EVERY_EPOCH} for each in PACKED]
+CHANGES += [{"layout": BATCH_ROWS, "sampler": EVERY_EPOCH | {"global_batch_size": 2}}]
 
 
 def test_every_key_that_changes_batches_changes_the_receipt(config):
@@ -71,6 +71,7 @@ def test_every_key_that_changes_batches_changes_the_receipt(config):
     assert all(code.startswith("gs2-") and len(code) == 20 for code in codes.values())
 
 
+# Keys that change no batch.
 CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote"}
 CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
 
@@ -85,7 +86,7 @@ TESTED_ELSEWHERE = {
 }
 
 
-def test_every_key_of_a_config_is_tried():
+def test_every_key_of_a_config_is_tested_here_or_in_a_named_file_or_changes_nothing():
     changed = {key for change in CHANGES for part in change.values() if isinstance(part, dict) for key in part}
     known = {*CORPUS, *all_layout_options(), *SAMPLER, *TOP} - {"inherits"}
     assert known == changed | {"transforms"} | CHANGES_NOTHING | TESTED_ELSEWHERE
@@ -110,7 +111,7 @@ def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
     assert [line.split()[0] for line in pipeline.receipt.differences(before.parts)] == ["padding"]
 
 
-def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeypatch):
+def test_hosts_paths_threads_and_caches_do_not_change_the_receipt(config, tmp_path, monkeypatch):
     code = receipt(config).code
     assert receipt(config, Host(1, 2)).code == code
     shutil.copytree(tmp_path / "sft", tmp_path / "elsewhere" / "copy")
@@ -132,7 +133,7 @@ def test_the_number_of_hosts_changes_the_receipt_in_order_maxtext_only_and_an_un
         assert len({receipt(config, sampler={**unused, "seed": seed}).code for seed in (1, 2)}) == 1
 
 
-def test_layouts_of_equal_rows_have_equal_receipts_whatever_their_options(tmp_path):
+def test_layouts_have_equal_receipts_exactly_if_their_rows_are_equal(tmp_path):
     random = np.random.default_rng(0)
 
     def corpus(name, lengths):
@@ -166,7 +167,7 @@ def test_differences_between_receipts_are_named_by_part(config):
     assert here.differences({}) and Receipt({}).differences(here.parts)
 
 
-def test_the_receipt_of_a_known_run_stays_what_it_is(tmp_path):
+def test_the_receipt_of_a_known_run_does_not_change(tmp_path):
     """Logs and plans hold receipts. A change to what is hashed needs another version at the start, such as gs3 for gs2."""
     np.arange(640, dtype="<u4").tofile(tmp_path / "tokens.npy")
     layout = grain_sft.WindowLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=1), 32)

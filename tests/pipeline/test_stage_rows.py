@@ -1,4 +1,7 @@
-"""Stages have the rows of a naive walk through the stream of tokens, and those of OLMo-core's warm-ups of length and batch."""
+"""Stages have the rows of a naive walk through the stream of tokens. They equal OLMo-core's warm-ups of length and batch size.
+
+In a warm-up, the first stages have shorter rows or smaller batches.
+"""
 
 import itertools
 import json
@@ -58,7 +61,7 @@ def test_every_token_is_read_once_or_counted_as_left_out(tmp_path, seed):
     longest = drawn.choice([8, 12, 16, 24])
     lengths = [length for length in range(1, longest + 1) if longest % length == 0 and length >= 2]
     sizes = [drawn.randrange(0, 9) * longest + drawn.randrange(longest) for _ in range(3)] + [8 * longest]
-    # with `even` 2, two hosts can divide every batch
+    # With `even` 2, every batch has an even number of rows, so two hosts can divide it.
     even, run_on, order = drawn.choice([1, 2]), drawn.random() < 0.5, drawn.choice(["shuffle", "olmo", "sequential"])
     plan, stages = [], []
     for _ in range(drawn.randrange(1, 6)):
@@ -98,7 +101,7 @@ def test_short_rows_are_parts_of_longer_rows_as_in_olmo_core(tmp_path, case):
 
 
 @pytest.mark.parametrize("case", GOLDEN["runs"], ids=lambda case: f"{case['L']}-{len(case['steps'])}")
-def test_warm_ups_of_length_and_batch_are_those_of_olmo_core(tmp_path, case):
+def test_warm_ups_of_length_and_batch_size_are_those_of_olmo_core(tmp_path, case):
     shapes = [*((step["L"], len(step["first"])) for step in case["steps"]), (case["L"], 1)]
     config, stages = config_of(numbered(tmp_path, case["files"]), case["L"], seed=case["seed"]), []
     for (length, rows), steps in itertools.groupby(shapes):
@@ -110,7 +113,7 @@ def test_warm_ups_of_length_and_batch_are_those_of_olmo_core(tmp_path, case):
         assert pipeline[step]["tokens"][:, 0].tolist() == expected["first"]
 
 
-def test_late_steps_are_found_without_those_before_them(tmp_path):
+def test_late_steps_are_read_without_the_steps_before_them(tmp_path):
     stages = [{"steps": 10**6, "sampler": {"global_batch_size": 2 + number % 3}} for number in range(20)]
     skips = [{"skip": {"from": 9000 * number, "steps": 3}} for number in range(1, 1001)]
     config = config_of(numbered(tmp_path, [999, 1500]), 16, order="shuffle", global_batch_size=2, last_batch="run_on")
@@ -118,6 +121,7 @@ def test_late_steps_are_found_without_those_before_them(tmp_path):
     stream, count = plain.sampler.streams[0].rows_at, len(plain.source)
     staged = load({**config, "stages": stages, "amendments": skips})
     for step in (10**7 - 1, 10**7, 19 * 10**6):
+        # `data` is the step in the run without skips. Stage n begins there at step 10^6 * n, with batches of 2 + n % 3 rows.
         data = step + 3 * min(1000, step // 9000)
         sizes = [2 + number % 3 for number in range(data // 10**6 + 1)]
         first = sum(10**6 * size for size in sizes[:-1]) + data % 10**6 * sizes[-1]

@@ -1,4 +1,7 @@
-"""Stages make one run. Its batches, checkpoints, amendments, traces and commands work across the bounds of stages."""
+"""Stages make one run. A stage is consecutive steps. It may have its own corpus, layout, batch size and transforms.
+
+Batches, checkpoints, amendments, traces and commands work across the bounds of stages.
+"""
 
 import functools
 import itertools
@@ -51,7 +54,7 @@ def test_hosts_that_do_not_divide_the_batches_of_a_later_stage_are_refused(confi
         load(config, Host(0, 4))
 
 
-def test_a_run_takes_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(config):
+def test_a_run_accepts_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(config):
     stages = config["stages"]
     alone = load({key: value for key, value in config.items() if key != "stages"})
     run = alone.iter()
@@ -73,7 +76,7 @@ def test_a_run_takes_a_new_stage_but_no_change_of_a_stage_that_it_has_begun(conf
     assert [line.split(":")[0] for line in alone.receipt.differences(before.parts, before=6)][:1] == ["stage 2 differs"]
 
 
-def test_rows_go_on_where_an_earlier_stage_of_the_same_stream_stopped(config, corpora):
+def test_rows_continue_where_an_earlier_stage_of_the_same_stream_stopped(config, corpora):
     pipeline = load(config)
     longest = load(sections(None, 64, corpus=corpora["olmo"], layout="windows", global_batch_size=1))
     stream = np.concatenate([longest[step]["inputs"].reshape(-1) for step in range(3 * len(longest.source))])
@@ -88,7 +91,7 @@ def test_rows_go_on_where_an_earlier_stage_of_the_same_stream_stopped(config, co
     np.testing.assert_array_equal(last, stream[len(found) + len(mixed) :][: len(last)])
 
 
-def test_a_reweight_changes_the_stages_that_have_its_sources(config):
+def test_a_reweight_changes_the_stages_that_mix_its_sources(config):
     plain = load(config)
     changes = [{"chat": 9}, {"web": 1}, {"chat": 9, "web": 1}]
     entries = [{"reweight": {"from": 14, "weights": weights}} for weights in changes]
@@ -124,7 +127,7 @@ def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path
             load({**config, "amendments": [{"withdraw": {"from": 4, "documents": [7, name]}}]})
 
 
-def test_a_corpus_that_a_mixture_names_twice_has_documents_of_two_names(corpora):
+def test_a_document_of_a_corpus_that_a_mixture_names_twice_is_withdrawn_under_one_name(corpora):
     """The withdrawal of b:3 leaves a:3. In the stage that names these two sources c and d, it withdraws d:3."""
     mixtures = [{name: {**corpora["episodes"], "weight": 1} for name in names} for names in ("ab", "ba", "cd", "c")]
     stages = [{"steps": 40, "corpus": {"mixture": mixture}} for mixture in mixtures]
@@ -138,7 +141,7 @@ def test_a_corpus_that_a_mixture_names_twice_has_documents_of_two_names(corpora)
     assert withdrawn == [{"b"}, {"b"}, {"d"}, set()]
 
 
-def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
+def test_a_trace_names_the_documents_that_each_stage_reads(config, capsys, tmp_path):
     pipeline = load(config)
     lines = trace(pipeline, range(32))
     for step in range(32):
@@ -152,7 +155,7 @@ def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
     assert table["tokens"] == [int(tokens[step - 1]) for step in table["step"]]
 
 
-def test_commands_take_stages(config, tmp_path, capsys):
+def test_commands_accept_stages(config, tmp_path, capsys):
     path = write_config(tmp_path / "run.json", config)
     assert verify(path).sound
     assert main(["inspect", str(path), "--step", "6", "--html", str(tmp_path / "page.html")]) == 0

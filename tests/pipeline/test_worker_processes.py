@@ -1,4 +1,4 @@
-"""Worker processes start from any script, and end quietly with their iterator or with the script."""
+"""Worker processes start from any script. They end without a message when their iterator or the script ends."""
 
 import functools
 import multiprocessing
@@ -20,7 +20,7 @@ from grain_sft.source.workers import InOrder
 
 SCRIPT = """
 import sys, weakref
-weakref.finalize(weakref.finalize, int)  # an exit function, as of libraries that are imported before grain
+weakref.finalize(weakref.finalize, int)  # an exit function that is registered before those of grain
 import grain, numpy as np
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
@@ -40,7 +40,7 @@ def train(of=lambda pipeline: pipeline.iter(worker_count=1)):
     print("the same", flush=True)
 """
 
-# Without an `if __name__ == "__main__"` guard.
+# A script without an `if __name__ == "__main__"` guard.
 PLAIN = SCRIPT + "train()\ntrain(lambda pipeline: iter(pipeline.data_loader(worker_count=1)))\n"
 UNDER_ABSL = SCRIPT + textwrap.dedent("""
     from absl import app, flags
@@ -102,7 +102,7 @@ class Once:
         return Once, ()
 
 
-def test_workers_end_if_others_could_not_be_started():
+def test_a_worker_ends_if_another_could_not_be_started():
     options = grain.MultiprocessingOptions(2, 1)
     elements = InOrder(grain.MapDataset.source(Once()).to_iter_dataset().mp_prefetch(options), 0)
     with pytest.raises(OSError, match="no more processes") as raised:
@@ -153,7 +153,7 @@ def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, write_
     assert "Traceback" not in result.stderr and (program is not LEFT_THREADS or not result.stderr), result.stderr
 
 
-def test_workers_end_with_their_iterator_which_says_that_it_was_closed(write_tokens):
+def test_workers_end_with_their_iterator_which_raises_that_it_is_closed(write_tokens):
     layout = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)
     before = set(multiprocessing.active_children())
     iterator = pipeline_of(layout).iter(worker_count=1)

@@ -18,6 +18,7 @@ PINNED = [[6, 8, 14, 13], [0, 10, 18, 19]]
 
 
 def heavy_tailed(rows):
+    """Return the costs of `rows` rows. A few are many times as high as most."""
     return np.random.default_rng(rows).lognormal(20, 1, rows).astype(np.int64)
 
 
@@ -27,6 +28,7 @@ def sampler(rows, batch, **options):
 
 
 def most_over_mean(mine, steps):
+    """Return for each of `steps` the highest cost of its rows, divided by their mean cost."""
     costs = heavy_tailed(mine.num_instances)
     return [costs[rows].max() / costs[rows].mean() for rows in map(mine.rows, steps)]
 
@@ -53,17 +55,17 @@ def test_an_order_is_the_same_on_every_machine():
     ),
     last_batch=st.sampled_from(["drop", "fill", "run_on"]),
 )
-def test_batches_that_vary_in_size_and_ends_of_epochs(rows, batch, schedule, last_batch):
-    """An epoch reads each row at most once, on any number of hosts. A step has neighbours in the epoch's order of costs."""
+def test_an_epoch_reads_each_row_at_most_once_whatever_the_batches_and_its_end(rows, batch, schedule, last_batch):
+    """All hosts together read the global batch. If the rows of an epoch are sorted by cost, those of a step are neighbours."""
     whole = sampler(rows, batch, schedule=sorted(schedule), last_batch=last_batch, epochs=3)
     slots, costs = whole.slots(range(whole.num_steps)), heavy_tailed(rows)
     for epoch in range(3):
         mine = (slots.epoch == epoch) & (slots.row != FILL_ROW)
         read = slots.row[mine]
         assert len(set(read.tolist())) == len(read) == whole.streams[0].span(epoch).rows
-        whole_epoch = np.argsort(costs[read]).argsort()
+        ranks_in_epoch = np.argsort(costs[read]).argsort()
         for step in np.unique(slots.step[mine]).tolist() if last_batch != "run_on" else ():
-            ranks = whole_epoch[slots.step[mine] == step]
+            ranks = ranks_in_epoch[slots.step[mine] == step]
             assert np.ptp(ranks) == len(ranks) - 1
     for step in {0, whole.num_steps // 2, whole.num_steps - 1}:
         for hosts in (1, 2, 3):
@@ -72,10 +74,11 @@ def test_batches_that_vary_in_size_and_ends_of_epochs(rows, batch, schedule, las
                 assert rows_of_hosts(parts, step).tolist() == whole.rows(step).tolist()
 
 
-def test_rows_that_an_epoch_leaves_out_are_of_any_cost():
+def test_the_rows_that_an_epoch_leaves_out_are_of_any_cost():
     mine, costs = sampler(43, 8), heavy_tailed(43)
     epochs = [np.concatenate([*map(mine.rows, range(first, first + 5))]) for first in range(0, 300, 5)]
     unread = np.concatenate([np.setdiff1d(np.arange(43), read) for read in epochs])
+    # Each of 60 epochs leaves out 3 of 43 rows. Their ranks by cost are spread evenly over 0 to 42.
     places = np.argsort(np.argsort(costs))[unread]
     assert len(places) == 180 and 17 < places.mean() < 25 and places.std() > 9
 

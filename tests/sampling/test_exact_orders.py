@@ -1,4 +1,4 @@
-"""Orders `olmo`, `maxtext`, `episode` and `openchat` give exactly the rows that these systems computed."""
+"""Orders `olmo`, `maxtext`, `episode` and `openchat` have exactly the rows that these systems computed."""
 
 import hashlib
 
@@ -71,7 +71,7 @@ def test_large_permutations_are_those_of_olmo_core_and_maxtext():
 
 
 @pytest.mark.parametrize("case", EPISODES["cases"], ids=lambda case: f"{case['episodes']} episodes")
-def test_order_episode_is_the_episode_indexed_loaders(case):
+def test_order_episode_is_the_order_of_the_episode_indexed_loader(case):
     mine = sampler(case["episodes"], case["batch_size"], "episode", seed=case["epoch_seed"], last_batch="run_on")
     assert [mine.rows(step).tolist() for step in range(len(case["batches"]))] == case["batches"]
     epochs = sampler(case["episodes"], case["episodes"], "episode", seed=case["epoch_seed"])

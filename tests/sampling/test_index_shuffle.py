@@ -1,4 +1,4 @@
-"""Order "shuffle" equals Grain's `index_shuffle`, unless that repeats a row. Order "grain" equals its `MapDataset.shuffle`."""
+"""Order "shuffle" equals Grain's `index_shuffle` but never repeats a row. Order "grain" equals Grain's `MapDataset.shuffle`."""
 
 import grain
 import numpy as np
@@ -34,11 +34,11 @@ def test_each_row_is_read_once_an_epoch(rows):
 
 
 def test_grain_repeats_a_row_of_65537():
-    assert index_shuffle(65536, 65536, 9, 8) == index_shuffle(0, 65536, 9, 8)  # remove the correction once this fails
+    assert index_shuffle(65536, 65536, 9, 8) == index_shuffle(0, 65536, 9, 8)  # if this fails, remove our correction
 
 
 @pytest.mark.parametrize("rows", [1, 3, 700, 70_001])
-def test_order_grain_is_that_of_grains_shuffle(rows):
+def test_order_grain_is_the_order_of_grains_shuffle(rows):
     seed, epochs = 2**32 - 2, 4
     dataset = grain.MapDataset.range(rows).shuffle(seed).repeat(epochs)
     (stream,) = grain_sft.IndexSampler(rows, global_batch_size=1, seed=seed, order="grain").streams

@@ -69,7 +69,7 @@ def test_a_file_with_an_order_of_another_seed_dtype_or_length_is_made_again(tmp_
         assert made.read_bytes() == whole
 
 
-def test_orders_are_in_the_given_folder_or_in_the_cache_and_a_file_in_its_place_is_an_error(tmp_path, monkeypatch):
+def test_orders_are_in_the_given_folder_or_the_cache_and_a_file_in_its_place_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "b"))
     for cache_dir, folder in ((tmp_path / "a", tmp_path / "a"), (None, tmp_path / "b" / "orders")):
         rows = IndexSampler(ROWS, order="olmo", cache_dir=cache_dir, global_batch_size=16, seed=5).rows(0)

@@ -29,8 +29,11 @@ def constant(*weights):
     return Proportions([(0, shares(*weights))], [None] * len(weights))
 
 
-def furthest(changes, chosen):
-    """Return, after each row, the largest distance of a source from its share: a Fraction, in rows."""
+def largest_distances(changes, chosen):
+    """Return after each row the largest distance of a source from its share, in rows, as a Fraction.
+
+    `changes` is pairs (row, shares from that row on). `chosen` is the source of each row.
+    """
     by_row = dict(changes)
     common = np.lcm.reduce([share.denominator for each in by_row.values() for share in each])
     owed, weights, found = [0] * len(by_row[0]), (), []
@@ -59,6 +62,7 @@ def assert_consistent(mixed, rows):
 
 @pytest.mark.parametrize(("weights", "rows"), [((3, 70_001, 29_996), 100_000), ((1, 7, 2), 10_000)])
 def test_every_prefix_of_many_rows_is_within_tijdemans_bound(weights, rows):
+    """For three sources, Tijdeman's bound is 0.75 rows: no source is ever further from its share."""
     mixed, period = constant(*weights), sum(weights)
     sources = assert_consistent(mixed, rows)
     for source, weight in enumerate(weights):
@@ -73,7 +77,7 @@ def test_no_source_is_a_row_away_from_its_share_and_none_beyond_tijdemans_bound(
     mixed = constant(*weights)
     rows = min(int(np.lcm.reduce([share.denominator for share in shares(*weights)])), 600)
     sources = assert_consistent(mixed, rows)
-    worst = max(furthest([(0, shares(*weights))], sources))
+    worst = max(largest_distances([(0, shares(*weights))], sources))
     assert worst < 1
     assert float(worst) <= mixed.bound + 1e-12
     for source, share in enumerate(shares(*weights)):
@@ -88,7 +92,7 @@ def test_in_a_halving_tree_up_to_four_sources_stay_within_a_row_of_their_share(w
         mixed = constant(*weights)
         assert mixed.bound <= 1
         sources = assert_consistent(mixed, 300)
-    assert max(furthest([(0, shares(*weights))], sources)) < 1
+    assert max(largest_distances([(0, shares(*weights))], sources)) < 1
     rows = np.arange(first, first + 50)
     late, before = mixed.choose(rows)
     for source in np.unique(late).tolist():
@@ -130,7 +134,7 @@ def test_a_halving_tree_leaves_no_arrays_to_the_garbage_collector():
         gc.enable()
 
 
-def test_a_late_row_costs_what_the_first_costs():
+def test_a_late_row_takes_no_longer_than_the_first():
     """Row 10^15 is found from the table of one period, which is 10 rows. A walk over all rows before it would not end."""
     mixed = constant(0.1, 0.7, 0.2)
     for row in (0, 10**9, 10**15):
@@ -142,6 +146,7 @@ def test_a_late_row_costs_what_the_first_costs():
 
 @st.composite
 def scheduled(draw, low, high):
+    """Draw changes of the weights of `low` to `high` sources, and a row after the last change."""
     count = draw(st.integers(low, high))
     changes, row = [], 0
     for _ in range(draw(st.integers(2, 5))):
@@ -157,7 +162,7 @@ LATE = [
     (12, shares(1, 500, 0, 500)),
     (13, shares(0, 0, 0, 1)),
 ]
-"""Changes of weights, two of which last for one row. Such a row must follow the rule that a longer phase of its weights has."""
+"""Changes of weights. Two of them last for one row, whose source must be that of a longer phase with the same weights."""
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -170,35 +175,35 @@ def test_a_change_of_weights_changes_nothing_before_it_and_up_to_three_sources_s
     for number in range(1, len(changes)):
         fewer, at = Proportions(changes[:number], [None] * count), changes[number][0]
         assert fewer.choose(np.arange(at))[0].tolist() == sources[:at].tolist()
-    worst = max(furthest(changes, sources))
+    worst = max(largest_distances(changes, sources))
     assert worst <= 1 if count <= 3 else worst < len(changes)
 
 
-def test_a_source_that_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
+def test_a_source_that_no_rule_can_keep_within_a_row_of_its_share_returns_to_it_soon():
     """Three of six equal sources have had a row each. If they get few rows after that, one of the others falls more than a row
     behind for a while. If they get none, it stays behind."""
     equal = [(0, shares(1, 1, 1, 1, 1, 1))]
     first = Proportions(equal, [None] * 6).choose(np.arange(3))[0]
     for little, back in ((1, 60), (0, None)):
         changes = [*equal, (3, shares(*(little if source in first else 20 for source in range(6))))]
-        off = furthest(changes, Proportions(changes, [None] * 6).choose(np.arange(300))[0])
+        off = largest_distances(changes, Proportions(changes, [None] * 6).choose(np.arange(300))[0])
         assert 1 < max(off) <= Fraction(7, 6)
         assert back is None or max(off[back:]) <= 1
 
 
-def test_a_source_that_runs_dry_leaves_its_share_to_the_others():
+def test_an_exhausted_source_leaves_its_share_to_the_others():
     changes, limits = [(0, shares(0.1, 0.7, 0.2))], [5, None, 3]
     endless = constant(0.1, 0.7, 0.2)
-    going_on = Proportions(changes, limits, ["renormalize"] * len(limits))
-    sources = assert_consistent(going_on, 400)
-    assert going_on.length is None and np.bincount(sources).tolist() == [5, 392, 3]
-    last = int(going_on.find(2, np.array([2]))[0])
+    renormalized = Proportions(changes, limits, ["renormalize"] * len(limits))
+    sources = assert_consistent(renormalized, 400)
+    assert renormalized.length is None and np.bincount(sources).tolist() == [5, 392, 3]
+    last = int(renormalized.find(2, np.array([2]))[0])
     assert sources[: last + 1].tolist() == endless.choose(np.arange(last + 1))[0].tolist()
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 6), st.data())
-def test_with_renormalizing_every_row_is_given_once(weights, data):
+def test_with_renormalize_every_row_of_every_source_is_read_once(weights, data):
     limits = [data.draw(st.integers(0, 30)) if weight else 0 for weight in weights]
     mixed = Proportions([(0, shares(*weights))], limits, ["renormalize"] * len(limits))
     assert mixed.length == sum(limits)
@@ -209,6 +214,7 @@ def test_with_renormalizing_every_row_is_given_once(weights, data):
 @settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 5), st.data())
 def test_an_exhausted_source_ends_the_rows_fails_or_leaves_its_share(weights, data):
+    """`whole` has the rows of sources that never stop or fail. `lacking` lists those whose source has no row left."""
     count = len(weights)
     limits = [data.draw(st.one_of(st.none(), st.integers(1, 20))) for _ in weights]
     modes = [data.draw(st.sampled_from(["stop", "renormalize", "fail"])) for _ in weights]

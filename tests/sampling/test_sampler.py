@@ -46,14 +46,15 @@ def test_hosts_together_read_the_global_batch_in_stripes(order, hosts):
 def test_an_evaluation_set_may_be_smaller_than_a_batch():
     small = sampler(3, 8, "shuffle", last_batch="fill")
     assert sorted(small.rows(0).tolist()) == [FILL_ROW] * 5 + [0, 1, 2]
-    assert small[7].record_key % 3 == FILL_ROW  # grain.DataLoader reads row `key % 3`: a fill row has to stay one
+    assert small[7].record_key % 3 == FILL_ROW  # `key % 3` is the row that grain.DataLoader reads
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
-def test_records_one_by_one_are_the_rows_of_the_steps_however_an_epoch_ends(order, last_batch):
+def test_records_are_the_rows_of_the_steps_in_order_however_an_epoch_ends(order, last_batch):
     if ORDERS[order].runs_on and last_batch == "fill":
         return
+    # The case (7, 12, 5) has batches larger than an epoch.
     small = [] if last_batch == "drop" or order == "maxtext" else [(7, 12, 5)]
     for rows, batch, epochs in ((50, 12, 3), (100, 12, None), *small):
         for host in (Host(0, 1), Host(2, 3), Host(5, 12)):
@@ -69,7 +70,7 @@ def test_records_one_by_one_are_the_rows_of_the_steps_however_an_epoch_ends(orde
                 mine.rows_at(0, np.array([batch]))
 
 
-def test_random_draws_among_all_rows_with_replacement_by_seed_step_and_place_alone():
+def test_order_random_draws_rows_with_replacement_by_seed_step_and_slot_alone():
     steps = [sampler(100, 50, "random").rows(step) for step in range(400)]
     counts = np.bincount(np.concatenate(steps), minlength=100)
     assert len(counts) == 100 and counts.sum() == 20_000
@@ -85,7 +86,7 @@ def test_random_draws_among_all_rows_with_replacement_by_seed_step_and_place_alo
 
 
 @pytest.mark.parametrize("order", [order for order in ORDERS if order != "sequential"])
-def test_epochs_and_seeds_differ(order):
+def test_the_orders_of_epochs_and_of_seeds_differ(order):
     mine = sampler(64, 64, order)
     assert len({tuple(mine.rows(step).tolist()) for step in range(20)}) == 20
     assert len({tuple(sampler(64, 64, order, seed=seed).rows(0).tolist()) for seed in range(20)}) == 20
@@ -109,7 +110,7 @@ def test_two_thousand_hosts_share_a_step_without_overlap(hosts):
     np.testing.assert_array_equal(together, sampler(724_000_000, batch, "shuffle").rows(10_000_000))
 
 
-def test_slots_of_some_hosts_are_those_that_they_read():
+def test_slots_of_some_hosts_are_the_slots_that_they_read():
     read = IndexSampler(40, global_batch_size=8, seed=0, host=Host(0, 2))
     for hosts, expected in ((None, {0, 1}), ([1, 0], {0, 1}), ([0, 0], {0}), ([5, 6], set()), ([], set())):
         assert set(read.slots(range(2), hosts=hosts).host.tolist()) == expected
@@ -130,7 +131,7 @@ def test_reading_ahead_never_fails_for_an_epoch_that_was_not_requested(last_batc
         sampler(10, 5, "episode", seed=1 << 32)
 
 
-def test_shuffle_false_reads_rows_as_they_are_numbered():
+def test_shuffle_false_reads_rows_in_the_order_of_their_numbers():
     assert sampler(20, 4, "olmo", Host(1, 2), shuffle=False).rows(2).tolist() == [9, 11]
     assert sampler(20, 4, "maxtext", Host(1, 2), shuffle=False).rows(2).tolist() == [14, 15]
     with pytest.raises(SamplerError, match="shuffle='false': expected True or False"):
@@ -141,12 +142,13 @@ def test_shuffle_false_reads_rows_as_they_are_numbered():
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("last_batch", ["drop", "run_on"])
-def test_a_copy_gives_the_same_rows_at_late_steps_too_and_carries_no_permutation(order, last_batch):
+def test_a_pickle_is_small_and_has_the_same_rows_at_late_steps(order, last_batch):
     mine = sampler(100_000, 12, order, Host(1, 3), last_batch=last_batch)
     step, pickled = 10**8 + 1, pickle.dumps(mine)
     rows = mine.rows(step).tolist()
     assert len(pickled) < 1000
     assert pickle.loads(pickled).rows(step).tolist() == rows and repr(pickle.loads(pickled)) == repr(mine)
+    # An epoch of order maxtext is 33,333 rows of this host. Others drop 4 of 100,000 rows, except with "run_on".
     epoch = step * 4 // 33_333 if order == "maxtext" else step * 12 // (100_000 - 4 * (not mine.runs_on))
     assert mine.streams[0].begin(step)[0] == epoch
     assert [mine[step * 4 + i].record_key for i in range(4)] == rows
@@ -224,7 +226,7 @@ def test_steps_and_records_out_of_range_are_errors():
         MappedSampler(ending, [(3, 2)]).slots(range(20, 29))
 
 
-# Orders from outside: the tests below give their names as "module:name". Some of them return wrong rows.
+# Orders from outside of the package. The tests below name them as "module:name". Some of them return wrong rows.
 
 
 def rotated(seed, epoch, num_rows):

@@ -1,4 +1,4 @@
-"""Tests of batch sizes that change at a step: an epoch still has each row once, and any step can be computed alone."""
+"""Batch sizes may change at a step. An epoch still has each row once, and any step can still be computed alone."""
 
 import pickle
 
@@ -31,7 +31,7 @@ def runs(draw):
     return {"num_instances": rows, "global_batch_size": draw(SIZES), **options}
 
 
-def plain(num_instances, global_batch_size, last_batch, schedule, order, steps):
+def rows_by_a_walk(num_instances, global_batch_size, last_batch, schedule, order, steps):
     """Return the rows of each step, computed one step after the other from a list of the rows left in the epoch."""
     epochs = IndexSampler(num_instances, global_batch_size=num_instances, seed=7, order=order)
     found, epoch, left = [], -1, []
@@ -53,7 +53,7 @@ def plain(num_instances, global_batch_size, last_batch, schedule, order, steps):
 @given(runs())
 def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
     sampler = IndexSampler(**run, seed=7)
-    expected = plain(**run, steps=25)
+    expected = rows_by_a_walk(**run, steps=25)
     assert [sampler.rows(step).tolist() for step in range(25)] == expected
     again = pickle.loads(pickle.dumps(sampler))
     assert again.rows(24).tolist() == expected[24] and repr(again) == repr(sampler)
@@ -72,7 +72,7 @@ def test_rows_are_those_of_a_plain_walk_through_the_epochs(run):
 
 @settings(max_examples=examples(40), deadline=None)
 @given(runs())
-def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
+def test_a_run_ends_with_its_epochs_and_each_epoch_has_a_row_once(run):
     run["num_instances"] += 24
     sampler = IndexSampler(**run, seed=7, epochs=3)
     rows = [sampler.rows(step) for step in range(sampler.num_steps)]
@@ -96,7 +96,7 @@ def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
         assert column.tolist() == expected[real].tolist()
 
 
-def test_hosts_that_divide_some_batches_are_checked_from_a_step_on():
+def test_hosts_need_to_divide_only_the_batches_from_the_checked_step_on():
     whole = IndexSampler(5000, global_batch_size=64, seed=3, order="olmo", schedule=[(1000, 96), (2000, 48)])
     six = whole.with_host(Host(0, 6))
     six.check_from(1000)
@@ -106,7 +106,7 @@ def test_hosts_that_divide_some_batches_are_checked_from_a_step_on():
         whole.with_host(Host(0, 7))
 
 
-def test_blocks_of_order_maxtext_go_on_where_they_were():
+def test_a_change_of_batch_size_continues_the_stream_of_order_maxtext():
     for host in (Host(0, 2), Host(1, 2)):
         steady = IndexSampler(40, global_batch_size=2, seed=3, order="maxtext", host=host)
         changing = IndexSampler(40, global_batch_size=4, seed=3, order="maxtext", host=host, schedule=[(5, 8), (9, 2)])
@@ -119,7 +119,7 @@ def test_blocks_of_order_maxtext_go_on_where_they_were():
 
 @settings(max_examples=examples(60), deadline=None)
 @given(run=runs(), order=st.sampled_from(["shuffle", "olmo", "random", "maxtext", "sequential"]), data=st.data())
-def test_a_sampler_that_reads_steps_in_turn_gives_what_a_new_one_gives_for_each_step(run, order, data):
+def test_a_sampler_that_reads_steps_in_turn_has_the_rows_of_a_new_sampler(run, order, data):
     if order in ("maxtext", "random") and run["last_batch"] == "fill":
         run["last_batch"] = "drop"
     run["order"] = order
@@ -143,7 +143,7 @@ def test_a_sampler_that_reads_steps_in_turn_gives_what_a_new_one_gives_for_each_
             np.testing.assert_array_equal(one.rows(step), make().rows(step))
 
 
-def test_joined_sizes_are_those_of_their_parts():
+def test_joined_sizes_are_the_sizes_of_their_parts():
     sizes = JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)])
     expected = [4] * 5 + [6] * 3 + [12] * 12
     assert [sizes.at(step) for step in range(20)] == sizes.of_steps(np.arange(20)).size.tolist() == expected
@@ -154,7 +154,7 @@ def test_joined_sizes_are_those_of_their_parts():
         sizes.check_from(5, 4)
 
 
-def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
+def test_stages_list_their_changes_of_batches_and_ignore_those_after_their_end():
     rows = SourceOrder(20, 1)
     mixture = Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((10, {"a": 1, "b": 3}), (70, {"a": 3, "b": 1})))
     first = MappedSampler(MixtureSampler(mixture, global_batch_size=4, schedule=[(60, 3)]), end=50)

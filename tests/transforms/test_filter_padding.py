@@ -1,4 +1,4 @@
-"""NgramFilter has OLMo-core's verdicts on padded rows and, if it counts padding, on packed rows."""
+"""NgramFilter passes and fails the rows that OLMo-core's filter does: padded rows and, if it counts padding, packed rows."""
 
 import dataclasses
 import hashlib

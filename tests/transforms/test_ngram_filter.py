@@ -41,7 +41,7 @@ def test_verdicts_on_batches_and_on_rows_are_those_of_olmo_core(name):
         assert (filter.map(element(row))["loss_mask"] == passes).all()
 
 
-def test_a_filter_within_a_read_is_recorded_as_what_the_thread_does(tmp_path):
+def test_a_filter_within_a_read_is_recorded_as_the_activity_of_its_thread(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
     source, filter = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), 8)), NgramFilter()
     ShiftTargets().read(source, np.array([0, 1]), filters=[filter])
@@ -49,6 +49,7 @@ def test_a_filter_within_a_read_is_recorded_as_what_the_thread_does(tmp_path):
 
 
 def longest_repeat(row, period):
+    """Return the length of the longest run of equal n-grams of `period` tokens, each directly after the one before."""
     run = best = 0
     for i in range(period, len(row)):
         run = run + 1 if row[i] == row[i - period] else 0
@@ -58,7 +59,7 @@ def longest_repeat(row, period):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=120), *[st.integers(1, most) for most in (13, 13, 12)])
-def test_a_row_fails_exactly_if_it_holds_a_long_enough_run(row, one, other, count):
+def test_a_row_fails_exactly_if_it_repeats_an_ngram_often_enough(row, one, other, count):
     low, high = sorted((one, other))
     expected = any(longest_repeat(row, p) >= max(count, 3) for p in range(low, min(high, len(row) // 3) + 1))
     assert bool(NgramFilter(high, low, count).fails(np.array(row, np.uint16))) == expected

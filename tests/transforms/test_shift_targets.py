@@ -1,4 +1,4 @@
-"""ShiftTargets: targets, segments and weights of rows and batches."""
+"""`ShiftTargets` makes targets, the token after each input, with their segments and weights, of a row or of a batch."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ KEYS = {f"{kind}{of}" for kind in ("inputs", "targets") for of in ("", "_positio
 
 
 def packed_row():
-    """Two documents of 4 and 3 tokens and 1 of padding; the second token of each takes no loss."""
+    """Return a row of two documents, of 4 and 3 tokens, and one token of padding. The second token of each takes no loss."""
     return {
         "tokens": np.array([11, 12, 13, 14, 21, 22, 23, 0], np.uint16),
         "loss_mask": np.array([1, 0, 1, 1, 1, 0, 1, 0], np.bool_),
@@ -37,7 +37,7 @@ def test_a_loss_mask_of_integers_is_a_mask():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int32])
-def test_every_token_width_becomes_int32(dtype):
+def test_tokens_of_every_dtype_become_int32(dtype):
     row = {**packed_row(), "tokens": np.arange(8, dtype=dtype)}
     del row["loss_weights"]
     batch = ShiftTargets().map(row)
@@ -47,7 +47,7 @@ def test_every_token_width_becomes_int32(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "token"), [(np.uint32, 1 << 31), (np.uint32, 2**32 - 1), (np.uint64, 1 << 40)])
-def test_a_token_that_int32_cannot_hold_is_found_and_placed(dtype, token):
+def test_a_token_that_int32_cannot_hold_is_refused_with_its_place(dtype, token):
     row = {**packed_row(), "tokens": np.zeros((2, 8), dtype)}
     row["tokens"][1, 5] = token
     with pytest.raises(GrainSftError, match=r"\[1, 5\].*wrong dtype"):

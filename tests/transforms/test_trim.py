@@ -1,4 +1,4 @@
-"""Tests of `TrimToMultiple`: it cuts columns that are padding in every row, and gives only the shapes that it lists."""
+"""`TrimToMultiple` cuts columns that are padding in every row. Its batches have only the shapes that it lists."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_only_padding_is_cut_down_to_the_next_multiple(source, multiple, after):
     assert len(listed) == -(-LENGTH // multiple)
 
 
-def test_single_rows_and_batches_of_padding_are_trimmed_and_a_full_batch_stays_as_it_is(source):
+def test_single_rows_and_batches_of_padding_are_trimmed_and_a_full_batch_is_returned_itself(source):
     trim = TrimToMultiple(16)
     for row in range(5):
         assert_same(trim.map(source[row]), {key: array[0] for key, array in trim.map(source.read([row])).items()})
