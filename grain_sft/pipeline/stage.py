@@ -14,8 +14,9 @@ from grain_sft.sampling import EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 
 Progress = tuple[int, int, str]
-"""How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and the
-`EpochStream.batching` of the last stage that read it."""
+"""How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and `EpochStream.batching` of
+the last stage that read it. This is the text of the rule that cuts the epoch into batches. A later stage can continue inside
+the epoch only with the same text, such as "", which means consecutive rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
-      amendments: The amendments of the run, in their order, with the numbers that the withdrawn documents have in this stage.
-        An entry is None if the stage lacks the documents. If `amendments` is None, documents have the same numbers in all
-        stages.
+      amendments: Amendments (changes of the run, each from a step on), in the order of the run. Stages may number documents
+        differently, so an amendment that withdraws documents has their numbers in this stage here. It is None if the stage
+        lacks the documents. If `amendments` is None, documents have the same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, one is below 1, or the sampler is for another number of rows.
@@ -63,7 +64,8 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # a curriculum, in which each step has as many tokens as step 0
+        # In a curriculum, `row_length` is not None: lengths of rows differ by step. Each step has as many tokens as step 0.
+        if length is not None:
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -72,7 +74,8 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`, but not the skips. So they count data steps.
+    The samplers apply the weights of `amendments`, but not the skips. So their steps are data steps, which count skipped steps
+    too: with 3 steps skipped at step 5, step 10 of the run is data step 13.
     """
     progress: dict[Any, Progress] = {}  # by the key of a stream, as in `_streams`
     samplers: list[MappedSampler] = []

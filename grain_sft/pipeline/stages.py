@@ -28,13 +28,16 @@ class StagedPipeline(Pipeline):
 
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
-    lengths. If the earlier stages end inside a row of a stage with longer rows, that stage begins at the row after, and `gaps`
-    counts the tokens that the stage leaves out. In each stage, the shares of a mixture are counted from the stage's first row.
+    lengths. If a stage has longer rows than an earlier one, the earlier one may end inside a row of the later stage. The later
+    stage then begins at its next row, and leaves out the tokens between. For example, after 3 rows of 4 tokens, a stage with
+    rows of 8 tokens begins at its row 2, and leaves out 4 tokens. In each stage, the shares of a mixture are counted from the
+    stage's first row.
 
     Args:
       stages: Stages in order.
-      audit, observers, amendments: As in `Pipeline`. Amendments state steps of the run. Skipped steps make later stages begin
-        earlier.
+      audit, observers: As in `Pipeline`.
+      amendments: Changes of the run, each from a step on, such as steps to skip or documents to withdraw. Their steps are
+        counted from the start of the run, not of a stage. Skipped steps make later stages begin earlier.
 
     Attributes:
       stages: `Pipeline` of each stage. It has the steps `first_step` to `end_step - 1` of the run. A stage is left out if all
@@ -60,7 +63,8 @@ class StagedPipeline(Pipeline):
         if not self._planned_stages:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
-        samplers, _ = placed(self._planned_stages, self.amendments)  # with the weights of amendments, without the skips
+        # These samplers use the weights that amendments set, but skip no steps. Each `Pipeline` below applies the skips.
+        samplers, _ = placed(self._planned_stages, self.amendments)
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
@@ -111,11 +115,16 @@ class StagedPipeline(Pipeline):
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the possible earlier versions of this run, when it had only its first `count` stages.
+        """Return the versions that this run may have had when it consisted of only its first `count` stages.
 
-        The end of a stage may have changed when the next stage was added. So the last of the `count` stages has no end in one
-        version, its present end in the next, and ends after `last_step` in the third. With `count` 1, the list begins with a
+        The end of a stage may have changed when the next stage was added, and an audit log does not record the earlier end. So
+        the list has a version for each possible end of the last of these stages: no end, its present end, and an end after
+        `last_step`. The third version is left out if the stage begins after `last_step`. With `count` 1, the list begins with a
         pipeline without stages.
+
+        Args:
+          count: Number of stages that the run had.
+          last_step: Last step that the audit log has from that time; -1 if it has none.
         """
         *before, last = self._planned_stages[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned_samplers[count - 1].first_step
@@ -136,7 +145,10 @@ class StagedPipeline(Pipeline):
 
     @property
     def data_key(self) -> str:
-        """The `data_key` of a run of the first stage alone."""
+        """Text of all that decides the batches of the first stage, without amendments.
+
+        It is the `data_key` of a run that has only the first stage.
+        """
         first = self._planned_stages[0]
         return data_key_of(first.source, first.sampler, first.transforms)
 
@@ -150,7 +162,11 @@ class StagedPipeline(Pipeline):
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches: parts of the first stage, then of each later stage, with its first data step."""
+        """Receipt of the global batches: the parts of the first stage, then those of each later stage.
+
+        The parts of a later stage state the data step at which the stage begins. Data steps count skipped steps too: after a
+        skip of 10 steps, step 100 is data step 110.
+        """
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.transforms)
         for number, (stage, sampler) in enumerate(zip(later, self._planned_samplers[1:], strict=True), 2):
@@ -160,7 +176,8 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            # the parts differ if a withdrawn document has another number in this stage, or is not in it
+            # Stages number documents differently, so a withdrawn document may have another number in this stage, or none.
+            # Then the receipt also lists the amendments as they are in this stage.
             if own_parts != amendment_parts(self.amendments):
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)
