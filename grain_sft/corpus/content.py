@@ -34,7 +34,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     Args:
       stored: Files whose data are hashed.
       read: Function that reads all files and returns their hashes. None hashes each file with `hashing.of_file`.
-      of: What `read` hashes: "bytes" for every byte from `data_offset` on, or the text that `name_of_scan` returns.
+      of: Name of what `read` hashes, as a part of the cache's key. "bytes" means every byte of each file from `data_offset` on.
+        If `read` hashes only parts of the files, `name_of_scan` returns the name.
     """
     read = read or (lambda: list(map(hashing.of_file, stored)))
     key = _cache_key(stored, of)
@@ -62,7 +63,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
     """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
     Return None if the hashes are not cached, because the files are small, an object has no version, or a file was written to in
-    the last two seconds. A further write within this time may not change the file's times.
+    the last two seconds. A second write within this time might leave the file's times as they are.
     """
     if sum(file.size for file in stored) < _CACHED_FROM:
         return None
@@ -132,10 +133,11 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the `of` under which `hashes_of` caches the hashes of all tokens: "bytes" if each shard is a whole file.
+    """Return the argument `of` of `hashes_of` for a scan, which hashes the tokens of each shard of `corpus`.
 
-    A shard may also be a part of its file: a range of Megatron's sequences, or the tokens of materialized rows without the
-    other arrays. The hash of such a part must not be cached as the hash of the file.
+    If each shard is a whole file, the scan hashes files: "bytes". A shard may also be a part of its file: a range of Megatron's
+    sequences, or the tokens of materialized rows without the other arrays. The hash of such a part must not be cached as the
+    hash of the file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

@@ -56,7 +56,10 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """Fields of this project's index, without those of `CorpusMetadata`. `eos_token_id` is in both: its key is required."""
+    """Fields of this project's index that `CorpusMetadata` lacks, and `eos_token_id`, which has no default here.
+
+    So an index without the key `eos_token_id` is refused, although `CorpusMetadata` does not require it.
+    """
 
     version: int
     fingerprint: str
@@ -83,7 +86,8 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
         if not files.is_remote(present) and not os.path.isabs(present):
             absolute = files.join(files.parent(path), present)
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
-            present = options.remap(absolute) if present == file.path else absolute  # a path is remapped once
+            # `path_remap` is applied once: if it did not change the relative path, it is applied to the absolute path
+            present = options.remap(absolute) if present == file.path else absolute
         version = file.version if present == file.path else None  # a copy has a version of its own
         return dataclasses.replace(file, path=present, version=version, root=None)
 
@@ -135,7 +139,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     """Return the corpus of the index at `path` with the loss files that `options` ask for.
 
     `indexed` is `use_loss_mask` in the index. It is None if no masks existed when the index was written, or if grain_sft 0.1.0
-    wrote the index: this version did not find the masks of listed files.
+    wrote the index. Version 0.1.0 did not find the masks of listed files.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask

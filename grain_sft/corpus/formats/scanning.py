@@ -56,7 +56,8 @@ class ReadOptions:
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
         """Raise CorpusError if `self.dtype` is set and is not `dtype`, the dtype that the file `path` states.
 
-        If `name` is given, the message has it in place of the name of `dtype`.
+        The message calls the file's dtype `name`, if `name` is given. It differs from the name of `dtype` if a file of signed
+        tokens, such as int32, is read as unsigned tokens.
         """
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Omit dtype.")
@@ -173,7 +174,8 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
     """Return the dtype of the first token file with a loss file. A raw file of 2000 bytes with 1000 loss values is uint16.
 
-    Without loss files, return the last of `allowed`, or None if `allowed` are all dtypes.
+    Without loss files, return the last of `allowed`, which is the format's default. Return None if `allowed` has every dtype:
+    such a format has no default, and `scan_shard` infers the dtype of each file.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
