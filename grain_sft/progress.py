@@ -78,7 +78,7 @@ def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 def _show(line: str, terminal: bool) -> None:
-    """Print a line: on a terminal in place of the last one, which the control code clears; in a file below it."""
-    before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
+    """Print a line. On a terminal, it replaces the last line. In a file, it becomes a new line at the end."""
+    before, after = ("\r\x1b[K", "") if terminal else ("", "\n")  # "\r\x1b[K" clears the last line of a terminal
     with contextlib.suppress(OSError):  # a closed stderr does not end the work
         print(f"{before}{line}", end=after, file=sys.stderr, flush=True)

@@ -84,8 +84,9 @@ class InOrder:
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator once. It also runs when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
-    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. Exit
-    # functions run in reverse order, and `finalize` may have registered its own before `multiprocessing` did.
+    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. So `once`
+    # has to run before the exit function of `multiprocessing`. Exit functions run in the reverse order of their registration.
+    # `finalize` may have registered its exit function before `multiprocessing` did, so `once` is registered again, here.
     atexit.register(once)
     return once
 

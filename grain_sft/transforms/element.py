@@ -51,7 +51,8 @@ def check_maps(transforms: Sequence[object]) -> None:
         if not isinstance(transform, grain.transforms.Map):
             raise PipelineError(
                 f"transform {transform!r} is not a grain.transforms.Map. Remove a Batch, because a pipeline reads whole "
-                "batches; a Filter, because it keeps every row; or a RandomMap, because only the step decides a batch."
+                "batches. Remove a Filter, because a pipeline keeps every row. Remove a RandomMap, because only the step "
+                "decides a batch."
             )
 
 
@@ -86,7 +87,8 @@ def trait(transform: object, name: str) -> bool:
         "trims_columns": the transform cuts off the last columns that are padding in all rows, so lengths of batches differ;
         "cuts_columns": the transform cuts the same columns off every batch;
         "divides_segments": the transform divides segments of the batch into shorter segments;
-        "positions_apart": the transform returns positions that restart at other tokens than those at which segments begin;
+        "positions_apart": the transform makes positions and segments begin at different tokens: for example, positions begin
+          anew inside a segment;
         "filters_repetition": the transform has a method `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

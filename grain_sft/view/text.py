@@ -89,7 +89,7 @@ def texts_of(
       path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above. If there is
         no such folder, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
-      argument: Option for a tokenizer that this line names, such as "--tokenizer".
+      argument: How the user gives a tokenizer, such as "--tokenizer". The line for the user, which `say` gets, names it.
 
     Raises:
       GrainSftError: The tokenizer cannot be loaded, or the corpus was made with another tokenizer.

@@ -39,11 +39,11 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
-    """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
+    """Return the features of a serialized Example, sorted by name; None if `record` does not seem to be an Example.
 
-    A feature of one value becomes a scalar, and a feature of several values a list. A feature without values is left out. An
-    empty record is an Example without features, {}. A record that is not empty must have features: many short texts can be
-    parsed as an Example without features.
+    A feature of one value becomes a scalar, and a feature of several values a list. A feature without values is left out. The
+    result is {} for an empty record, which is an Example without features. It is None for any other record without features,
+    because many short texts can be parsed as an Example without features.
     """
     if not record:
         return {}
