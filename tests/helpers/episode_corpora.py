@@ -35,7 +35,7 @@ GPT_CONFIG = {
     "pad_token_id": None,
     "episode_min_tokens": 3,
 }
-"""Keys of a trainer's config, for all runs. `CHANGES` has what each run changes."""
+"""Config of the trainer MyPT that all runs of the golden file episode_batches.json share. `CHANGES` has each run's changes."""
 
 CHANGES: dict[str, dict[str, object]] = {
     "a mask": {},
@@ -52,7 +52,7 @@ LENGTHS = [1 + number * 7 % 31 for number in range(40)]
 
 
 def write_dataset(root: Path, *, weighted: bool = False) -> Path:
-    """Write episodes in shards. Before each episode are five tokens of no episode. No two episodes have equal tokens."""
+    """Write episodes in shards. Before each episode are five tokens of no episode. Episodes of two or more tokens differ."""
     for first in range(0, len(LENGTHS), EPISODES_PER_SHARD):
         folder = root / "train" / f"shard_{first // EPISODES_PER_SHARD:05d}"
         folder.mkdir(parents=True)

@@ -1,4 +1,7 @@
-"""The algorithm and the order "balanced" reach the figures of docs/packing.md, for 2,270,000 documents on 256 devices."""
+"""The order "balanced" gives 256 devices nearly equal work, and the algorithm "balanced" packs fast and with little padding.
+
+The test prints the figures of docs/packing.md, for 2,270,000 documents.
+"""
 
 import time
 

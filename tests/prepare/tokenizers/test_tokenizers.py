@@ -140,10 +140,11 @@ def test_bytes_that_lack_a_token_with_the_prefix_or_suffix_are_an_error(tmp_path
 def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
     tokenizer = load_tokenizer(makers.save_huggingface(tmp_path, CHATML_JSON))
     expected = tokenizer.encode(makers.SENTENCES)
+    # `_environment` holds a lock, which `encode` also takes. So the child is forked as if a thread of the parent encoded.
     with huggingface._environment("TOKENIZERS_PARALLELISM", "false"):
         child = os.fork()
         if not child:
-            signal.alarm(60)  # ends a child that waits forever for the parent's lock, held here as during encoding
+            signal.alarm(60)  # ends a child that would wait forever for this lock
             os._exit(tokenizer.encode(makers.SENTENCES) != expected)
     assert os.waitpid(child, 0)[1] == 0
 
