@@ -27,7 +27,8 @@ class Guard:
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
         self.name, self._ends_process = name, ends_process
         self._status, self._pid = 0, os.getpid()
-        # each lock is acquired once, by the first of the two threads that announces the end or ends the process
+        # The thread that acquires `_announcing` announces the end; the thread that acquires `_leaving` ends the process. The
+        # locks are never released, so each of the two happens only once.
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:

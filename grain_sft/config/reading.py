@@ -140,7 +140,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
-        # sources of a mixture, whose values are mappings, may be named "path" and "mixture"
+        # A mixture may have sources named "path" and "mixture". These don't exclude each other. Their values are mappings.
         are_sources = isinstance(top.get(key), Mapping) and isinstance(base.get(excluded), Mapping)
         if key in top and excluded not in top and not are_sources:
             merged.pop(excluded, None)

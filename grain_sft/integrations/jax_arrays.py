@@ -114,7 +114,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).blocks
 
     def _make(self, step: int) -> GlobalBatch:
-        """Return the batch of `step`, with each array in the sharding that the trainer gets."""
+        """Return the batch of `step` as the trainer gets it. With `loaders`, a collective distributes each array here."""
         batch = super()._make(step) if self._makes_ahead else self._make_now(step)
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
@@ -155,7 +155,11 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return prepared
 
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
-        """Check that a target takes loss: in the columns that this process has read, or else in its whole rows."""
+        """Give the batch to `first_steps`, which warns if no target of the first batches takes loss.
+
+        A process may have read only some columns of its rows, in which no target takes loss. Then read the rows whole, because
+        targets in the other columns may take loss.
+        """
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
         if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
             batch = self.pipeline.read(step, self.rows(step))

@@ -101,7 +101,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
         document = _documents_of(where, start, stop, documents, options)
     else:
         # If a document continues in the next shard, OLMo-core packs its part in each shard as a separate document. So the
-        # pieces have to fit these parts, but the columns have the numbers of the whole documents.
+        # pieces are compared with these parts, but the column `document` has the numbers of the whole documents.
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -156,10 +156,10 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     indices, offsets, chosen = (array.astype(np.int64) for array in group)
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
-    # rows cover all entries, without gaps
+    # each row has to begin where the row before it ends, and the last row has to end at the last entry
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
-        raise LayoutError(f"{where} is damaged: its {len(start)} pieces are not in one row each. Delete it.")
+        raise LayoutError(f"{where} is damaged: expected each of {len(start)} pieces in exactly one row. Delete it.")
     return start[chosen], stop[chosen], ends
 
 

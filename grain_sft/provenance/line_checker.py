@@ -72,7 +72,10 @@ class LineChecker:
         self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker that compares the next lines with `pipeline`, one version of the run."""
+        """Return a copy of this checker that compares the next lines with `pipeline`.
+
+        `pipeline` is a version of the run. An earlier version lacks amendments or stages that the run got later.
+        """
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline
@@ -181,8 +184,8 @@ class LineChecker:
         if position.is_known and (event is None or event != due):
             expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
             self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-        # This line states the step. But if the run has no such event, or if the known step is another one, then this line or an
-        # earlier line is wrong, and the step is unknown.
+        # The line states the step, so usually the step is known now. It is unknown in two cases: the run has no such event, or
+        # the step was known and another event was due. Then this line or an earlier line is wrong, and which one is unclear.
         position.is_known = event is not None and (event == due or not position.is_known)
         if event is None:
             return
@@ -205,12 +208,16 @@ class LineChecker:
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None
             step = span.first if fields["action"] == START else span.last
-            # If an endless run may never complete the epoch, `last` is `end_step` (see `EpochSpan`): the run has no such event.
+            # In a run without end, an epoch may stay unfinished. Then `span.last` and `end_step` are both `sys.maxsize` (see
+            # `EpochSpan`), and the run has no event `epoch_complete` of this epoch.
             return Event(step, fields["action"], epoch, number) if step < self._pipeline.end_step else None
         return None
 
     def _lose_step(self, message: str = "") -> None:
-        """Report `message`, if any, and make the step unknown: the line may have been an entry of any kind."""
+        """Report `message`, if any, and make the step unknown, because the current line is wrong.
+
+        The action of this line may be wrong too. So the next line may have any action.
+        """
         if message:
             self._report(message)
         self._needed = self._position.since = None

@@ -57,7 +57,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers may have large gaps: each stage has a range of numbers, and a stage of windows has a number for each token.
+    The numbers may have large gaps. Each stage that reads new documents has a range of numbers (see `RunDocuments`). A stage of
+    windows reserves a number for each token, but the lines of its trace have no document.
     """
 
     def __init__(self) -> None:

@@ -100,7 +100,7 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
-            # the threads make the first `prefetch` batches of the run in this many turns, see `_checking_reads`
+            # In a turn, each thread makes one batch. The first `prefetch` batches of the run take this many turns.
             turns = -(-self.conditions.prefetch // self.conditions.threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
@@ -176,7 +176,10 @@ class DemandModel:
         return cell[checks], file[checks]
 
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
-        """Return, by index of each ask with a shard cache, its requests and received bytes, int64 [2, steps, hosts]."""
+        """Return the requests and the received bytes of each ask that reads through a shard cache.
+
+        The result has an array int64 [2, steps, hosts] for each of these asks, by the index of the ask in `asks`.
+        """
         pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
         counts: dict[int, Ints] = {}
         for number, ask in enumerate(asks):

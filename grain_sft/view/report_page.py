@@ -40,7 +40,9 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    longest = run["sequence_length"]  # a batch of shorter rows has more rows, and as many tokens
+    # If rows have several lengths, a batch of the longest rows has `global_batch_size` rows. A batch of shorter rows has more
+    # rows, so that every batch has the same number of tokens.
+    longest = run["sequence_length"]
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():
         lines.append(("rows", f"{rows:,} of {length:,} tokens"))
@@ -157,6 +159,7 @@ def _throughput(speed: Report | None) -> str:
     digits = {"mtok_per_s": 1, "ms_per_batch": 3, "of_limit": 3}
     lines = [(row["name"], *(round(row[key], count) for key, count in digits.items())) for row in speed["rows"]]
     note = f"Batches of {speed['tokens']:,} tokens, about {speed['seconds']:g} s per line, on the machine that made this page."
+    note += " The limit is the speed of copying the rows of a batch in memory."
     return _note(note) + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 

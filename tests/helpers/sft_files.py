@@ -151,7 +151,7 @@ def error_of(path, **options):
 
 
 def assert_documents(corpus, docs, *, sources=False):
-    """Check that the corpus has exactly these documents, read all in order and one by one."""
+    """Check that the corpus has exactly these documents, both in `iter_documents` and in `document(number)`."""
     found = list(corpus.iter_documents())
     assert len(found) == len(docs) == corpus.num_documents == len(corpus.documents)
     for number, (document, (tokens, loss)) in enumerate(zip(found, docs, strict=True)):

@@ -122,14 +122,14 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folde
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
-def test_a_variable_that_is_no_time_is_an_error(folder, monkeypatch, text):
+def test_a_variable_that_is_not_a_time_is_an_error(folder, monkeypatch, text):
     monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", text)
     with pytest.raises(PipelineError, match=r"\$GRAIN_SFT_STALL_SECONDS is .* expected seconds"):
         make(folder).iter()
 
 
 def watched(expected) -> bool:
-    """Wait up to 5 minutes until a watchdog's thread lives (`expected` True) or none does. Return whether this came."""
+    """Wait until a watchdog's thread lives or, if `expected` is False, until none lives. Return False after 5 minutes."""
     end = time.monotonic() + 300
     while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
         if time.monotonic() > end:

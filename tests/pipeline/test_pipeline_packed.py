@@ -1,4 +1,4 @@
-"""Batches of windows, padded and packed rows are the same in every way to read them and for every number of hosts."""
+"""Tests of pipelines of each layout. Each way to read a pipeline, with any number of hosts, gives the same batches."""
 
 import grain
 import numpy as np

@@ -94,7 +94,7 @@ def test_the_orders_of_epochs_and_of_seeds_differ(order):
 
 @pytest.mark.parametrize("rows", [65_535, 65_536, 70_000, 200_000])
 def test_shuffles_of_two_epochs_are_not_correlated(rows):
-    """The correlation of the first 20,000 rows is below 5 standard deviations of that of independent shuffles."""
+    """Independent shuffles of n rows have correlations with standard deviation 1 / sqrt(n). The limit is 5 of these."""
     places = 20_000
     mine = sampler(rows, places, "shuffle")
     first, second = mine.rows(0), mine.rows(mine.steps_per_epoch)
@@ -119,7 +119,7 @@ def test_slots_of_some_hosts_are_the_slots_that_they_read():
 
 @pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
 def test_reading_ahead_never_fails_for_an_epoch_that_was_not_requested(last_batch):
-    """RandomState has seeds for three epochs here. All three are read to the end, and the fourth is an error."""
+    """RandomState takes seeds below 2^32, and `seed` is 3 less. So three epochs are read to the end; the fourth is an error."""
     rows, batch, seed = 10, 5, (1 << 32) - 3
     in_turn = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
     single = sampler(rows, batch, "episode", seed=seed, last_batch=last_batch)
@@ -222,7 +222,7 @@ def test_steps_and_records_out_of_range_are_errors():
             ending[record]
     with pytest.raises(RowIndexError, match=r"Slots are counted up to 2\^62 rows"):
         sampler(100, 10, "grain").slots(range(1 << 61, (1 << 61) + 1))
-    with pytest.raises(IndexError, match="step=28: expected 0 to 27"):  # not the sampler's own step, 30
+    with pytest.raises(IndexError, match="step=28: expected 0 to 27"):  # of the 30 steps, the map skips 2
         MappedSampler(ending, [(3, 2)]).slots(range(20, 29))
 
 

@@ -5,7 +5,8 @@ and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_in
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
 HASH does not depend on the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So files with the
-right names may have the wrong samples. This module checks arrays against all documents before it uses them.
+right names may have the wrong samples. Before this module uses an index, it checks the arrays. For example, it computes from
+the lengths of all documents where each sample begins, and refuses an index whose samples begin elsewhere.
 """
 
 import json
@@ -85,9 +86,9 @@ def read_stream(
         return found
     listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
     raise LayoutError(
-        f"{folder}: no index of {path} with {listed}. {len(described)} indices have this path and seed, or no description, "
-        "but other shapes. Give the num_samples, sequence_length, seed and add_extra_token_to_sequence of the index, or "
-        "leave out index_dir."
+        f"{folder}: no index of {path} with {listed}. {len(described)} indices have this path and seed in their description, "
+        "or have no description, but their arrays have other shapes. Give the num_samples, sequence_length, seed and "
+        "add_extra_token_to_sequence of the index, or leave out index_dir."
     )
 
 
@@ -113,7 +114,8 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # more than in a sound blend
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():
+            # in a sound blend, the counts are closer to the shares
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
@@ -131,7 +133,12 @@ def _starts(folder: str, ending: str) -> list[str]:
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield the start and the arrays of each index whose arrays have `shapes`, by the endings of the files' names."""
+    """Yield each index whose arrays have the expected shapes: its path without an ending, and its arrays.
+
+    Args:
+      starts: Paths of indices, without the endings of the files' names.
+      shapes: Expected shape of each array, by the ending of the array's file name.
+    """
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
         if [array.shape for array in arrays] == list(shapes.values()):
@@ -144,7 +151,7 @@ def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) ->
     Args:
       sound: Sound indices by the starts of their paths.
       wrong: A sentence about each damaged index.
-      fits: Text for messages: the data set or the weights that the indices are of.
+      fits: Data set or weights that the caller wanted an index for, as text for a message.
 
     Raises:
       LayoutError: Several indices are sound, or no index is sound and some are damaged.

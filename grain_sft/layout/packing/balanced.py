@@ -1,10 +1,11 @@
 """Balanced packing: rows of nearly equal attention cost, so that no device waits for a device with a more expensive row.
 
-The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill. It
-places the long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the
-cheaper half of the rows gets one document each: the cheapest row gets the longest document, and so on. A row without space for
-its document gets none in that round. At the end, best fit places the documents that have no row yet. Most of them are
-short: they cost little and fit into small spaces.
+The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill. The
+longest documents, with 70% of all tokens (50% in a second try), are the long documents. The algorithm places them in rounds,
+longest first. In the first round, every row gets one document. In each later round, the cheaper half of the rows gets one
+document each: the cheapest row gets the longest document, and so on. A row without space for its document gets none in that
+round. At the end, best fit places the documents that have no row yet. Most of them are short: they cost little and fit into
+small spaces.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 _SHORT = (0.3, 0.5)
-"""Shares of all tokens that short documents have. If 0.3 leaves more padding than `_PADDING`, the algorithm tries 0.5."""
+"""Share of all tokens that are in short documents. If 0.3 leaves more padding than `_PADDING`, the algorithm tries 0.5."""
 _PADDING = 0.005  # highest accepted share of padding in the rows
 
 
