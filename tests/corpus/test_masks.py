@@ -45,7 +45,7 @@ def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
 
 
 def test_listed_masks_belong_to_the_token_files_in_order(parts, tmp_path):
-    """The listed masks are the inverse of those beside the tokens, so a mix-up of the two would be seen."""
+    """The listed masks are the inverse of the parts' own masks, of which only the first is left."""
     away, tokens = tmp_path / "masks", sft.tokens_of(parts)
     away.mkdir()
     for number, mask in enumerate(sft.masks_of(parts)):

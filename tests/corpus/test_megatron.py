@@ -58,7 +58,10 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
 
 
 def test_a_split_cuts_a_document_into_two_whatever_the_header_counts(tmp_path):
-    """Some headers count documents. Others count entries of the document index, one more. The size of the file shows which."""
+    """Some headers count documents. Others count the entries of the document index, which are one more.
+
+    The size of the .idx file shows which of the two a header counts.
+    """
     for name, entries in (("a", True), ("b", False)):
         prefix = write_megatron(tmp_path / name, DOCS, entries=entries)
         corpus = open_corpus(prefix)

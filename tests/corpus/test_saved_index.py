@@ -75,7 +75,7 @@ def test_an_index_opens_from_any_working_directory_and_its_relative_paths_are_re
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
     shutil.copy(moved / "index.json", index)
-    # The remap may replace a prefix of the absolute path, or, below, of the path that the index lists.
+    # This remap replaces a prefix of the absolute path. The remap below replaces a prefix of the path that the index lists.
     assert open_corpus(index, path_remap={f"{folder}/": f"{moved}/"}).fingerprint == corpus.fingerprint
     (moved / "sub").rename(moved / "other")
     again = open_corpus(moved / "index.json", path_remap={"sub/": "other/"})

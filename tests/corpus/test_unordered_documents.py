@@ -16,7 +16,10 @@ from grain_sft.storage import describe
 
 @pytest.fixture
 def corpus(tmp_path) -> Corpus:
-    """A corpus of 41 documents in two shards. The last of each shard is empty. The source of document n is record n + 1."""
+    """A corpus of 41 documents in two shards. The last document of each shard is empty.
+
+    The source of document n is record n + 1 of input 0.
+    """
     folder, random = write_episodes(tmp_path / "corpus", documents(39, 4), shards=2), np.random.default_rng(1)
     for path in folder.rglob("episodes.idx"):
         pairs = np.fromfile(path, "<u8").reshape(-1, 2)

@@ -45,7 +45,7 @@ def test_rows_are_read_from_the_files_of_an_index(index, system):
     if len(built.corpus.shards) > 1:  # the test of blends below changes these
         return
     path = next(index.glob("*shuffle_index.npy"))
-    np.save(path, np.load(path)[::-1])  # another permutation, in reverse order
+    np.save(path, np.load(path)[::-1])  # the samples in reverse order
     again = layout_of(index, system)
     np.testing.assert_array_equal(tokens_of(again), expected[::-1])
     assert again.receipt != built.receipt

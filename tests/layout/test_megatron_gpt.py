@@ -143,11 +143,11 @@ def test_spans_name_the_documents_of_the_corpus(folder):
     assert layout.rows_of_documents(some).tolist() == holding
 
 
-RESET, NPY, SPLIT = {"reset_attention_mask": True}, {"variant": "mmap_npy"}, {"document_split": "9,1"}
+MMAP, NPY = {"variant": "mmap"}, {"variant": "mmap_npy"}
+RESET, SPLIT, MASK = {"reset_attention_mask": True}, {"document_split": "9,1"}, {"eod_mask_loss": True}
 CHANGES = [{}, RESET, {**RESET, "max_segments_per_row": 4}, {**RESET, "eod_token_id": 9}, {"reset_position_ids": True}]
 CHANGES += [NPY, NPY | SPLIT, {**NPY, **SPLIT, "document_subset": "valid"}, {"drop_last_partial_sequence": False}]
-CHANGES += [{"num_samples": 90}, {"seed": 1}, {"surplus": 0.5}, {"eod_mask_loss": True}]
-CHANGES += [{"add_extra_token_to_sequence": False}]
+CHANGES += [{"num_samples": 90}, {"seed": 1}, {"surplus": 0.5}, MASK, {"add_extra_token_to_sequence": False}]
 
 
 def test_options_that_change_batches_change_the_receipt(folder):
@@ -158,20 +158,12 @@ def test_options_that_change_batches_change_the_receipt(folder):
 
 WRONG = {
     "no samples": (BLEND, {"num_samples": None}, "num_samples is missing: a corpus with weights needs it"),
-    "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap has no weighted blend. Give corpus.mixture"),
+    "blend of mmap": (BLEND, MMAP, "variant mmap has no weighted blend. Give corpus.mixture"),
     "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000001"),
-    "mask of mmap": (
-        BLEND,
-        {"variant": "mmap", "eod_mask_loss": True},
-        "eod_mask_loss=True: variant mmap takes no loss on EODs. Remove it",
-    ),
-    "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
-    "split of Megatron": (
-        BLEND,
-        {"document_split": "9,1"},
-        "document_split='9,1': megatron does not split documents. Give corpus.split",
-    ),
-    "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
+    "mask of mmap": (BLEND, MMAP | MASK, "eod_mask_loss=True: variant mmap takes no loss on EODs. Remove it"),
+    "split of several": ("blend, split", NPY, "corpus.split does. Give layout.document_split"),
+    "split of Megatron": (BLEND, SPLIT, "document_split='9,1': megatron does not split documents. Give corpus.split"),
+    "part of no split": (BLEND, NPY | {"document_subset": "valid"}, "with document_split, such as"),
     "no split": (BLEND, NPY | {"document_split": "9;1"}, "document_split='9;1': expected up to three numbers"),
     "no part": (BLEND, NPY | SPLIT | {"document_subset": "test"}, "'9,1' has nothing for document_subset='test'"),
     "empty split": (BLEND, NPY | {"document_split": "1,999"}, "0 documents of a data set have no tokens. Give more"),

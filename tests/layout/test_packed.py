@@ -1,4 +1,4 @@
-"""`PackedLayout` makes rows of whole documents, and counts the documents and tokens that its rows leave out."""
+"""`PackedLayout` packs documents into rows, and counts the documents and tokens that its rows leave out."""
 
 import collections
 import pickle

@@ -4,7 +4,8 @@ This command raises 5,000 exceptions, or as many as $GRAIN_SFT_EXCEPTIONS states
 
     pytest -n0 -m heavy -s tests/pipeline/test_exceptions_inside_next.py
 
-Batches are taken by `list.extend`, which keeps a batch even if a signal handler raises directly after `next` returned it."""
+Batches are taken by `list.extend`, which keeps a batch even if a signal handler raises directly after `next` returned it.
+"""
 
 import collections
 import contextlib
@@ -132,7 +133,8 @@ def raise_at(point):
 def raise_at_checks(iterator, taken, stride, draw):
     """Call `next` until a batch comes. Each call raises 1 to 2 * `stride` - 1 checks later than the one before.
 
-    Return the number of the check that the last call, which returned the batch, did not reach."""
+    Return the number of the check that the last call, which returned the batch, did not reach.
+    """
     point = 0
     sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes to the first trace
     while True:

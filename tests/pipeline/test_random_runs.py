@@ -37,6 +37,7 @@ def check_case(corpora, folder, seed):
     left = [step for step in data_steps if step < end]
     bounds = [(stage.first_step, stage.end_step) for stage in plain.stages]
     weights = [(data_steps[each["from"]], each["weights"]) for each in reweights]
+    # `weighted` has the weights of the amendments in its stages. `taken` is False if a reweight begins after every mixture.
     weighted, taken = with_weights(config, bounds, weights)
     if not taken or not left:
         with pytest.raises(GrainSftError, match="skip: all" if taken else "no stage from that step on is a mixture"):
@@ -49,6 +50,7 @@ def check_case(corpora, folder, seed):
     # All hosts together have the global batch.
     split = [load(amended, Host(host, hosts)) for host in range(hosts)]
     for step in range(len(left)):
+        # A host has consecutive slots, or every slot whose remainder by the number of hosts is the host's index.
         join = np.concatenate if changed.at(step).sampler.consecutive_slots else lambda parts: np.stack(parts, 1)
         for key, array in changed[step].items():
             parts = join([each[step][key] for each in split])

@@ -1,6 +1,7 @@
-"""Stages have the rows of a naive walk through the stream of tokens. They equal OLMo-core's warm-ups of length and batch size.
+"""Stages have the rows of a naive walk through the stream of tokens.
 
-In a warm-up, the first stages have shorter rows or smaller batches.
+OLMo-core's warm-ups have shorter rows or smaller batches at the beginning of a run. Stages with these lengths and batches have
+the same rows.
 """
 
 import itertools

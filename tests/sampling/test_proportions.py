@@ -176,12 +176,14 @@ def test_a_change_of_weights_changes_nothing_before_it_and_up_to_three_sources_s
         fewer, at = Proportions(changes[:number], [None] * count), changes[number][0]
         assert fewer.choose(np.arange(at))[0].tolist() == sources[:at].tolist()
     worst = max(largest_distances(changes, sources))
-    assert worst <= 1 if count <= 3 else worst < len(changes)
+    assert (worst <= 1) if count <= 3 else (worst < len(changes))
 
 
 def test_a_source_that_no_rule_can_keep_within_a_row_of_its_share_returns_to_it_soon():
-    """Three of six equal sources have had a row each. If they get few rows after that, one of the others falls more than a row
-    behind for a while. If they get none, it stays behind."""
+    """Three of six equal sources have had a row each. From then on, these three have a low weight.
+
+    One of the other three falls more than a row behind for a while. If the low weight is 0, it stays behind.
+    """
     equal = [(0, shares(1, 1, 1, 1, 1, 1))]
     first = Proportions(equal, [None] * 6).choose(np.arange(3))[0]
     for little, back in ((1, 60), (0, None)):
@@ -214,7 +216,7 @@ def test_with_renormalize_every_row_of_every_source_is_read_once(weights, data):
 @settings(max_examples=examples(60), deadline=None)
 @given(weights_of(2, 5), st.data())
 def test_an_exhausted_source_ends_the_rows_fails_or_leaves_its_share(weights, data):
-    """`whole` has the rows of sources that never stop or fail. `lacking` lists those whose source has no row left."""
+    """Sources with "stop" or "fail" never end in `whole`. `lacking` lists the rows of `whole` that are beyond their limits."""
     count = len(weights)
     limits = [data.draw(st.one_of(st.none(), st.integers(1, 20))) for _ in weights]
     modes = [data.draw(st.sampled_from(["stop", "renormalize", "fail"])) for _ in weights]

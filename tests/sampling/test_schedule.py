@@ -44,7 +44,7 @@ def rows_by_a_walk(num_instances, global_batch_size, last_batch, schedule, order
         elif len(left) < (size if last_batch == "drop" else 1):
             epoch += 1
             left = epochs.rows(epoch).tolist()
-        found.append((left[:size] + [FILL_ROW] * size)[:size])
+        found.append((left[:size] + [FILL_ROW] * size)[:size])  # with "fill", fewer than `size` rows may be left
         left = left[size:]
     return found
 
