@@ -17,7 +17,8 @@ VOCAB_SIZE = 8000
 MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
-# `run_program` runs `_COMMON + _MEMORY` or `_COMMON + _SPEED` in a subprocess, after some imports and its function `memory`.
+# Programs that `run_program` runs in a subprocess: `_COMMON + _MEMORY` and `_COMMON + _SPEED`. `run_program` puts imports, such
+# as `import json`, and the function `memory` at the beginning of each program.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare

@@ -17,7 +17,8 @@ def simulate(parser: Parser) -> None:
     add = parser.add_argument
     add("--hosts", type=at_least(1), required=True, metavar="H", help="hosts of the run, each of them one process")
     add("--steps", required=True, metavar="A:B", help="steps A to B - 1, counted from 0; the hosts start at step A")
-    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts to measure as real processes; 0 for none")
+    processes = "number of the hosts that also run as real processes, to measure them; 0 for none"
+    add("--processes", type=at_least(0), default=2, metavar="N", help=processes)
     add("--as-bucket", action="store_true", help="count reads of local files as requests to a bucket")
     restart = "number of hosts after the simulated restart at step B (default: as --hosts)"
     add("--restart-hosts", type=at_least(1), metavar="H", help=restart)

@@ -103,7 +103,8 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        # `iterator.stats` counts the finished batches, which adds their times to `activity.recent`. So it is read first.
+        # The property `stats` counts the batches that were made by now: it adds their times to `activity.recent`. So it is read
+        # before `recent`.
         stats = iterator.stats
         if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
@@ -122,7 +123,7 @@ class _IteratorWatch(_Watch):
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, iterator.next_step)
             return
-        self._stats.longest = 0.0  # the longest wait of the next summary; this summary has it in `stats`
+        self._stats.longest = 0.0  # for the next summary; this summary prints the longest wait of the copy `stats`
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
         # the training loop runs between steps: in the first 5 steps of a run, it runs only 4 times

@@ -79,8 +79,8 @@ class _Target(Target):
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or continue the work of `identity`.
 
-        Unfinished work on other rows is removed from a local folder. In a bucket, it is an error, because its files are in the
-        output itself.
+        If there is unfinished work on other rows, the work of a local output is removed: it is in a folder of its own. For an
+        output in a bucket, such work is an error, because its files are in the output itself.
         """
         super().begin(identity, overwrite=not self.remote)
 
@@ -173,7 +173,8 @@ def _write_shard(
         for begin in range(shard_rows.start, shard_rows.stop, chunk):
             element = source.read(range(begin, min(begin + chunk, shard_rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
-            # int64 [segments]: the row of each segment, its number in the row, and its columns `start` to `stop - 1`
+            # Arrays int64 [segments]: `row` counts from row `begin` of the layout, and `segment` from 1 in its row.
+            # The tokens of the segment are in columns `start` to `stop - 1` of its row.
             first = pieces.segment_begins  # index of each segment's first piece
             segment_numbers, _ = pieces.segment_columns
             row, segment, start = pieces.row[first], segment_numbers[first], pieces.column[first]

@@ -162,7 +162,8 @@ class Target:
         is_same = old.get("key") == identity["key"]
         if old and not is_same and not overwrite:
             raise self.error(self.changed("unfinished work", old, identity))
-        # A local corpus is replaced when the new one is complete. In a bucket, new files have the names of the old ones.
+        # A finished local corpus stays until `_publish` replaces it. In a bucket, the new files appear in the folder of the
+        # finished corpus one by one. So that the two never mix, the finished corpus is removed first.
         replaces_corpus = self.remote and files.exists(self.manifest)
         if is_same and not replaces_corpus:
             return
@@ -197,7 +198,10 @@ class Target:
 
     @contextlib.contextmanager
     def discarded_if_refused(self) -> Iterator[None]:
-        """Discard the unfinished work if the context raises a PrepareError: it would block a corrected request."""
+        """Discard the unfinished work if the context raises a PrepareError.
+
+        Otherwise, `begin` would raise an error for the corrected request, because it differs from that of the unfinished work.
+        """
         try:
             yield
         except PrepareError:

@@ -45,7 +45,10 @@ class RunningEpochs:
         return self._sizes.step_of(max(0, self._first_row(epoch)))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
-        """Return the steps that read an epoch in a run of `num_steps` (None: without end); None if no step reads it."""
+        """Return the steps that read an epoch in a run of `num_steps`, or None if no step of the run reads the epoch.
+
+        If `num_steps` is None, the run has no end.
+        """
         epoch_begin = self._first_row(epoch)
         begin = max(0, epoch_begin)
         end = epoch_begin + self.num_rows

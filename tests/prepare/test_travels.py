@@ -56,7 +56,10 @@ def test_a_split_that_is_copied_alone_keeps_tokenizer_and_ids(folder, tmp_path, 
 
 @pytest.mark.parametrize("form", ["olmo", "episodes"])
 def test_the_metadata_of_the_split_take_precedence_over_those_of_the_folder_above(folder, tmp_path, form):
-    """A split that was copied into another corpus's folder keeps its ids. One of version 0.1.0 has them in its statistics."""
+    """A split that was copied into another corpus's folder keeps its ids.
+
+    Version 0.1.0 wrote no corpus.json: an olmo split of that version has its ids in dataset_statistics.json.
+    """
     train = shutil.copytree(folder / form / "train", tmp_path / "train")
     (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 9, "sha256": "of another"}}))
     assert stated(grain_sft.open_corpus(tmp_path)) == stated(grain_sft.open_corpus(folder / form))
@@ -157,7 +160,10 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
 
 
 def test_documents_that_olmo_core_would_not_find_are_noted_unless_the_template_makes_them_so(capsys):
-    """OLMo-core finds documents by EOS. If half of them lack a final EOS or have an inner one, the template is the reason."""
+    """OLMo-core finds documents by EOS, so a document without a final EOS, or with an inner one, is noted.
+
+    If at least half of the documents are like this, the template makes them so, and no note is printed.
+    """
     counts = {"documents": 100, "tokens": 5, "trainable_tokens": 1, "truncated": 0}
     manifest = {"format": "olmo", "splits": {"train": counts}, "dropped": {}, "rejected": 0}
     for number, noted in ((0, False), (1, True), (49, True), (50, False), (100, False), (None, False)):

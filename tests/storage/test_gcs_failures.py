@@ -1,6 +1,6 @@
-"""Reads from a bucket that fails give the right bytes, or an error in time.
+"""If a bucket fails, a read from it returns the right bytes, or raises an error in time.
 
-The bucket is an emulator. A proxy before it refuses, cuts, resets and delays the requests of the real gcsfs client.
+The bucket is an emulator. The real gcsfs client reaches it through a proxy, which refuses, cuts, resets and delays requests.
 """
 
 import time

@@ -94,7 +94,10 @@ def sizes_of(folder):
 
 
 def size_of(folder):
-    """Return the bytes of all files at one moment, when two listings in a row are equal; None if 20 listings differ."""
+    """Return the total size of all files, in bytes, or None if it can't be determined.
+
+    Other processes may change files while they are listed. So two consecutive listings must be equal; 20 are tried.
+    """
     for before, after in itertools.pairwise(sizes_of(folder) for _ in range(20)):
         if before == after:
             return sum(after.values())
