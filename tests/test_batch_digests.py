@@ -152,8 +152,7 @@ def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
         yield f"mixture/{exhausted}", config
     nested = mixture_config(folder)
     outer = nested["corpus"]["mixture"]
-    inner = {name: outer.pop(name) for name in ("talks", "web")}
-    outer["rest"] = {"weight": 0.3, "mixture": inner}
+    outer["rest"] = {"weight": 0.3, "mixture": {name: outer.pop(name) for name in ("talks", "web")}}
     yield "mixture/nested", nested
 
 

@@ -25,7 +25,7 @@ class StepIterator(grain.DatasetIterator[T]):
 
     An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. Afterwards,
     `next_step` and the iterator's state still name the step that was not delivered. For this purpose, a batch stays in
-    `_position` until the last moment before `next` returns. If an exception arrives after that moment, `next` puts the batch
+    `_undelivered` until the last moment before `next` returns. If an exception arrives after that moment, `next` puts the batch
     back. If a step failed, the following call of `next` tries the step again.
 
     Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. A subclass may override `_make`, for example to
@@ -38,8 +38,8 @@ class StepIterator(grain.DatasetIterator[T]):
     _makes_ahead: bool  # whether other threads or processes make the batches, ahead of `next`
 
     def __init__(self, pipeline: Run, start: int) -> None:
-        self._position: tuple[int, dict[int, tuple[T, Arrival, Delivery | None]]] = checked_step(pipeline, start), {}
-        """Step to make next, and the undelivered batches by step. The pair is always replaced as a whole."""
+        self._next = checked_step(pipeline, start)  # step to make next
+        self._undelivered: dict[int, tuple[T, Arrival, Delivery | None]] = {}  # batches that were made, by step
         self.pipeline, self._stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
         # observers that define `batch_handed_out`: a call of the empty method would take a microsecond
         self._recorders = [each for each in self._observers if type(each).batch_handed_out != Observer.batch_handed_out]
@@ -80,27 +80,27 @@ class StepIterator(grain.DatasetIterator[T]):
                     # A StopIteration would end the run silently.
                     problem = f"step {step}: an observer or order raised StopIteration"
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
-                following, waiting = self._position
-                batch, _, _ = undelivered = waiting[step]
-                # `waiting` has more than one batch only if several threads have put batches back
-                rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
+                batch, _, _ = undelivered = self._undelivered[step]
                 taken = step
-                self._position = following, rest
+                del self._undelivered[step]
             return batch
-        except BaseException:  # no function is called in here, because another exception could arrive in the call
+        except BaseException:
+            # This calls no function, not even to lock, because another exception could arrive in the call. An assignment to
+            # one key is safe while another thread makes a batch.
             if taken >= 0:
-                following, waiting = self._position
-                self._position = following, {**waiting, taken: undelivered}
+                self._undelivered[taken] = undelivered
             raise
 
     def _offer(self) -> int:
-        """Return the step of the next batch to deliver. The batch is in `_position`, and observers were called.
+        """Return the step of the next batch to deliver. The batch is in `_undelivered`, and observers were called.
 
-        A batch that was put back after an exception (`waiting`) comes first. Otherwise, the batch is that of the next step. If
-        it is ready and `_takes_ready` is set, it is taken from `_ahead`. In all other cases, `_wait` gets it from `_make`.
+        A batch that was put back after an exception comes first. Otherwise, the batch is that of the next step. If it is ready
+        and `_takes_ready` is set, it is taken from `_ahead`. In all other cases, `_wait` gets it from `_make`.
         """
-        step, waiting = self._position
-        if not waiting:
+        if self._undelivered:
+            step = min(self._undelivered)
+        else:
+            step = self._next
             since, ahead = perf_counter(), self._ahead
             # the result of the step in `ahead`; its value is None until a thread has made the batch
             result = ahead.results.get(step) if ahead is not None and self._takes_ready else None
@@ -109,17 +109,15 @@ class StepIterator(grain.DatasetIterator[T]):
             now, delivery = perf_counter(), None
             if self._recorders:
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
-            waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
-            self._position = step + 1, waiting
+            self._undelivered[step] = batch, (self._stats, step, rows, tokens, since, now), delivery
+            self._next = step + 1
             # `_ahead` must not keep the batch in memory. Before step `ahead.due`, it is enough to remove the batch from its
             # result. In all other cases, `advance` removes the result, and may wake threads to make more steps.
             if result is not None and ahead is not None and step < ahead.due:
                 result.value = None
             elif self._ahead is not None:
                 self._ahead.advance(step + 1)
-        else:
-            step = min(waiting)
-        _, arrival, delivery = waiting[step]
+        _, arrival, delivery = self._undelivered[step]
         arrivals.append(arrival)
         if len(arrivals) > MOST_UNCOUNTED:
             count_batches()
@@ -171,22 +169,20 @@ class StepIterator(grain.DatasetIterator[T]):
     def start_prefetch(self) -> None:
         """Begin to make batches, before the trainer requests the first."""
         with self._lock:
-            step, waiting = self._position
-            if self._makes_ahead and not self._closed and not waiting and step < self._end:
+            if self._makes_ahead and not self._closed and not self._undelivered and self._next < self._end:
                 if self._ahead is None:
-                    self._ahead = self._reader(step)
-                self._ahead.advance(step)
+                    self._ahead = self._reader(self._next)
+                self._ahead.advance(self._next)
 
     @property
     def next_step(self) -> int:
         """Step whose batch `next` returns."""
-        following, waiting = self._position
-        return min(waiting) if waiting else following
+        return min(self._undelivered, default=self._next)
 
     def _go_to(self, step: int) -> None:
         with self._lock:
             self._stop()
-            self._position = step, {}
+            self._next, self._undelivered = step, {}
 
     def close(self) -> None:
         """Stop threads and workers. Afterwards, `next` raises a PipelineError."""
@@ -196,7 +192,7 @@ class StepIterator(grain.DatasetIterator[T]):
             if self._closed:  # another thread closed it meanwhile
                 return
             self._closed = True
-            self._position = self.next_step, {}
+            self._next, self._undelivered = self.next_step, {}
             self._stop()
         for observer in self._observers:
             observer.iterator_closed(self)

@@ -26,5 +26,4 @@ def config(data):
 @pytest.fixture
 def chats(config, tmp_path):
     write_olmo(tmp_path / "chats", documents(40))
-    corpus = {"format": "olmo", "eos_token_id": EOS}
-    return config | sections(tmp_path / "chats", 32, corpus=corpus, seed=3, epochs=2)
+    return config | sections(tmp_path / "chats", 32, corpus={"format": "olmo", "eos_token_id": EOS}, seed=3, epochs=2)

@@ -156,8 +156,7 @@ def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats,
     mixture = {"a": {"weight": 1, "path": chats["corpus"].pop("path"), "layout": {"max_segments": 2}}}
     del chats["sampler"]["epochs"]
     base = str(write_config(tmp_path / "mixed.yaml", put(chats, "corpus.mixture", mixture)))
-    own = {"kind": "packed", "ties": "numpy"}
-    loaded = load({"inherits": base, "corpus": {"mixture": {"a": {"layout": own}}}})
+    loaded = load({"inherits": base, "corpus": {"mixture": {"a": {"layout": {"kind": "packed", "ties": "numpy"}}}}})
     assert loaded.source.sources["a"].layout.packing.max_segments == 2
 
 

@@ -126,8 +126,7 @@ def test_a_number_in_base_8_or_60_is_an_error(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("# seed\nsampler: {seed: 0_17}\n")
     assert error_of(path) == f"{path}: line 2: 0_17 is 15 in YAML 1.1 and 17 in YAML 1.2. Write 17 or 15."
-    config = write_config(path, sections("tokens.npy", 8)).read_text()
-    path.write_text(config.replace("seed: 1", "seed: 2:17"))
+    path.write_text(write_config(path, sections("tokens.npy", 8)).read_text().replace("seed: 1", "seed: 2:17"))
     assert error_of(path) == f"{path}: sampler.seed is '2:17'; expected an integer (0 or more)."
 
 

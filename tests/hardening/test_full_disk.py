@@ -100,8 +100,7 @@ def data(open_folder):
     write_chats(folder / "chats.jsonl", 1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
-        layout = grain_sft.PackedLayout(grain_sft.open_corpus(folder / "olmo", eos_token_id=EOS), 64)
-        assert plan_files(layout)
+        assert plan_files(grain_sft.PackedLayout(grain_sft.open_corpus(folder / "olmo", eos_token_id=EOS), 64))
     for path in (folder, folder / "olmo", folder / "cache", *(folder / "cache").rglob("*")):
         path.chmod(0o777)
     return folder

@@ -266,8 +266,7 @@ def main(folder: Path, first: int, count: int) -> None:
 
 def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
     pytest.importorskip("pyarrow")
-    out = run(Path(__file__), tmp_path, 0, MUTANTS, timeout=400 + MUTANTS)
-    found = json.loads(out.splitlines()[-1])
+    found = json.loads(run(Path(__file__), tmp_path, 0, MUTANTS, timeout=400 + MUTANTS).splitlines()[-1])
     print(json.dumps(found, indent=1))
     assert not found["wrong"], json.dumps(found["wrong"], indent=1)
     assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 20

@@ -24,8 +24,7 @@ def mixture_config(folder, **sampler):
     web = {"weight": 0.1, "path": str(folder / "web.npy"), "dtype": "uint8"}
     corpus = {"mixture": {"chat": chat, "talks": talks, "web": web}}
     sampler = {"order": "shuffle", "seed": 3, "global_batch_size": 12, **sampler}
-    config = sections(None, LENGTH, corpus=corpus, layout="windows", **sampler)
-    return config | {"transforms": ["shift_targets"]}
+    return sections(None, LENGTH, corpus=corpus, layout="windows", **sampler) | {"transforms": ["shift_targets"]}
 
 
 def mixed(folder, host=Host(0, 1), **sampler):

@@ -93,8 +93,7 @@ def test_loss_weights_are_refused_unless_grain_sft_ignore_weights_is_true(tmp_pa
     with refused(r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
         check_weights(weighted, "sft", ignore=False)
     check_weights(weighted, "sft", ignore=True)
-    kept = prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])
-    assert tuple(kept) == KEYS
+    assert tuple(prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])) == KEYS
     stated["corpus"]["use_loss_mask"] = False
     check_weights(load(stated), "sft", ignore=False)
 
@@ -239,8 +238,7 @@ def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data
 
     followed, module = [], types.SimpleNamespace(MaxTextDistillationTrainer=Trainer)
     TRAINERS["distill"].follow(module, followed.append)
-    trainer = module.MaxTextDistillationTrainer()
-    assert trainer.setup_checkpoint_manager_and_restore("batches", "config") == "batches"
+    assert module.MaxTextDistillationTrainer().setup_checkpoint_manager_and_restore("batches", "config") == "batches"
     assert followed == [6]
 
 

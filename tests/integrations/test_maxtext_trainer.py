@@ -166,8 +166,7 @@ def test_keys_that_do_not_fit_the_batches_end_the_run_with_a_sentence(configs, t
 def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path):
     launch(tmp_path, "run", steps=2, **keys(configs))
     other = put(json.loads(configs[0].read_text()), "sampler.seed", 8)
-    changed = write_config(configs[0].with_name("other.json"), other)
-    given = keys(configs) | {"grain_sft_config": changed}
+    given = keys(configs) | {"grain_sft_config": write_config(configs[0].with_name("other.json"), other)}
     output = launch(tmp_path, "run", steps=4, fails=True, **given)
     assert "sampler differs: " in output and "Traceback" not in output
     assert sorted(losses(launch(tmp_path, "run", "grain_sft_allow_other_data=true", steps=4, **given))) == [2, 3]

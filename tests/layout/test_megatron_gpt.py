@@ -184,8 +184,7 @@ RESETS = ("reset_attention_mask", "reset_position_ids")
 @pytest.mark.parametrize("resets", [RESETS, RESETS[:1], RESETS[1:]])
 def test_runs_with_resets_pass_verify_and_agree_with_trace_and_inspect(folder, tmp_path, capsys, resets):
     config = config_of(folder, RUNS[BLEND] | dict.fromkeys((*resets, "eod_mask_loss"), True), sampler=EIGHT_ROWS)
-    path = write_config(tmp_path / "run.json", config)
-    assert main(["verify", str(path), "--full"]) == 0, capsys.readouterr().out
+    assert main(["verify", str(write_config(tmp_path / "run.json", config)), "--full"]) == 0, capsys.readouterr().out
     pipeline = load(config)
     taken = sum(int(np.count_nonzero(pipeline[step]["targets_segmentation"])) for step in range(3))
     assert trace(pipeline, range(3), host=Host(0, 1)).trainable.sum() == taken

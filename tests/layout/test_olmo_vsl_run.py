@@ -79,8 +79,7 @@ def test_batch_sizes_count_the_rows_of_each_step(pipeline, config):
         assert [sizes.before(step) for step in range(len(steps) + 1)] == before.tolist()
         for found, expected in zip(sizes.of_steps(steps), (before[:-1], counts), strict=True):
             np.testing.assert_array_equal(found, expected)
-        step_of_row = steps.repeat(counts).tolist()
-        assert [sizes.step_of(row) for row in range(0, before[-1], 97)] == step_of_row[::97]
+        assert [sizes.step_of(row) for row in range(0, before[-1], 97)] == steps.repeat(counts).tolist()[::97]
         assert len(run.sampler) == before[-1]
         lengths = [run.sampler.row_length(step) for step in steps.tolist()]
         assert {count * length for count, length in zip(counts, lengths, strict=True)} == {512}

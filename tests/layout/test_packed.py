@@ -107,8 +107,7 @@ def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_p
 
 @pytest.mark.parametrize("algorithm", BY_EPOCH)
 def test_epochs_follow_each_other_and_each_is_packed_anew(tmp_path, algorithm):
-    lengths = np.random.default_rng(0).integers(2, 40, 300).tolist()
-    made = make("plain", tmp_path / "corpus", lengths)
+    made = make("plain", tmp_path / "corpus", np.random.default_rng(0).integers(2, 40, 300).tolist())
     options = {"algorithm": algorithm, "seed": 5, "batch_rows": 2, "cache_dir": tmp_path / "cache"}
     three = PackedLayout(made.corpus, 64, epochs=3, **options)
     one = PackedLayout(made.corpus, 64, **options)

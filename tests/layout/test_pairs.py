@@ -46,8 +46,7 @@ def test_batches_have_the_arrays_that_maxtext_makes_of_the_pairs(tmp_path):
 
 @pytest.mark.maxtext
 def test_the_golden_digest_is_that_of_the_installed_maxtext():
-    dpo_utils = pytest.importorskip("maxtext.input_pipeline.dpo_utils")
-    formatting = dpo_utils.DPODataFormatting(PAD, 48, COLUMNS, 16)
+    formatting = pytest.importorskip("maxtext.input_pipeline.dpo_utils").DPODataFormatting(PAD, 48, COLUMNS, 16)
     pairs = (dict(zip(COLUMNS, pair, strict=True)) for pair in make_pairs(1100, 1))
     assert digest_of(map(formatting.map, pairs)) == MAXTEXT
 

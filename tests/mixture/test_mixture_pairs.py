@@ -37,8 +37,7 @@ def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_an
         rows, batch = pipeline.sampler.rows(step), pipeline[step]
         for name, index, numbers in layout.split(rows):
             for row, number in zip(index.tolist(), numbers.tolist(), strict=True):
-                pair = layout.parts[name].pieces(np.array([number])).document[0]
-                prompt, chosen, rejected = PAIRS[name][pair]
+                prompt, chosen, rejected = PAIRS[name][layout.parts[name].pieces(np.array([number])).document[0]]
                 expected = {"prompt": prompt[-16:], "chosen": chosen[:32], "rejected": rejected[:32]}
                 for key, ids in expected.items():
                     assert batch[f"{key}_ids"][row][batch[f"{key}_mask"][row] != 0].tolist() == ids

@@ -44,8 +44,7 @@ def test_batches_have_one_set_of_keys_shapes_and_dtypes_and_the_values_of_each_s
         for place, row in enumerate(rows.tolist()):
             part = int(pipeline.source.layout.parts_of(np.array([row]))[0])
             own = row - int(pipeline.source.layout.first_rows[part])
-            alone = list(pipeline.source.sources.values())[part]
-            expected = dict(grain_sft.ShiftTargets().map(alone[own]))
+            expected = dict(grain_sft.ShiftTargets().map(list(pipeline.source.sources.values())[part][own]))
             expected.setdefault("targets_weights", expected["targets_segmentation"] != 0)
             for key, array in expected.items():
                 np.testing.assert_array_equal(batch[key][place], array, err_msg=key)

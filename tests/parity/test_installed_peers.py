@@ -75,8 +75,7 @@ def test_maxtext_reads_the_index_that_is_written_for_it(tmp_path):
     grain_loader = pytest.importorskip("maxtext.input_pipeline.olmo_data_grain")
     for number, tokens in enumerate((1000, 515)):
         np.arange(tokens, dtype=np.uint32).tofile(tmp_path / f"{number}.npy")
-    corpus = open_corpus(tmp_path)
-    corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=128, tokenizer="t")
+    open_corpus(tmp_path).save(tmp_path / "index.json", format="maxtext", sequence_length=128, tokenizer="t")
     index = maxtext.load_index(str(tmp_path / "index.json"))
     assert index.fingerprint == maxtext.compute_fingerprint(128, "uint32", "t", index.files)
     theirs = grain_loader.OlmoNpyDataSource(index)

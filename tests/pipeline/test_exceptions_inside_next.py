@@ -252,6 +252,30 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
     assert firsts == sorted(int(pipeline.sampler.rows(step)[0]) * LENGTH for step in range(len(firsts)))
 
 
+def test_a_batch_is_put_back_while_another_thread_makes_the_next(pipeline, monkeypatch):
+    """The exception arrives when `next` has released its lock. The other thread then makes step 1 until step 0 is back."""
+    iterator, making, is_back, taken = pipeline.iter(threads=0), threading.Event(), threading.Event(), []
+    other = threading.Thread(target=lambda: taken.append(next(iterator)))
+
+    class Lock:
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            if other.ident is None:
+                monkeypatch.setattr(iterator, "_make", lambda step: (making.set(), is_back.wait(), pipeline[step])[2])
+                other.start()
+                assert making.wait(60)
+                raise Raised
+
+    monkeypatch.setattr(iterator, "_lock", Lock())
+    with pytest.raises(Raised):
+        next(iterator)
+    is_back.set()
+    other.join()
+    check_steps(pipeline, [next(iterator), *taken, next(iterator)])
+
+
 @pytest.mark.parametrize("close", [True, False])
 @pytest.mark.parametrize("name", ["2 threads", "global batches"])
 def test_threads_end_with_an_iterator_that_is_closed_or_collected(pipeline, name, close):

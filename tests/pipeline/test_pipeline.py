@@ -190,8 +190,7 @@ def test_grains_next_index_and_checkpoints_work(source, tmp_path):
     assert_same(next(iterator), pipeline(source)[6])
     handler = grain.checkpoint.CheckpointHandler()
     handler.save(epath.Path(tmp_path), iterator)
-    restored = handler.restore(epath.Path(tmp_path), pipeline(source).iter())
-    assert_same(next(restored), pipeline(source)[7])
+    assert_same(next(handler.restore(epath.Path(tmp_path), pipeline(source).iter())), pipeline(source)[7])
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])

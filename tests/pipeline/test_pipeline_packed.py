@@ -52,8 +52,7 @@ class KeepsRows(grain.transforms.Map):
 def test_a_transform_that_changes_the_number_of_rows_is_named(source):
     of_packed = pipeline(source)
     rows = of_packed.sampler.global_batch_size
-    kept = Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows)])
-    assert len(kept[1]["inputs"]) == rows
+    assert len(Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows)])[1]["inputs"]) == rows
     less = Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows - 1)])
     with pytest.raises(PipelineError, match=rf"step 1: .*KeepsRows.* {rows - 1} rows of .*; expected the {rows}"):
         less[1]

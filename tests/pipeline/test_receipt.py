@@ -103,8 +103,7 @@ def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
     tokens, loss = DOCS[0]
     codes = {before.code}
     for name, document in (("tokens", ((tokens + 1) % 3 + 5, loss)), ("mask", (tokens, ~loss))):
-        path = write_olmo(tmp_path / name, [document, *DOCS[1:]])
-        codes.add(receipt(config, corpus={"path": str(path)}).code)
+        codes.add(receipt(config, corpus={"path": str(write_olmo(tmp_path / name, [document, *DOCS[1:]]))}).code)
     assert len(codes) == 3
     pipeline = load(config)
     object.__setattr__(pipeline.source.layout.corpus, "pad_token_id", 9)

@@ -85,8 +85,7 @@ def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, 
 
 def test_earlier_answers_belong_to_the_prompt_and_take_no_loss(request_of, tmp_path):
     begin = ("a?", "b", "c?")
-    record = {"chosen": turns(*begin, "d"), "rejected": turns(*begin, "e")}
-    prepare(request_of([record]), tmp_path / "out", workers=1)
+    prepare(request_of([{"chosen": turns(*begin, "d"), "rejected": turns(*begin, "e")}]), tmp_path / "out", workers=1)
     [(prompt, chosen, rejected)] = parts_of(open_corpus(tmp_path / "out" / "train"))
     assert len(chosen) == len(rejected) == 2 and len(prompt) > 20
 

@@ -81,8 +81,7 @@ def test_converted_corpora_carry_their_metadata_too(folder, tmp_path):
 
 def test_a_split_without_its_manifest_is_converted_with_its_own_source_names(folder, tmp_path):
     train = shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
-    manifest = convert(train, tmp_path / "out", "episodes")
-    assert manifest["inputs"] == [{"path": str(folder / "chats.jsonl")}]
+    assert convert(train, tmp_path / "out", "episodes")["inputs"] == [{"path": str(folder / "chats.jsonl")}]
     (train / "prepare.json").write_text("{")
     with pytest.raises(PrepareError, match=r"prepare\.json: damaged"):
         convert(train, tmp_path / "other", "episodes")

@@ -105,8 +105,7 @@ def test_epochs_start_and_end_with_their_first_and_last_row_in_every_order(make,
     take(pipeline, 0, steps, threads=0)
     assert actions(tmp_path / "audit.jsonl")[1:] == borders(pipeline.sampler, steps)
     confirmed(tmp_path / "audit", make(**sampler | {"host": Host(0, 1)}))
-    log = entries(tmp_path / "audit.jsonl")
-    seen = [entry["rows_seen"] for entry in log if entry["action"] == "epoch_complete"]
+    seen = [entry["rows_seen"] for entry in entries(tmp_path / "audit.jsonl") if entry["action"] == "epoch_complete"]
     if sampler.get("last_batch") == "fill":
         assert set(seen) == {ROWS}
     hosts = pipeline.sampler.host.count

@@ -134,8 +134,7 @@ def test_an_entry_of_an_epoch_that_is_skipped_is_refused(config, tmp_path):
     for ending in ENDINGS:  # without its first entry, no earlier version of the run is tried
         log = tmp_path / f"audit{ending}"
         log.write_bytes(log.read_bytes().split(b"\n", 1)[1])
-    skipped = load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]})
-    assert findings(tmp_path, skipped)
+    assert findings(tmp_path, load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]}))
 
 
 def test_an_entry_that_completes_an_epoch_that_never_ends_is_refused(config, corpora, tmp_path):

@@ -129,8 +129,7 @@ def test_a_sampler_that_reads_steps_in_turn_has_the_rows_of_a_new_sampler(run, o
     epochs = data.draw(st.sampled_from([None, 1, 3]))
 
     def make():
-        host = Host(hosts - 1, hosts)
-        return IndexSampler(**run, seed=3, host=host, epochs=None if order == "maxtext" else epochs)
+        return IndexSampler(**run, seed=3, host=Host(hosts - 1, hosts), epochs=None if order == "maxtext" else epochs)
 
     one, begin = make(), data.draw(st.integers(0, 40))
     end = begin + 150 if one.num_steps is None else min(begin + 150, one.num_steps)

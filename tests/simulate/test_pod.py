@@ -76,8 +76,7 @@ def assert_each_once(pipeline, rows):
         # the epoch of one corpus has whole batches: it drops the last rows
         each = len(layout) if name else sampler.steps_per_epoch * sampler.global_batch_size
         for first in range(0, len(read), each):
-            epoch = np.bincount(read[first : first + each], minlength=len(layout))
-            assert epoch.max() == 1, (name, first)
+            assert np.bincount(read[first : first + each], minlength=len(layout)).max() == 1, (name, first)
         begin += len(layout)
 
 

@@ -61,15 +61,13 @@ def test_shift_targets_reads_the_batches_that_it_maps(corpora, kind, long_segmen
         for rows in [*batches, np.array([0, FILL_ROW, len(source) - 1])]:
             assert_same(source.read(rows), by_pieces.read(rows))
             assert_same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
-            filtered = filter.map(source.read(rows))
-            assert_same(shift.read(source, rows, filters=[filter]), ShiftTargets().map(filtered))
+            assert_same(shift.read(source, rows, filters=[filter]), ShiftTargets().map(filter.map(source.read(rows))))
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
 
 
 def test_later_reads_do_not_change_earlier_batches(corpora):
     folder, found = corpora
-    layout = layouts(folder, found["weights"], "weights")["packed"]
-    source, shift = NpyDataSource(layout), ShiftTargets()
+    source, shift = NpyDataSource(layouts(folder, found["weights"], "weights")["packed"]), ShiftTargets()
     rows = [np.array([row, row + 1]) for row in range(len(source) - 1)]
     held = [shift.read(source, each) for each in rows]
     copies = [{key: array.copy() for key, array in batch.items()} for batch in held]

@@ -222,8 +222,7 @@ def test_verify_knows_a_corpus_a_config_and_a_plan_by_name_and_content(tmp_path,
     corpus.save(tmp_path / "index.json")
     assert verify(tmp_path / "index.json").what == "corpus"
     assert verify(config()).what == "config"
-    path = plan_files(PackedLayout(corpus, LENGTH))[0]["path"]
-    Path(path).rename(tmp_path / "plan")
+    Path(plan_files(PackedLayout(corpus, LENGTH))[0]["path"]).rename(tmp_path / "plan")
     assert verify(tmp_path / "plan").what == "plan"
     (tmp_path / "mix.txt").write_text("a,olmo/token_ids_part_0000.npy\n")
     assert verify(tmp_path / "mix.txt", options={"dtype": "uint16"}).what == "corpus"

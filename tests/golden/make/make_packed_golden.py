@@ -102,8 +102,7 @@ def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[
 def run_of(name: str, batch: int, ranks: int, seed: int) -> dict[str, Any]:
     with opened(next(case for case in PACKED_CASES if case.name == name)) as (dataset, corpus, places):
         found = {"case": name, "corpus": corpus, "batch": batch, "ranks": ranks, "seed": seed, "epochs": EPOCHS}
-        rows = "".join(digests_of(dataset, places))
-        return {**found, "rows": rows, "steps": steps_of(dataset, batch, ranks, seed)}
+        return {**found, "rows": "".join(digests_of(dataset, places)), "steps": steps_of(dataset, batch, ranks, seed)}
 
 
 def write_plan(out: Path) -> None:

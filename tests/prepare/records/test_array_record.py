@@ -49,8 +49,7 @@ def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, 
 def test_empty_records_are_records(tmp_path, many_units):
     """A chunk takes at least one byte for each of its records."""
     for count, group in ((1, 1), (70_000, 30_000)):
-        path = array_record(tmp_path / "a", [b""] * count, f"group_size:{group}")
-        assert read(path) == [{"text": ""}] * count
+        assert read(array_record(tmp_path / "a", [b""] * count, f"group_size:{group}")) == [{"text": ""}] * count
 
 
 def test_examples_give_their_features(tmp_path):
@@ -102,8 +101,7 @@ def test_a_file_in_a_bucket_may_be_replaced_by_one_of_its_size(client, tmp_path)
     url = "gs://bucket/replaced.array_record"
     for count, group in ((6, 2), (9, 3)):
         records = [f"{count} {number}".encode() for number in range(count)]
-        path = array_record(tmp_path / "a", records, f"group_size:{group},uncompressed")
-        client.pipe_file(url, path.read_bytes())
+        client.pipe_file(url, array_record(tmp_path / "a", records, f"group_size:{group},uncompressed").read_bytes())
         assert read(url) == [{"text": record.decode()} for record in records]
 
 

@@ -69,8 +69,7 @@ def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, 
     """Both files have the same size."""
     path = str(tmp_path / "a.arrow")
     for words in (["cat", "dog"] * 50, ["dog", "cat"] * 50):
-        table = arrow.table({"text": arrow.array(words).dictionary_encode()})
-        write(path, table, max_chunksize=10)
+        write(path, arrow.table({"text": arrow.array(words).dictionary_encode()}), max_chunksize=10)
         assert len(units_of(path)[1]) > 2
         assert [raw["text"] for _, raw in read(path)] == words
 

@@ -237,8 +237,7 @@ def test_many_small_texts_are_rendered_together_and_keep_their_sources(spm: Path
     datasets = tuple(Dataset((str(tmp_path / name),)) for name in "ab")
     request = Request(datasets, "text", str(spm), "olmo", on_error="skip", shuffle=False)
     entries = inputs.list_inputs([dataset.paths for dataset in datasets])
-    groups = inputs.grouped(entries, inputs.plan_units(entries))
-    assert [len(group) for group in groups] == [100, 1, 199, 40]
+    assert [len(group) for group in inputs.grouped(entries, inputs.plan_units(entries))] == [100, 1, 199, 40]
     manifest = prepare(request, tmp_path / "out", workers=2)
     assert manifest["dropped"] == {"no text": 2} and manifest["rejected"] == 1
     names = [entry["path"] for entry in manifest["inputs"]]

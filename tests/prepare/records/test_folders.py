@@ -37,8 +37,7 @@ LEFT = [  # what is left out
 def test_a_folder_stands_for_files_of_records_and_not_for_texts_or_hidden_folders(tmp_path, monkeypatch, client):
     files_in(tmp_path, [*TREE, *LEFT])
     monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
-    expected = sorted(f"{tmp_path}/{name}" for name in TREE)
-    assert named(tmp_path) == named(f"{tmp_path}/") == expected
+    assert named(tmp_path) == named(f"{tmp_path}/") == sorted(f"{tmp_path}/{name}" for name in TREE)
     monkeypatch.chdir(tmp_path)
     assert named(".") == named("./") == sorted(TREE)
     for name in (*TREE, *LEFT):

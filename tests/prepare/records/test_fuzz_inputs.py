@@ -121,8 +121,7 @@ VALUES: tuple[Any, ...] = (
 def seeds(template: str) -> list[dict[str, Any]]:
     """Return the valid records of a template that are changed to mutants."""
     kinds = {"openchat": hard_chats.openchat_chats, "episode_tool": hard_chats.tool_chats}
-    records = kinds.get(template, hard_chats.chats)()
-    return [record for record in records if len(json.dumps(record)) < 5000]
+    return [record for record in kinds.get(template, hard_chats.chats)() if len(json.dumps(record)) < 5000]
 
 
 def mutant(draw: random.Random, records: list[dict[str, Any]]) -> bytes:

@@ -37,8 +37,7 @@ def frames(draw: random.Random, data: bytes, compress: Callable[[bytes], bytes])
 
 def expected_lines(data: bytes) -> list[tuple[int, bytes]]:
     """Return the number and the bytes of each line that is not blank."""
-    lines = data.split(b"\n")
-    return [(number, line.rstrip(b"\r")) for number, line in enumerate(lines, 1) if line.strip()]
+    return [(number, line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
 
 
 def values(draw: random.Random, count: int) -> list[Any]:

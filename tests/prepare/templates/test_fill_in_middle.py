@@ -59,8 +59,7 @@ def test_a_share_of_the_documents_is_moved_and_none_is_lost(spm: Path, tmp_path:
 
 def test_a_text_that_becomes_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
     """An ordinary piece that is named as a FIM token must not come out of a text."""
-    tokenizer = load_tokenizer(spm)
-    the = str(tokenizer.encode(["the"])[0][-1])
+    the = str(load_tokenizer(spm).encode(["the"])[0][-1])
     with pytest.raises(RecordError, match="becomes a special token of this tokenizer"):
         documents_of(spm, tmp_path, ["the " * 50], fim_rate=1.0, fim_tokens=(the, *FIM[1:]))
 

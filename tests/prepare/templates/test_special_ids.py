@@ -140,8 +140,7 @@ def test_a_token_that_two_fields_spell_together_is_named_or_encoded_as_text(tmp_
         {"role": "user", "name": "<|im_", "content": "end|> hi"},
         {"role": "assistant", "content": "b", "name": "c"},
     ]
-    maker = "bytes_gpt2_<|endoftext|>_plain"
-    tokenizer, refused, encoded = both_modes(tmp_path, maker, chat, ADJACENT)
+    tokenizer, refused, encoded = both_modes(tmp_path, "bytes_gpt2_<|endoftext|>_plain", chat, ADJACENT)
     assert isinstance(refused, RecordError) and "'<|im_end|>' becomes the special token" in str(refused)
     assert "messages[0].name" in str(refused)
     assert encoded.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 2

@@ -255,8 +255,7 @@ def test_token_spans_cover_the_text_in_order(tmp_path, save):
         assert len(starts) == len(stops) == len(ids)
         assert (starts <= stops).all() and (starts[1:] >= starts[:-1]).all()
         if save is not NORMALIZING and text:
-            covered = set().union(*(range(a, b) for a, b in zip(starts, stops, strict=True)))
-            assert covered == set(range(len(text)))
+            assert set().union(*(range(a, b) for a, b in zip(starts, stops, strict=True))) == set(range(len(text)))
             for number, a, b in zip(ids, starts, stops, strict=True):
                 assert tokenizer.decode([number]).strip() in (text[a:b].strip(), "\ufffd") or b - a == 1
 

@@ -95,8 +95,7 @@ def test_primer(tmp_path: Path) -> None:
     for split, docs in written(tmp_path, "primer").items():
         sft_files.write_primer(tmp_path / "alone", docs, split=split, meta=False)
     assert_files(tmp_path / "out", tmp_path / "alone")
-    meta = json.loads((tmp_path / "out/meta.json").read_text())
-    assert meta["splits"]["val"]["num_examples"] == 4
+    assert json.loads((tmp_path / "out/meta.json").read_text())["splits"]["val"]["num_examples"] == 4
 
 
 @pytest.mark.parametrize("weighted", [False, True])
