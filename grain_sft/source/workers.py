@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -98,12 +98,13 @@ def stop(iterator: Any) -> None:
     end by that time ends with this process.
     """
     iterator = getattr(iterator, "_iterator", iterator)
+    tree = list(_tree(iterator))
     closed = threading.Lock()
     closed.acquire()
 
     def run() -> None:
         try:
-            _close(iterator)
+            _close(iterator, tree)
         finally:
             closed.release()
 
@@ -112,15 +113,18 @@ def stop(iterator: Any) -> None:
         _thread.start_new_thread(thread.start, ())
         closed.acquire(timeout=_CLOSES_IN)
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
-        _close(iterator)
-    # Without this loop, Grain would close these iterators again at exit, when its modules are gone, and print a traceback.
-    for each in list(_tree(iterator)):
-        getattr(each, "_iterators_in_use", []).clear()
+        _close(iterator, tree)
+    # Without this loop, Grain would close these iterators again at exit, when its modules are gone, and print a traceback. The
+    # lists are replaced and not cleared, because `_close` may still go through them.
+    for each in tree:
+        if hasattr(each, "_iterators_in_use"):
+            each._iterators_in_use = []
 
 
-def _close(iterator: Any) -> None:
+def _close(iterator: Any, tree: Iterable[Any]) -> None:
+    """Close a Grain iterator. `tree` has the iterator and all iterators that it reads from."""
     iterator.close()
-    for each in _tree(iterator):  # `close` has emptied the queues: without a last element, threads would wait forever
+    for each in tree:  # `close` has emptied the queues: without a last element, threads would wait forever
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
             with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue

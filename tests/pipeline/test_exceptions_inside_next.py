@@ -9,7 +9,6 @@ Batches are taken by `list.extend`, which keeps a batch even if a signal handler
 
 import collections
 import contextlib
-import ctypes
 import dis
 import functools
 import gc
@@ -217,63 +216,6 @@ def test_signal_handlers_that_raise_lose_and_repeat_nothing(pipeline, name, coun
     check_steps(pipeline, taken)
     check_log(pipeline, len(taken))
     print(f"\n{name}: {count} exceptions, {len(taken)} steps, each delivered once")
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
-    """`PyThreadState_SetAsyncExc` raises in two threads that take from one iterator. Each step goes to one of them."""
-    iterator, taken, ended = pipeline.iter(threads=ahead, prefetch=3), ([], []), [False, False]
-
-    def take(number):
-        while not ended[number]:
-            with contextlib.suppress(Raised):
-                while len(taken[0]) + len(taken[1]) < 400:
-                    taken[number].extend(itertools.islice(iterator, 1))
-                ended[number] = True
-
-    def guarded(number):
-        while not ended[number]:
-            with contextlib.suppress(Raised):
-                take(number)
-
-    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    draw, sent = random.Random(0), collections.Counter()
-    while any(thread.is_alive() for thread in threads):
-        time.sleep(draw.uniform(0, 0.002))
-        thread, num_taken = draw.choice(threads), len(taken[0]) + len(taken[1])
-        # At most 5 exceptions between two batches, so that the first call, the slowest, returns on a slow machine too.
-        if sent[num_taken] < 5 and thread.is_alive() and not all(ended):
-            sent[num_taken] += 1
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Raised))
-    iterator.close()
-    firsts = sorted(int(batch["inputs"][0, 0]) for batch in (*taken[0], *taken[1]))
-    assert firsts == sorted(int(pipeline.sampler.rows(step)[0]) * LENGTH for step in range(len(firsts)))
-
-
-def test_a_batch_is_put_back_while_another_thread_makes_the_next(pipeline, monkeypatch):
-    """The exception arrives when `next` has released its lock. The other thread then makes step 1 until step 0 is back."""
-    iterator, making, is_back, taken = pipeline.iter(threads=0), threading.Event(), threading.Event(), []
-    other = threading.Thread(target=lambda: taken.append(next(iterator)))
-
-    class Lock:
-        def __enter__(self):
-            pass
-
-        def __exit__(self, *_):
-            if other.ident is None:
-                monkeypatch.setattr(iterator, "_make", lambda step: (making.set(), is_back.wait(), pipeline[step])[2])
-                other.start()
-                assert making.wait(60)
-                raise Raised
-
-    monkeypatch.setattr(iterator, "_lock", Lock())
-    with pytest.raises(Raised):
-        next(iterator)
-    is_back.set()
-    other.join()
-    check_steps(pipeline, [next(iterator), *taken, next(iterator)])
 
 
 @pytest.mark.parametrize("close", [True, False])

@@ -16,6 +16,7 @@ from batches import pipeline_of
 
 from grain_sft import Pipeline, WindowLayout, open_corpus
 from grain_sft.pipeline import Observer
+from grain_sft.source import workers
 from grain_sft.source.workers import InOrder
 
 SCRIPT = """
@@ -113,7 +114,10 @@ def test_a_worker_ends_if_another_could_not_be_started():
     assert worker.exitcode is not None and raised
 
 
-def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch):
+@pytest.mark.parametrize("seconds", [10, 0.3], ids=["in time", "late"])
+def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch, seconds):
+    """The workers end in time or, as on a busy machine, after `close` has returned."""
+    monkeypatch.setattr(workers, "_CLOSES_IN", seconds)
     monkeypatch.setattr(queue, "Queue", SlowQueue)
     dataset = grain.MapDataset.range(99).map(Slow()).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1, 1))
     elements, taken = InOrder(dataset, 0), threading.Event()
