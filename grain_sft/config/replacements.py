@@ -1,6 +1,7 @@
 """Replaced sources: a config with `replace` amendments becomes a config with a new stage where each replacement begins.
 
-A data step counts only the steps whose batches are read. If an amendment skips steps 10 to 14, step 20 is data step 15.
+Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches before step 10,
+step 20 reads data step 25.
 """
 
 import sys

@@ -52,6 +52,7 @@ def materialize(
       LayoutError: The layout is not a `PackedLayout`, or the output holds something else.
       StorageError: The disk is too small or the folder can't be written.
       CorpusError, CorpusFileError: The corpus can't be read.
+      PrepareError: The manifest of the output, rows.json, is damaged.
     """
     if not getattr(layout, "plans", ()):
         raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
