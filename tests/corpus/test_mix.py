@@ -58,7 +58,8 @@ def test_a_placeholder_left_open_is_an_error_unless_a_file_has_that_name(tmp_pat
     message = error_of(mix)
     for part in (str(mix), "pre/{TOKENIZER}/a.npy", "placeholder {TOKENIZER}", "path_remap={'{TOKENIZER}'"):
         assert part in message
-    assert shards(mix) == [("web", str(write_tokens("pre/{TOKENIZER}/a.npy", [1])), 1)]
+    path = write_tokens("pre/{TOKENIZER}/a.npy", [1])
+    assert shards(mix) == [("web", str(path), 1)]
 
 
 @pytest.mark.parametrize(
