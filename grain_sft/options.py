@@ -1,4 +1,4 @@
-"""Options of a constructor, read from its signature and from the `Args:` of its docstring.
+"""Options of a constructor or function, read from its signature and from the `Args:` of its docstring.
 
 An option is declared nowhere else. Config checks, command-line options, documentation, and JSON Schema are derived from the
 signature and the docstring.
@@ -123,7 +123,7 @@ def _config_type(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         # A config can't state an object of a class: for `str | Tokenizer`, it can only state the text.
         members = [member for member in map(_config_type, arguments) if member is not Any]
-        only_none = all(member is type(None) for member in members)  # a config can state none of the other types
+        only_none = all(member is type(None) for member in members)  # all other members were classes
         return Any if only_none else Union[tuple(members)]  # noqa: UP007
     if origin in (list, tuple, Sequence, Iterable):
         return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
@@ -137,7 +137,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
 
     Args:
       where: Name of the section for messages, such as "a.yaml: sampler".
-      require: Whether it is also an error if the section lacks an option without a default.
+      require: Whether a section that lacks an option without a default is an error, too.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")
@@ -159,7 +159,7 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
 
 
 def _nearest(word: object, known: list[str]) -> str:
-    """Return the end of a message, with the word of `known` that is nearest to `word`; "" if `known` is empty."""
+    """Return a sentence, for the end of a message, with the word of `known` nearest to `word`; "" if `known` is empty."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.0)
     return f" The nearest known: {near[0]!r}." if near else ""
 
@@ -193,7 +193,7 @@ def check_value(value: object, kind: Any, where: str) -> None:
 
 
 def kinds_of(kind: Any) -> list[Any]:
-    """Return the types of a union without None: [int, str] for int | str | None, and [int] for int."""
+    """Return the members of a union, without None: [int, str] for int | str | None. For another type, such as int, [int]."""
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     return [each for each in members if each is not type(None)]
 
@@ -259,7 +259,7 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
 
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
-    """Return an argument of the command line as a value of the type `kind`, checked with the bounds of the type `bounded`."""
+    """Return a command-line argument as a value of the type `kind`. Check the value against `bounded`, a type with bounds."""
     found = shortened(repr(text))
     try:
         value = kind(text)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 LeftOut = tuple[str, int | None, int | None]
-"""One line of a report of left-out documents and of padding: a name, a number of documents, and a number of tokens. A number
-that is not counted is None. ("dropped pairs", 2, 900) means 2 dropped documents of 900 tokens together."""
+"""Line of a report on left-out documents or padding: a name, a number of documents, and a number of tokens. None stands for a
+number that is not counted. ("dropped pairs", 2, 900) means 2 dropped documents with 900 tokens in all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Span:
 
     Attributes:
       shard: Number of the shard in `corpus.shards`.
-      start, stop: First token, and the one after the last, counted from the shard's first token.
+      start, stop: Token offsets in the shard: of the span's first token, and of the token after its last.
       document: Number of the document in `layout.documents`; None if the layout states no documents.
     """
 
@@ -41,14 +41,15 @@ class Pieces(NamedTuple):
     The pieces of a row fill it from column 0 on, without gaps. The rest of the row is padding.
 
     Attributes:
-      row: Row that the piece is part of, as an index into the `rows` for which `Layout.pieces` was called.
+      row: Row of the piece, as an index into the argument `rows` of `Layout.pieces`.
       column: Column of the piece's first token in its row.
       shard: Number of the shard in `corpus.shards`.
-      start: First token of the piece, counted from the shard's first token.
+      start: Token offset of the piece's first token in the shard.
       length: Number of tokens of the piece.
-      segment, position: Number of the segment in its row, from 1, and position of the piece's first token in the segment. Both
-        are None if each row is one segment without padding.
-      document: As in `Span`, or -1 for a piece outside all documents. None if the layout states no documents.
+      segment: Number of the piece's segment in its row, from 1. None if each row is one segment without padding.
+      position: Position of the piece's first token in its segment. None if `segment` is None.
+      document: Number of the document in `layout.documents`; -1 for a piece outside all documents. None if the layout states no
+        documents.
     """
 
     row: Int64[np.ndarray, " pieces"]
@@ -67,7 +68,7 @@ class Pieces(NamedTuple):
 
     @property
     def segment_columns(self) -> tuple[Ints, Ints]:
-        """Columns `segment` and `position`. Where these are None, they are computed for rows of one segment."""
+        """`segment` and `position`. If these are None, each row is one segment: number 1, and the position is the column."""
         if self.segment is None or self.position is None:
             return np.ones(len(self.row), np.int64), self.column
         return self.segment, self.position
@@ -85,15 +86,15 @@ def pieces_of(
 ) -> Pieces:
     """Return the pieces of segments. A segment that crosses a shard border becomes several pieces.
 
-    The arguments after `corpus` are those of `Pieces`, int64 [segments], but `start` is counted from the first token of the
-    corpus.
+    Each argument after `corpus` is int64 [segments]. It means the same as the attribute of `Pieces` with its name, except that
+    `start` is counted from the first token of the corpus.
     """
     begins, ends = corpus.shard_borders[:-1], corpus.shard_borders[1:]
     shard, stop = ends.searchsorted(start, side="right"), start + length
     if not (stop > ends[shard]).any():
         position = np.zeros(len(start), np.int64)
         return Pieces(row, column, shard, start - begins[shard], length, segment, position, document)
-    # Rare: a segment crosses a shard border. It becomes one piece for each shard that has some of its tokens.
+    # Rare: a segment crosses a shard border. The segment becomes one piece for each shard that has some of its tokens.
     last_shard = ends.searchsorted(stop - 1, side="right")
     parent, number = expand_counts(last_shard - shard + 1)  # `parent` is the index of the piece's segment
     shard = shard[parent] + number
@@ -107,30 +108,35 @@ def pieces_of(
 
 
 def groups(numbers: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each distinct number, ascending, and the indices at which `numbers` has it, int64 [n]: for [7, 4, 7], this yields
-    (4, [1]) and (7, [0, 2])."""
+    """Yield each distinct number, ascending, with its indices in `numbers`, int64 [n].
+
+    For [7, 4, 7], yield (4, [1]) and (7, [0, 2]).
+    """
     for number in sorted(set(numbers.tolist())):  # takes 1.3 us for 32 numbers; np.unique takes 6.6 us
         yield number, np.flatnonzero(numbers == number)
 
 
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
-    """Return the row of each item, and its index in that row, int64 [items] each. `counts` has the number of items in each row.
+    """Return the row of each item, int64 [items], and the item's index in the row, int64 [items].
 
-    With counts [2, 1], the three items are in rows [0, 0, 1], and their indices are [0, 1, 0].
+    `counts` has the number of items in each row. With counts [2, 1], the three items are in rows [0, 0, 1], and their indices
+    are [0, 1, 0].
     """
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 
 
 def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Return columns for rows of several parts, such as the sources of a mixture, sorted by row.
+    """Join the columns of several parts, such as the sources of a mixture.
+
+    A column has one entry for each item of the rows, such as a piece. The returned columns are sorted by row. The first of them
+    is the item's row, an index into `part`.
 
     Args:
       part: int64 [rows], number of the part that each row is in; one row or more.
-      columns_of: Function that returns the columns of one part. Its arguments are the number of the part, and which rows are in
-        this part: their indices in `part`, int64 [n]. A column has an entry for each item of these rows, such as a piece. The
-        first column has the item's row, from 0 to n - 1: for rows 4 and 7, it is 0 for items of row 4, and 1 for items of row
-        7.
+      columns_of: Function that returns the columns of one part. The first argument is the part's number. The second is the
+        indices of its rows in `part`, int64 [n]. The first column that it returns is an index into these indices: if they are
+        [4, 7], it is 0 for items of row 4, and 1 for items of row 7.
     """
     by_part = []
     for number, index in groups(part):

@@ -25,8 +25,8 @@ Columns = dict[str, npt.NDArray[Any]]
 
 # Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
-# Names of a plan's counts. No row has a dropped document, and rows have only a part of a cut document. `dropped_tokens` and
-# `cut_tokens` are the tokens of these documents that no row has.
+# Names of a plan's counts. A dropped document is in no row. A cut document has some of its tokens in rows, but not all.
+# `dropped_tokens` and `cut_tokens` count the tokens of these documents that are in no row.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
@@ -34,22 +34,24 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 class Plan:
     """Packed rows, as columns. A piece is the part of a document that is in one row, usually the whole document."""
 
-    start: Ints  # int64 [pieces], number of each piece's first token in the corpus; pieces of one row are adjacent
+    start: (
+        Ints  # int64 [pieces], each piece's first token, counted from the corpus's first; a row's pieces are adjacent
+    )
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
     document: Ints  # int64 [pieces], number of each piece's document
     ends: Ints  # int64 [rows], number of pieces in this row and all rows before it
     counts: dict[str, int]  # by the names in `COUNTS`
-    highest_token: int | None  # highest token id of the corpus, if the search for documents read all tokens
+    highest_token: int | None  # highest token id of the corpus if the search for documents read all tokens; else None
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows`: the arguments of `pieces_of`."""
+        """Return (row, column, start, length, segment, document) of every segment of `rows`, as `pieces_of` takes them."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
         row, within = expand_counts(counts)
         piece = begins[row] + within
         length = self.length[piece].astype(np.int64)
-        tokens_before = length.cumsum() - length  # before the piece, in all of these rows
+        tokens_before = length.cumsum() - length  # tokens of all earlier pieces of `rows`
         first_of_row = counts.cumsum() - counts
         column = tokens_before - tokens_before[first_of_row][row]
         return row, column, self.start[piece], length, within + 1, self.document[piece]
@@ -60,7 +62,7 @@ def load_plan(
 ) -> Plan:
     """Return the plan of the finder's documents, from the cache or newly made.
 
-    `make` makes the arrays of a plan that is not cached. None means `make_plan`.
+    If the plan is not cached, `make` returns its arrays. None means `make_plan`.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -79,13 +81,13 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
     if code := code_sha256(algorithm.pack):  # only for an algorithm from another package
         recipe["code"] = code
-    if not algorithm.packs_per_epoch:  # then these options change nothing
+    if not algorithm.packs_per_epoch:  # then the plan does not depend on the seed and the epoch
         recipe["seed"] = recipe["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": numpy_for_ties(options)}
 
 
 def numpy_for_ties(options: PackingOptions) -> dict[str, str] | None:
-    """Return the version and the sort of numpy if `ties` asks for numpy's order of equal lengths; else None."""
+    """Return NumPy's version and sort if `options.ties` asks for the order in which NumPy sorts equal lengths; else None."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -100,14 +102,14 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
     for lengths, longest_first in zip(groups, sorted_groups, strict=True):
         rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))
-        packed.append(rows._replace(document=rows.document + begin))  # the algorithm counts from 0 in every group
+        packed.append(rows._replace(document=rows.document + begin))  # the algorithm numbers each group's pieces from 0
         begin += len(lengths)
     index, offset, piece_length, ends = join_rows(packed)  # `index` is an index into `document` and `start`
     return plan_columns(documents, document[index], start[index] + offset, piece_length, ends)
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:
-    """Raise a ValueError if a row of a plan can't be read: a piece is outside the corpus, or the pieces don't fit in."""
+    """Raise a ValueError if rows of a plan can't be read, such as a row of more tokens than `sequence_length`."""
     for name, dtype in _DTYPES.items():
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
             raise ValueError(f"its {name} is missing or not a {dtype} array [n]")

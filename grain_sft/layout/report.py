@@ -30,7 +30,7 @@ _STEPS = 1000  # maximum number of steps of random rows that are measured
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
-    """Return the figures of a layout as a dict for JSON. They cover all epochs of the layout together.
+    """Return the figures of a layout, all its epochs together, as a dict for JSON.
 
     `batch_rows` is None for an algorithm that does not pack whole batches. `split_documents` is the number of documents that
     are divided into several segments.
@@ -73,13 +73,13 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       longest: Cost of the longest segment of each row.
 
     Returns:
-      One dict for each number of rows a device, but none for a number with which the layout has fewer rows than a step. A dict
-      has `rows_a_device`, `devices`, and three means over steps:
+      One dict for each number of rows a device. A number is skipped if a step would have more rows than the layout. A dict has
+      `rows_a_device`, `devices`, and three means over steps:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Lower bound of `shuffled`, however a step's rows are divided between its devices: the device that has the
-        longest segment has at least the cost of this segment.
+      - floor: Lower bound of `shuffled`, for any division of a step's rows between its devices. One device has the longest
+        segment, and its cost is at least the cost of this segment.
     """
     rng = np.random.default_rng(0)
     figures = []
@@ -104,18 +104,18 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
-    """Return the share of padding in rows of `num_positions` columns in all, of which `num_tokens` hold a token."""
+    """Return the share of padding if `num_tokens` of `num_positions` columns of rows hold a token."""
     return 1 - num_tokens / num_positions
 
 
 def algorithm_title(figures: Mapping[str, Any]) -> str:
-    """Return the title of a `packing_report`: the algorithm, or "multipack x 8" if it packs batches of 8 rows."""
+    """Return the title of a `packing_report`: the algorithm's name, or "multipack x 8" if multipack packs batches of 8 rows."""
     rows = figures.get("batch_rows")
     return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
 
 def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`. The plans are deleted.
+    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`. Each plan is made in a temporary folder.
 
     Each report also has `seconds`, the time to make, write and check the plan. If an algorithm can't pack this corpus, its
     report has only `algorithm` and `error`.

@@ -24,8 +24,8 @@ class _NumberedPart:
 class RunDocuments:
     """Numbers of the documents of a run, as a trace prints them.
 
-    If the first stage has 100 documents, they are documents 0 to 99, as in its layout. In the second stage, the first document
-    that is new has number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
+    The documents of the first stage keep their numbers in its layout, such as 0 to 99. In the second stage, the first document
+    that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
     A layout whose rows do not follow documents reserves as many numbers as its corpus has tokens, because a count of its
     documents may read all tokens.
@@ -41,14 +41,14 @@ class RunDocuments:
             self._numbered.append(self._number_parts(layout))
 
     def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
-        """Return the `_NumberedPart` of each part of `layout`. If an earlier layout has the same documents, use its entry."""
+        """Return an entry for each part of `layout`: an earlier entry if it has the same documents, else a new entry."""
         earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
         end = sum(_num_numbers(entry.part) for entry in earlier)
         numbered: list[_NumberedPart] = []
         for name, part in parts_by_documents(layout):
             if same := [entry for entry in earlier if _same_documents(entry.part, part)]:
-                # Several entries have the same documents if a mixture has a corpus twice. Prefer an entry that has the name of
-                # this part. Without it, prefer an entry whose name no part of `layout` has, and that is not in `numbered` yet.
+                # Several entries have the same documents if a mixture has a corpus twice. Prefer the entry with this part's
+                # name. If there is none, prefer an entry that is not in `numbered` and whose name no part of `layout` has.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, end)
@@ -67,7 +67,7 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents
         numbers = np.full_like(documents, -1)
-        split = split_documents(layout, documents)  # may stop before the last part, so `zip` is not strict
+        split = split_documents(layout, documents)  # may stop before the last part, so `zip` below is not strict
         for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
             numbers[mask] = own + self._first(entry)
         return numbers
@@ -75,8 +75,8 @@ class RunDocuments:
     def within(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`.
 
-        If `layout` is the first one, numbers after its last document may stay. To drop them, the documents would be counted,
-        which may read all tokens.
+        If `layout` is the first one, the result may keep numbers past its last document. Only a count of the documents could
+        exclude these numbers, and a count may read all tokens.
         """
         if len(self.layouts) == 1:
             return documents
@@ -99,12 +99,15 @@ class RunDocuments:
 
 
 def _num_numbers(part: Layout) -> int:
-    """Return how many numbers are reserved for the documents of a part: one for each document, or for each token."""
+    """Return how many numbers a part reserves: one for each document if it follows documents, else one for each token."""
     return part.num_documents if part.follows_documents else part.corpus.num_tokens
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether two layouts have the same documents of the same files. If neither follows documents, no token is read."""
+    """Return whether two layouts have the same documents of the same files.
+
+    If neither layout follows documents, compare how their corpora find documents, and read no tokens.
+    """
     corpus, other_corpus = one.corpus, other.corpus
     if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False
@@ -118,21 +121,25 @@ def _same_documents(one: Layout, other: Layout) -> bool:
 
 
 def _documents(layout: Layout) -> Documents | None:
-    """Return the documents of a layout, or of its corpus. Return None if neither boundary files nor EOS state their ends."""
+    """Return the documents of a layout, or of its corpus if the layout does not follow documents.
+
+    Return None if the corpus has neither boundary files nor an EOS id to find its documents by.
+    """
     has_ends = layout.follows_documents or layout.corpus.has_boundary_files or layout.corpus.eos_token_id is not None
     return (layout.documents or layout.corpus.documents) if has_ends else None
 
 
 def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
-    """Return the parts of a layout, ordered by the numbers of their documents: first those that follow documents."""
+    """Return the parts of a layout in the order of their document numbers. Parts that follow documents come first."""
     return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
 
 
 def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
     """Yield (name, part, mask, numbers) for each part of a layout, ordered as in `parts_by_documents`.
 
-    `mask`, bool [n], is True for those of `documents`, int64 [n], in the part. `numbers` are their numbers in the part.
-    The iterator stops after the part of the highest of `documents`, because a count of the next part may read all its tokens.
+    `documents`, int64 [n], are numbers in `layout`. `mask`, bool [n], is True for the documents of the part. `numbers` are the
+    numbers of these documents in the part. The iterator stops after the part with the highest of `documents`, because to count
+    the documents of the next part may read all tokens of the part.
     """
     end, last = 0, int(documents.max(initial=-1))
     for name, part in parts_by_documents(layout):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Traits:
-    """Base of layouts. A layout defines `corpus`, `sequence_length`, `__len__` and `pieces`. All else has a default."""
+    """Base of layouts. A layout defines `corpus`, `sequence_length`, `__len__` and `pieces`. The other traits have defaults."""
 
     corpus: Corpus
     """Corpus whose tokens make the rows."""
@@ -43,7 +43,7 @@ class Traits:
     """Whether `pieces` states the document of each piece. False for windows, which are cut without a search for documents."""
 
     finder: DocumentFinder | None = None
-    """Finder of the documents that make the rows. It is None if these are `corpus.documents`, or if `follows_documents` is
+    """Finder of the documents that make the rows. None if the rows are made of `corpus.documents`, or if `follows_documents` is
     False."""
 
     one_segment: bool = False
@@ -61,7 +61,7 @@ class Traits:
     """Number of rows of each of `row_lengths`. With (30, 20), rows 0 to 29 have the first length, and 30 to 49 the second."""
 
     first_column: int = 0
-    """Column of a whole row that is column 0 in this layout: 512 for the `ColumnsLayout` of columns 512 to 1023."""
+    """Column of the whole row at which this layout's rows begin: 512 for the `ColumnsLayout` of columns 512 to 1023."""
 
     chunk_size: int = 1
     """Number of consecutive rows that an order moves together. It is 4 if rows 0 to 3 are the quarters of one longer row."""
@@ -73,11 +73,11 @@ class Traits:
     """Plan of each epoch; empty if the layout does not pack."""
 
     epochs: int = 1
-    """Number of epochs in the rows: 3 if an algorithm packs three epochs differently, one after the other; 1 if every epoch
-    reads the same rows."""
+    """Number of epochs that the rows cover. It is 3 if an algorithm packs each of three epochs anew, one after the other. It is
+    1 if every epoch reads the same rows."""
 
     transforms: Sequence[Any] = ("shift_targets",)
-    """Transforms that apply if a config names no transforms, in the form that a config has."""
+    """Transforms that apply if a config names no transforms. They are written as in a config."""
 
     orders_rows: bool = False
     """Whether the row numbers are already the reading order. A config without an order then reads rows sequentially, once."""
@@ -108,15 +108,16 @@ class Traits:
 
     @property
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
-        """int64 [documents, 2], the input file and the line that each of `documents` was made of, as in `Corpus.sources`.
+        """int64 [documents, 2], the input file and the line that each of `documents` comes from, as in `Corpus.sources`.
 
-        None if `corpus.sources` is None, or if `follows_documents` is False. If the layout's documents end elsewhere than the
-        corpus's documents, each has the source of the corpus's document that has its first token.
+        None if `corpus.sources` is None, or if `follows_documents` is False. If the layout finds documents with its own finder,
+        a document has the source of the corpus's document that contains its first token.
         """
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
             return sources
-        # `holder` is the last of the corpus's documents, sorted by start, that starts at or before a document of the layout
+        # For each document of the layout, `holder` is the last of the corpus's documents that starts at or before it. It is an
+        # index into `by_start`.
         by_start = self.corpus.documents.by_start()
         holder = self.corpus.documents.start[by_start].searchsorted(self.finder.documents.start, side="right") - 1
         assert self.corpus.sources is not None
@@ -134,7 +135,7 @@ class Traits:
 
 
 def sources_of(corpus: Corpus) -> Ints | None:
-    """Return `corpus.sources` without a search for documents, and so without the check that each document has an entry."""
+    """Return `corpus.sources` without a search for documents. Do not check that each document has an entry."""
     if corpus.sources_file is None or "sources" in vars(corpus):
         return corpus.sources
     data = read_whole(corpus.sources_file)

@@ -41,11 +41,14 @@ _HISTOGRAMS = {"wait": "Time that next() took for each batch.", "make": "Time th
 
 
 class BulkHistogram:
-    """Histogram that counts many values at once. prometheus_client's own takes 4 us a value: 5 % of a small batch's time."""
+    """Histogram that counts many values at once.
+
+    prometheus_client's `Histogram` takes 4 us for each value, which is 5 % of the time of a small batch.
+    """
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
-        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # by bucket; the last is for values above all bounds
+        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # by bucket; the last bucket is for values above all bounds
         self._sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
@@ -66,9 +69,9 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So batches are counted together:
-    after about 1,000 batches, and when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR names a folder that processes
-    share, each batch is counted immediately. Without prometheus_client, nothing is exported.
+    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So about 1,000 batches are counted
+    together, and the batches since then are counted when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR is set, each
+    batch is counted immediately. Without prometheus_client, nothing is exported.
     """
 
     def __init__(self) -> None:
@@ -76,14 +79,16 @@ class Metrics(Observer):
         # A fork waits until no metric changes. Otherwise the child could inherit a metric whose own lock stays locked forever.
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported = collections.Counter[str]()  # values of `activity.counts` that the counters include
+        self._exported = collections.Counter[str]()  # part of `activity.counts` that the counters include
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
         # `registry=None`, because this object is in the registry, and its `collect` returns the metrics
         histogram: Any = BulkHistogram
-        if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set, where only prometheus_client's histogram can write
+        if (
+            not MOST_UNCOUNTED
+        ):  # $PROMETHEUS_MULTIPROC_DIR is set, and only prometheus_client's histogram can write to it
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."
@@ -96,7 +101,7 @@ class Metrics(Observer):
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """In a forked child, export only later counts, because the parent exports those so far."""
+        """In a forked child, export only counts after the fork, because the parent exports the earlier counts."""
         self._exported = activity.counts.copy()
         self._lock.release()
 
@@ -125,7 +130,7 @@ class Metrics(Observer):
                 histogram.observe(value)
 
     def _export_counts(self) -> None:
-        """Increase the counters by what was added to `activity.counts` since the last call."""
+        """Increase each counter by the growth of `activity.counts` since the last call."""
         with self._lock:
             for name, counter in self._counters.items():
                 value = activity.counts[name]

@@ -1,7 +1,8 @@
 """Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
 
-Each document, longest first, goes to the row with the smallest space that is large enough, or to a new row if no space is. If
-several rows have this space, the document goes to the row that has had it longest.
+The space of a row is its number of free tokens. Documents are placed one after the other, longest first. Each document goes to
+the row with the smallest space that is large enough. If several rows have this space, the first row that reached it gets the
+document. If no row has enough space, the document opens a new row.
 """
 
 from bisect import bisect_left, insort
@@ -19,7 +20,7 @@ _MANY = 10
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Return the rows of documents of `lengths`, int64 [documents]."""
+    """Pack documents of these lengths, int64 [documents], in any order."""
     order = longest_first(lengths, options)
     return rows_of(order, lengths, assign(lengths[order], options.sequence_length, options.max_segments))
 
@@ -30,8 +31,8 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
       capacity: Number of tokens in a row.
-      max_segments: Maximum number of these documents in a row; None for no limit.
-      spaces: int64 [rows], number of free tokens in each row that is already open. New rows are numbered after these.
+      max_segments: Maximum number of documents that this call places in a row; None for no limit.
+      spaces: int64 [rows], number of free tokens in each row that is already open. New rows get the numbers after these rows.
     """
     few_of_each_length = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
@@ -41,7 +42,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Return the row of each document. Each iteration fills one row: it places the next documents of one length in it."""
+    """Return the row of each document. Each iteration places documents of one length in one row, at most `most` in a row."""
     # for each space, the rows that have it, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
@@ -58,8 +59,8 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             else:
                 space, row = capacity, len(documents)
                 documents.append(0)
-            # After the first of these documents, the row has less space than any other row with enough space. So it also gets
-            # the next documents of this length, as long as they fit.
+            # Once the row has the first document, it has less space than all other rows with enough space. So this row also
+            # gets the next documents of this length, as long as they fit.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -78,23 +79,23 @@ def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each space above 0 that some rows have, and the numbers of these rows, ascending."""
     order = np.argsort(spaces, kind="stable")
     firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # where a greater space begins in `order`
-    for group in np.split(order, firsts)[1:]:  # the first group has the full rows
+    for group in np.split(order, firsts)[1:]:  # the first group is the full rows, without space
         yield int(spaces[group[0]]), group
 
 
 def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
-    """Return the row of each document. Each iteration fills rows of one space: it places documents of one length in them."""
+    """Return the row of each document. Each iteration places documents of one length in several rows of equal space."""
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
     queues = {space: [group] for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
     opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
-        while first < end:  # the next iteration places the documents that this one leaves
+        while first < end:  # if one space has too few rows, later iterations place the remaining documents
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
             per_row = min(space // length, end - first)  # documents for each row: all that fit, as in `_place_by_row`
-            count = (end - first) // per_row  # rows that get `per_row` documents
+            count = (end - first) // per_row  # rows to fill with `per_row` documents each
             if at == len(spaces):
                 rows = np.arange(opened, opened + count)
                 opened += count
