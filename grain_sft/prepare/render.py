@@ -1,4 +1,4 @@
-"""`Renderer`, which turns records into documents (tokens and loss), and a group of units (ranges of records) into a chunk."""
+"""`Renderer`: it turns records into documents (tokens and loss), and makes a chunk of a group of units (ranges of records)."""
 
 import base64
 import dataclasses
@@ -26,14 +26,14 @@ BATCH = 1024  # maximum number of conversations that are tokenized together
 BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
 
 Source = tuple[int, int]
-"""Number of a record's input, and number of the record's line, element or row, from 1."""
+"""Number of a record's input, from 0, and number of the record's line, element or row, from 1."""
 
 _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renderer of records by a request.
+    """Renderer of records, as the options of a request state.
 
     Attributes:
       request: Options of the preparation.
@@ -82,13 +82,13 @@ class Renderer:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of all that the documents depend on, including the code of a template that another package defines."""
+        """Hash of all that decides the documents. If another package defines the template, the hash includes its code."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
         template = filter(None, (self.template.jinja, code_sha256(self.template)))
         return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
 
     def read(self, raw: object) -> Conversation:
-        """Return the conversation of a record, which is JSON in bytes or a table row. Raise a RecordError if it is invalid."""
+        """Return the conversation of a record: JSON as bytes, or a table row. Raise a RecordError if the record is invalid."""
         conversation = read_record(raw, self.request.schema, messages=self.template.messages_schema)
         if self.format.of_pairs and conversation.rejected is None:
             raise RecordError("the record is not a preference pair ('chosen' and 'rejected'). Give another --format.")
@@ -98,15 +98,15 @@ class Renderer:
         return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the document of each conversation, or a RecordError if it can't be rendered. `add` cuts documents later."""
+        """Return the uncut document of each conversation, or a RecordError if the conversation can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # A response may have no text. With `empty="keep"`, its tokens are then the EOS that ends it. If the request has neither
-        # BOS nor EOS, templates refuse "keep". With "drop", the response has no tokens, and `pair_of` refuses the pair.
+        # A response may have no text. With `empty="keep"`, such a response still has its BOS and EOS. Templates refuse "keep"
+        # without BOS and EOS. With "drop", such a response has no tokens, and `pair_of` refuses the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
-        # `read` has checked that every conversation has a rejected one
+        # the check for None is for mypy: `read` has refused conversations without `rejected`
         rejected_conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
         rejected = render(self.template, rejected_conversations, self.tokenizer, options)
         return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
@@ -129,8 +129,10 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error). A batch ends after an error: with `on_error` "stop", the
-        work ends there, too."""
+        """Yield batches of (source, record, conversation or error).
+
+        A batch ends after an error. With `on_error` "stop", this error ends the work, so no later record is read in vain.
+        """
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -145,7 +147,7 @@ class Renderer:
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return a bad record as a JSON object for the file of rejected records. If `on_error` is "stop", raise its error."""
+        """Return a bad record as a JSON object for the file of rejected records. If `on_error` is "stop", raise an error."""
         number, line = source
         path = self.inputs[number].path
         if self.request.on_error == "stop":
@@ -161,9 +163,9 @@ class Renderer:
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
-        """Cut a document to the request's length, and add it to `contents`. Of a dropped document, only add its `RECORD`.
+        """Cut a document to `request.max_length`, and add it to `contents`. For a dropped document, only add its `RECORD`.
 
-        If the template has `trim_trailing`, the tokens after the last token that takes loss are cut off, too.
+        If the template has `trim_trailing`, also cut off the tokens after the last token that takes loss.
         """
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
@@ -198,5 +200,5 @@ class Renderer:
                 contents.counts["text_bytes"] += result.text_bytes
                 contents.counts["text_tokens"] += total
         number, line = source
-        # all tokens of a dropped document count as cut; statistics ignore them, because no split has the document
+        # all tokens of a dropped document count as cut, but not in the statistics: a dropped document is in no split
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

@@ -32,8 +32,9 @@ def prepare(
 ) -> dict[str, Any]:
     """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
-    The same request makes the same bytes with any number of workers and interruptions. A local folder appears when the corpus
-    is complete; unfinished work is in a folder next to it. If the same corpus is finished already, nothing is written.
+    The same request makes the same bytes with any number of workers and interruptions. A local output folder appears only when
+    the corpus is complete. Until then, the unfinished work is in a folder next to the output folder. If the same corpus is
+    finished already, the function writes nothing.
 
     Args:
       request: Inputs, template, tokenizer and format.
@@ -86,8 +87,8 @@ def make_corpus(
         try:
             reported("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
         except GrainSftError as error:
-            # Discard unfinished work that is of no use, because it would block a corrected request: after a RecordError, a
-            # second try would fail at the same record, and without any chunk, there is nothing to continue from.
+            # Unfinished work blocks a corrected request, so discard it if it is of no use. After a RecordError, the same
+            # request would fail at the same record again. Without any chunk, there is nothing to continue from.
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()
             raise
@@ -150,8 +151,8 @@ def dry_run(request: Request, records: int) -> str:
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text.
 
-    A part is a run of tokens that all take loss, or all do not. Only the first 40 parts are shown, and of a part of more than
-    400 characters, only its first and last 200.
+    A part is consecutive tokens that all take loss, or that all take no loss. Only the first 40 parts are shown. A part of more
+    than 400 characters is shown as its first 200 and its last 200 characters.
     """
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:

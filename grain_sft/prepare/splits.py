@@ -1,4 +1,4 @@
-"""Rules that divide documents into the splits train and val, and order each split. Each rule copies an older tool."""
+"""Rules that divide documents into the splits train and val, and order each split. Each rule does the same as an older tool."""
 
 import array
 import random
@@ -16,7 +16,7 @@ SELECT_SEED = 42
 """Seed of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
 
 Splits = dict[str, Ids]
-"""Numbers of the documents of each split, in order, by its name: "train" and, if documents are held out, "val"."""
+"""Numbers of the documents of each split, in order, by the name of the split: "train", and "val" if there is one."""
 
 
 def select(ids: Ids, amount: str) -> Ids:
@@ -42,11 +42,11 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """Split in the order of open-instruct: leave out the documents that are not kept, then shuffle the others.
 
-    The shuffle is that of `datasets.Dataset.shuffle(seed)`: numpy's `default_rng(seed).permutation`. Open-instruct itself has
-    no split val.
+    `datasets.Dataset.shuffle(seed)` and this function use the same permutation: numpy's `default_rng(seed).permutation`.
+    Open-instruct itself makes no split val.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
-    # `kept[kept]` is as long as `ids[kept]`, and all true
+    # `kept[kept]` is a mask for `ids[kept]` in which every element is True
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
@@ -58,16 +58,16 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as the episode tools do: divide documents by numpy's `RandomState(seed).permutation`, but keep their order.
+    """Split as the episode tools do: choose the documents of val at random, but keep the order in each split.
 
-    If the request asks for a shuffle, the splits are in the order of the permutation.
+    The permutation is numpy's `RandomState(seed).permutation`. If the request asks for a shuffle, each split is in its order.
     """
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _divide(ids, kept, order, request, request.shuffle is True)
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function of the numbers of the selected documents, of a mask of those that are kept (not dropped), and of the request."""
+"""Function of the numbers of the selected documents, a mask of the documents that are kept (not dropped), and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
@@ -90,10 +90,10 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
-    """Return the first documents of `order` as "val", the others as "train", both without the documents that are not kept.
+    """Return the first documents of `order` as "val", and the others as "train". Leave out the documents that are not kept.
 
-    For 10 documents and a `val_frac` of 0.25, the split val is made from the first 2 documents of `order`. If the share is
-    less than one document, there is no "val".
+    For 10 documents and a `val_frac` of 0.25, "val" has the first 2 documents of `order`, if they are kept. If
+    the share is less than one document, the result has no "val".
 
     Args:
       ids: Numbers of the documents.

@@ -1,4 +1,4 @@
-"""Detection of JSONL files, JSON arrays and plain texts, and cutting of these files into parts of whole records."""
+"""Functions that detect JSONL files, JSON arrays and plain texts, and cut these files into parts of whole records."""
 
 import hashlib
 import itertools
@@ -11,28 +11,31 @@ from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.decompression import decompressed
 from grain_sft.prepare.records.units import Part, ReadReport
 
-MAX_RECORD = 1 << 28  # most bytes of a record; a longer record is a mistake
+MAX_RECORD = 1 << 28  # most bytes of a record; a longer record is refused, because it is probably a mistake
 BOM = b"\xef\xbb\xbf"
 
-# First bytes of the files that can't be read once they are compressed.
+# Kinds of files that can't be read if they are compressed, by their first bytes.
 _ROW_FILES = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')  # beginning of an object, or of an array of objects
 
-# The possessive quantifiers (`*+`) of both patterns keep the search from trying a text twice.
+# `*+` and `++` are possessive quantifiers. With them, the search reads a text only once, even if the pattern fails.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
-"""Pattern of what `_record_ends` checks in an array: a whole string, a whole object without objects or lists, a bracket, a
-brace, a comma, or the quote of a string that ends in later data. Arrays of chats are read 3 times as fast because whole objects
-match."""
+"""Pattern of a token that `_record_ends` checks in an array.
+
+A token is a whole string, a whole object that contains no objects or lists, a bracket, a brace or a comma. A quote by itself
+is also a token: it begins a string that ends in later data. Because the pattern matches whole objects, arrays of chats are read
+3 times as fast.
+"""
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
     """Return the kind of a file: "text", "array" or "jsonl". Refuse compressed Parquet, Arrow and ArrayRecord files.
 
-    A file is a text if `walk.is_text` accepts its name and it does not begin like a JSON object or an array of objects. It is
-    an array if its first character that is not blank is "[". All others are JSONL.
+    A file is a text if `walk.is_text` accepts its name, and its content does not begin like a JSON object or an array of
+    objects. Any other file is an array if its first character that is not blank is "[". Otherwise, it is JSONL.
     """
     head = b""
     for data in decompressed(path, size, compression):
@@ -48,7 +51,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
 
 
 def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file. A part has about `least` decompressed bytes, but a text is one part."""
+    """Yield the parts of a file. A part has about `least` decompressed bytes. A text is one part."""
     data = decompressed(path, size, compression, read)
     return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
 
@@ -67,13 +70,13 @@ def elements(data: bytes) -> Iterator[bytes]:
 
 
 def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
-    """Yield the parts of a file of lines. A part has whole lines."""
+    """Yield the parts of a file of lines. Each part consists of whole lines."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
     offset = 0
     line = 1  # number of the first line in `data`
     for piece in pieces:
         data += piece
-        end = data.rfind(b"\n", len(data) - len(piece)) + 1  # after the last newline of `piece`, else 0
+        end = data.rfind(b"\n", len(data) - len(piece)) + 1  # after the last newline in `piece`; 0 without one
         if end >= least:
             num_lines = data.count(b"\n", 0, end)
             yield _part(data, end, offset, num_lines)
@@ -108,7 +111,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
     next_scan = least  # `data` is scanned when it has this many bytes
     for piece in pieces:
         data += piece
-        if piece and len(data) < next_scan:  # the empty piece at the end starts the last scan
+        if piece and len(data) < next_scan:  # the last piece is empty: then scan in any case
             continue
         # after the loop, `end` is the index of the last comma between records, or of the closing bracket
         records = end = 0
@@ -127,14 +130,15 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
             total += records
         if len(data) > MAX_RECORD + least:
             raise too_long(f"{path}:{total + 1}", "record")
-        # a scan begins at the unfinished record; a long record is scanned again when `data` has doubled, not for each piece
+        # Each scan begins at the start of `data`, which is an unfinished record. A scan for each piece would scan a long record
+        # many times. So the next scan waits until `data` has doubled.
         next_scan = len(data) + max(least, len(data))
     raise CorpusFileError(f"{path}: an array without its closing bracket after {total} records. Copy the file again.")
 
 
 def _record_ends(data: bytes | bytearray) -> Iterator[int]:
-    """Yield the index of each comma between records of an array, and of its closing bracket if that is in `data`."""
-    depth = 0  # open brackets and braces of a record
+    """Yield the index of each comma between records, then the index of the array's closing bracket if `data` contains it."""
+    depth = 0  # number of open brackets and braces inside a record
     for match in _TOKEN.finditer(data):
         if match.end() - match.start() > 1:  # a whole object or string
             continue

@@ -1,4 +1,4 @@
-"""Pieces of the input files of `prepare`: a `Part` has whole records of a file, and one worker reads and renders a `Unit`."""
+"""Pieces of input files: a `Part` is some whole records of a file. A `Unit` is a part that one worker reads and renders."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,7 @@ from grain_sft.storage import files
 BLOCK = 1 << 20  # bytes read at once
 
 ReadReport = Callable[[int], None]
-"""Function that is called with the number of bytes that were read of a file so far."""
+"""Function that a reader calls with the number of bytes of a file that it has read so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Input:
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts of the file. None for a file of plain lines, which can be cut at any byte.
+      parts: Parts of the file. None for a file of plain lines, because its units can begin at any byte.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
-      note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, the version of a remote file or
-        the time of the last change of a local file. "" for other kinds.
+      note: Encoding of the records of an ArrayRecord, such as "json". In a Parquet file, the version of the file: for a local
+        file, the time of its last change. "" for other kinds.
     """
 
     dataset: int
@@ -75,7 +75,7 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes after decompression. In a Parquet file of 5 parts, each unit counts as a fifth of the file."""
+        """Number of decompressed bytes. A unit of a Parquet file with 5 parts has a fifth of the file's bytes."""
         return self.stop - self.start
 
 
@@ -84,7 +84,7 @@ class Scanner:
 
     Args:
       path, size: The file, and its number of bytes.
-      least: Minimum content of a part, as `add` counts it. The last part may have less.
+      least: Bytes of content, as counted by `add`, at which a part ends. The last part may have fewer.
       read: Function that is called with `position` before each read.
 
     Attributes:
@@ -117,14 +117,14 @@ class Scanner:
         return taken
 
     def add(self, records: int, content: int) -> None:
-        """Count records that end at `position`, and their bytes of content. End the part if it has enough content."""
+        """Count `records` records, which end at `position` and have `content` bytes. End the part if it has enough content."""
         self._records += records
         self._content += content
         if self._content >= self._least:
             self.end_part()
 
     def end_part(self) -> None:
-        """End the part at `position`. Bytes after the last record become no part."""
+        """End the part at `position`. A part without records is left out."""
         if self._records:
             self.parts.append(Part(self._begin, self.position, self._records, self._hash.hexdigest()))
         self._begin_part()
@@ -135,7 +135,7 @@ class Scanner:
 
 
 def damaged(path: str, byte: int, expected: str) -> CorpusFileError:
-    """Return the error for a file that has something else at `byte` than `expected`, such as "a message of Arrow"."""
+    """Return the error for a file that does not have `expected`, such as "a message of Arrow", at `byte`."""
     return CorpusFileError(f"{path}: byte {byte}: not {expected}. Is the file damaged? Write it again.")
 
 

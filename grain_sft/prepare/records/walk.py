@@ -1,4 +1,4 @@
-"""Expansion of an input of `grain-sft prepare`, which is a file, a glob or a folder, to the paths of its files."""
+"""Expansion of an input of `grain-sft prepare` to paths of files. An input is a file, a glob or a folder."""
 
 import glob
 import json
@@ -15,21 +15,21 @@ _RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|fea
 _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 _TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # metadata of datasets
-_BESIDE_INFO = ("state.json", "features.json")  # metadata if dataset_info.json is in the same folder, else records
+_BESIDE_INFO = ("state.json", "features.json")  # metadata in a folder with dataset_info.json; records in other folders
 _PREPARED = "prepare.json"  # a folder with this file is a prepared corpus
-_REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` is next to the prepared corpus `chats`
+_REJECTED = ".rejected.jsonl"  # corpus `chats` has its rejected records next to it, in `chats.rejected.jsonl`
 _SPLITS = {
     "train": "train", "training": "train",
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Splits by word. A word is the name of a folder above a file, or the first word of the file's own name: `dev-00001.jsonl`."""
+"""Split of each word. Words are the names of the folders above a file, and the first word of its name: `dev-00001.jsonl`."""
 
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
 
 def is_text(path: str) -> bool:
-    """Return whether a file's name is that of a text, which is one document: .txt or .md, perhaps compressed."""
+    """Return whether a file's name is that of a text: .txt or .md, with .gz or .zst if compressed. A text is one document."""
     return _TEXT.search(path) is not None
 
 
@@ -41,13 +41,16 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder stands for the files of records below it or, if there are none, for the texts below it. The following are left out:
-    folders whose names begin with a dot or an underscore, prepared corpora and their rejected records, metadata and caches of
-    datasets, and metadata of macOS (`._NAME`).
+    A folder names the files of records below it. If no file of records is below it, it names the texts below it. The function
+    leaves out
+
+    - folders whose names begin with a dot or an underscore;
+    - prepared corpora and their rejected records;
+    - metadata and caches of datasets, and metadata of macOS (`._NAME`).
 
     Raises:
-      CorpusFileError: No file has this name, links lead to one folder twice, or a folder has several splits or a damaged copy
-        of a dataset.
+      CorpusFileError: No file has this name, two paths lead to the same folder, or a folder has several splits or a damaged
+        dataset.
     """
     path = files.normalize(path)
     paths: Sequence[str] = [path]
@@ -67,19 +70,19 @@ def expand(path: str) -> Sequence[str]:
 
 
 def _files_of(folder: str) -> Sequence[str]:
-    """Return the files of records below a folder, or else its texts. See `expand`."""
-    # folders above each file, by path of the file
+    """Return the files that a folder names. See `expand`."""
+    # path of each file: names of the folders between `folder` and the file
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     prepared = {folders for path, folders in below.items() if files.name_of(path) == _PREPARED}
     if () in prepared:
         raise CorpusFileError(f"{folder}: is a prepared corpus. Name the files or folders that it was prepared from.")
 
     def is_prepared(path: str) -> bool:
-        """Return whether a file is in a prepared corpus a/b, or has the rejected records of this corpus: a/b.rejected.jsonl."""
+        """Return whether a file belongs to a prepared corpus, as a/b/FILE and a/b.rejected.jsonl belong to the corpus a/b."""
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
-    # archives made on macOS have metadata of `x.jsonl` in `._x.jsonl`
+    # in an archive made on macOS, `._x.jsonl` has metadata of `x.jsonl`
     candidates = sorted(path for path in below if not is_prepared(path) and not files.name_of(path).startswith("._"))
     paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or is_array_record(path)])
     if not paths:
@@ -91,7 +94,7 @@ def _files_of(folder: str) -> Sequence[str]:
 
 
 def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
-    """Refuse files of several splits, by words in their paths. `folders_of` has the folders above each file."""
+    """Refuse files whose paths have words of several splits. `folders_of` has the folders above each file, by its path."""
     examples: dict[str, str] = {}  # path of a file by split
     for path, folders in folders_of.items():
         first_word = re.split("[-_.]", files.name_of(path))[0]
@@ -106,7 +109,7 @@ def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
 def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a remote folder."""
     with files.remote(folder) as client:
-        path = str(client.info(folder)["name"]).strip("/")  # as `find` names it: without gs:// or gcs://
+        path = str(client.info(folder)["name"]).strip("/")  # without gs:// or gcs://, as `find` returns paths
         for name in client.find(folder):
             folders = tuple(name.strip("/")[len(path) + 1 :].split("/")[:-1])
             if not any(map(_is_hidden, folders)):
@@ -118,7 +121,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
 
     Args:
       folders: Names of the folders from the input folder to `folder`; () for the input folder itself.
-      above: Real paths of the folders above `folder`. A link to one of these folders is refused, because it leads in a circle.
+      above: Real paths of the folders above `folder`. A link to one of them would make the search endless, so it is refused.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -147,7 +150,7 @@ def _files_with_data(paths: Sequence[str]) -> list[str]:
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return `names` without metadata and caches. In a folder of `save_to_disk`, state.json lists the files with data."""
+    """Return the `names` of files in a folder, without those of metadata and caches."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         first = files.join(folder, *splits[:1])
@@ -155,7 +158,7 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
     if "dataset_info.json" not in names:
         return names.difference(_DATASET_INFO)
     data = names.difference(_DATASET_INFO, _BESIDE_INFO)
-    if "state.json" in names:  # written by save_to_disk; files that it does not list are caches
+    if "state.json" in names:  # `Dataset.save_to_disk` writes it. Files that it does not list are caches.
         if _names(folder, "state.json", "_indices_data_files", "filename"):
             raise CorpusFileError(f"{folder}: a file of indices selects its rows. Save it again with save_to_disk.")
         listed = set(_names(folder, "state.json", "_data_files", "filename"))
@@ -170,7 +173,7 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
 
 
 def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str]:
-    """Return the names that a JSON file lists under `key`, as ["a"], {"a": …} or [{name_key: "a"}]; [] without the key."""
+    """Return ["a"] if a JSON file has ["a"], {"a": …} or [{name_key: "a"}] under `key`. Return [] if it lacks the key."""
     path = files.join(folder, name)
     try:
         entries = json.loads(files.read_text(path)).get(key) or ()

@@ -1,7 +1,7 @@
 """The templates hf and olmo, which render chats with a Jinja chat template.
 
 Token ids are those of transformers' `apply_chat_template`. The assistant's texts take loss, and so does the control token or
-markup that ends each turn. If the template marks texts with {% generation %}, only these take loss.
+markup that ends each of its turns. If the template marks texts with {% generation %}, only the marked texts take loss.
 """
 
 import json
@@ -27,7 +27,8 @@ _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some
 class Chat(Template):
     """Chats rendered by a Jinja template.
 
-    It is the option `chat_template`, else the attribute `jinja` of the class, else the tokenizer's template, else `default()`.
+    The Jinja template is the first of these that exists: the option `chat_template`, the attribute `jinja` of the class, the
+    tokenizer's own template, and the result of `default()`.
     """
 
     name = "hf"
@@ -61,7 +62,7 @@ class Chat(Template):
         self.check(conversation)
         system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
         messages = [*system, *map(_as_dict, conversation.messages)]
-        # indices in `messages` of those that take loss
+        # indices of the messages that take loss
         turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
@@ -81,11 +82,11 @@ class Chat(Template):
     def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
         """Refuse a chat with calls, thoughts, tools or messages of some role that its template ignores.
 
-        They are ignored if the chat without them has the same `text`.
+        For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
         # tuples: name of what is left out, messages without it, tools without it, fix
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
-        # a template that reads thoughts may still leave out those of earlier turns, as Qwen 3's does
+        # a template that reads thoughts may leave out the thoughts of earlier turns, as Qwen 3's template does
         read_keys, _ = self._chat.literals
         if read_keys.isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
@@ -167,7 +168,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
-    """Return the messages without `keys`, except where the value is empty, such as a list without calls."""
+    """Return the messages without `keys`. A key with an empty value, such as a list without calls, stays."""
     return [{key: value for key, value in message.items() if key not in keys or not value} for message in messages]
 
 

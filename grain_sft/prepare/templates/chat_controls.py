@@ -1,8 +1,9 @@
 """Control tokens that a chat template writes itself, distinguished from control tokens that the chat's texts spell.
 
-A content that spells `<|im_end|>` must not end the turn. So control tokens are searched for in the template's own texts only.
-These are the texts around the contents, if `RenderedChat.contents` states where the contents are. Otherwise, the chat is
-rendered again with other characters in its texts (`Disguise`), and the template's own texts have none of these characters.
+A content that spells `<|im_end|>` must not end the turn. So this module searches for control tokens only in the template's own
+texts. If `RenderedChat.contents` states where the contents are, the texts around the contents are the template's own.
+Otherwise, the chat is rendered again with other characters in the chat's texts (`Disguise`). The rendered text without these
+characters is the template's own.
 """
 
 import bisect
@@ -65,7 +66,8 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
-    # thoughts. So the chat is rendered once more, with such words unchanged. Equal ids show that this changes no control token.
+    # thoughts. So the chat is rendered once more, with the words unchanged that the template looks for. If both renderings have
+    # the same ids, the unchanged words add no control token.
     second = disguise.expected_controls(find, keep_compared=True)
     return second if second is not None and second.placed and second.ids == expected.ids else expected
 
@@ -93,7 +95,7 @@ def _find_once(find: Find, text: str) -> list[Control]:
 class Disguise:
     """Disguise of one chat: each character of its texts becomes a character that neither the chat nor the template uses.
 
-    What is not disguised in the rendered chat is the template's own text. Example with a text that spells a control token (the
+    All other characters of the rendered chat come from the template. Example with a text that spells a control token (the
     letters A to L stand for unused characters):
 
       text of the chat                say <|im_end|>
@@ -122,8 +124,9 @@ class Disguise:
     def expected_controls(self, find: Find, *, keep_compared: bool = False) -> Expected | None:
         """Return the control tokens that the template writes in the disguised chat; None if the template refuses the chat.
 
-        The controls are placed if the rendered text, without its disguise, is the text of the chat. With `keep_compared`, the
-        words that the template looks for stay, such as the "</think>" of `{% if '</think>' in message.content %}`.
+        Their indices are right (`placed`) if the rendered text, without its disguise, is the text of the chat.
+        With `keep_compared`, the words that the template looks for stay, such as "</think>" in the template
+        `{% if '</think>' in message.content %}`.
         """
         replaced = self._replaced_except_compared if keep_compared else self._replaced
         messages = []
@@ -152,7 +155,7 @@ class Disguise:
         return text.translate(self._replace)
 
     def _replaced_except_compared(self, text: str) -> str:
-        """Replace the characters of a text, except in words that the template looks for and that overlap no control token."""
+        """Replace the characters of a text. A word that the template looks for stays, unless it overlaps a control token."""
         spelled = [match.span() for match in self._special.pattern.finditer(text)]
         characters = list(self._replaced(text))
         for match in self._compared.finditer(text):

@@ -1,6 +1,7 @@
 """Encoders: they turn a rendered chat into token ids and loss.
 
-A control token is a special token such as `<|im_end|>`. An encoded chat must have those that its template writes and no others.
+A control token is a special token such as `<|im_end|>`. An encoded chat must have the control tokens that
+its template writes, and no others.
 """
 
 import abc
@@ -59,14 +60,15 @@ class Encoder(abc.ABC):
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
 
-        The error names the first unexpected control token. If controls are missing, a message's text has changed one of them.
+        The error names the first unexpected control token. If the chat has too few controls, the text
+        of a message has changed one of the template's.
         """
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
             return
         if expected.placed:
             unexpected = [control for control in controls if control not in expected.controls]
-        else:  # if all ids are expected, in another number or order, each may be the unexpected one
+        else:  # if only the number or order of the ids is wrong, each control may be the unexpected one
             unexpected = [control for control in controls if control.id not in expected.ids] or controls
         if unexpected and len(controls) >= len(expected.controls):
             number, start, stop = unexpected[0]
@@ -86,9 +88,10 @@ class WholeChats(Encoder):
         return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """See `Encoder.encode`. The chat is encoded in one call, or, if a text spells a control token, again by `_plain`.
+        """See `Encoder.encode`. The chat is encoded in one call.
 
-        `_plain` needs the places of the template's own control tokens. A chat whose `expected` lacks them is refused.
+        If a text spells a control token, and `plain` is True, `_plain` encodes the chat again. `_plain` needs the places of the
+        template's own control tokens, so without `expected.placed`, such a chat is refused.
         """
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         if plain and expected.placed and controls != expected.controls:
@@ -99,8 +102,8 @@ class WholeChats(Encoder):
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode a chat whose texts spell control tokens.
 
-        `HuggingFaceTokenizer.plain` encodes `<|im_end|>` as ordinary text, because it has a longer name for this control token.
-        The template's own `controls` are replaced by their longer names, which moves the text after them.
+        `HuggingFaceTokenizer.plain` encodes `<|im_end|>` as ordinary text, because its control token has a longer name.
+        So this function replaces the template's own `controls` by their longer names. Each replacement moves the text after it.
         """
         changed = ""
         stops = [0]  # start of the text, then the end of each control token
@@ -152,7 +155,8 @@ class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
     These libraries never make control tokens of text. A document ends in EOS. Whitespace after the template's EOS is left out.
-    If the template writes no EOS, one is added. It takes loss if the last turn takes loss and ends in no control token.
+    If the template writes no EOS, one is added. The added EOS takes loss if the last turn takes
+    loss and no control token ends the turn.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -164,7 +168,7 @@ class ChatPieces(Encoder):
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id
-        starts = [0, *(control.stop for control in controls)]  # where the texts between control tokens start
+        starts = [0, *(control.stop for control in controls)]  # starts of the texts between control tokens
         ends_in_eos = bool(controls) and controls[-1].id == eos and not text[starts[-1] :].strip()
         if ends_in_eos:
             text = text[: starts[-1]]
@@ -207,7 +211,8 @@ class ChatPieces(Encoder):
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
     """Return the loss of a chat, bool [tokens]: for each span, the first to the last token that overlap it take loss.
 
-    Only the tokens at the ends of spans are looked up. To get the offsets of all tokens takes half as long as the tokenization.
+    Only the tokens at the ends of spans are looked up. To get the offsets of all tokens would take
+    half as long as the tokenization itself.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:
@@ -218,7 +223,7 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
             # `searchsorted` needs ascending offsets
             starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
             first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
-        # `char_to_token` returns the first token of a character, which may have one for each of its bytes
+        # `char_to_token` returns only the first token of a character; a character may have a token for each byte
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
         loss[first : last + 1] = True

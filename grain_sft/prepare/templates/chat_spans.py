@@ -1,7 +1,7 @@
-"""Where the contents of messages, and the assistant's turns, begin and end in the text of a rendered chat.
+"""Functions that find the contents of messages, and the turns of the assistant, in the text of a rendered chat.
 
-The chat is rendered again with markers in place of the contents, and the text around the markers comes from the template. A
-search for the contents themselves would go wrong if a user quotes the assistant.
+The chat is rendered again with markers in place of the contents. The text around the markers comes from the template. A search
+for the contents themselves could find the wrong place, because a user may quote the assistant.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class RenderedChat:
     def contents(self) -> Spans | None:
         """Span of each message's content.
 
-        None for a chat that has tools, or message keys other than `role` and `content`. None, too, if the template leaves out a
-        content or changes more than the whitespace at its ends.
+        The value is None if the chat has tools, or if a message has keys other than `role` and `content`. It is also None if
+        the template leaves out a content, or changes more than the whitespace at the ends of a content.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
@@ -141,9 +141,10 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return the messages that are tried in place of `message`, with the mark 0 as content: one, or two if it has thoughts.
+    """Return messages to render in place of `message`: one with mark 0 as content, and if it has thoughts, a second one.
 
-    The second has the mark 1 as thoughts, because templates may write "<think></think>" for a message without thoughts.
+    The second message also has mark 1 as thoughts. A template may write "<think></think>" for the first one, which has no
+    thoughts.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):

@@ -87,7 +87,7 @@ class ChatTemplate:
         Raises:
           RecordError: The template changes a text that it has marked.
         """
-        # rendered again with a character before and after each marked text
+        # render the conversation again, with an unused character before and after each marked text
         opening, closing = list(unused_characters(2, messages, tools, self.source, text))
         marked = self.render(messages, tools, **{self._jinja.MARKS: (opening, closing)})
         parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", marked)
@@ -106,14 +106,15 @@ class ChatTemplate:
     def end_with_eos(self, text: str, end: int) -> int:
         """Return the end of a turn whose last token ends at `end`. If that token is not EOS, an EOS after it ends the turn.
 
-        Cohere's turns end in "<|END_RESPONSE|>" and EOS. An EOS that is also BOS may begin the next turn, so it does not count.
+        Cohere's turns end in "<|END_RESPONSE|>" and EOS. If EOS and BOS are the same token, this token may begin the
+        next turn, so it does not count.
         """
         eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether texts end with the assistant's last content, as those of GLM's template; False if `marks_turns`."""
+        """Return whether the template writes nothing after the assistant's last content, as GLM's; False if `marks_turns`."""
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
@@ -163,7 +164,7 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers that occur in no string of `values`. `mark(3)` returns marker 3, in which `pattern` matches "3" as group 1."""
+    """Markers that occur in no string of `values`. `mark(3)` returns marker 3. `pattern` matches a marker; group 1 is "3"."""
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

@@ -66,7 +66,7 @@ class Episode(PiecesTemplate):
         return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
     def _turn(self, message: Message, loss: float) -> list[Piece]:
-        """Return the block of a message, which may contain other blocks, such as its `think`."""
+        """Return the block of a message. The block may contain other blocks, such as the message's `think`."""
         extra, block = message.extra or {}, message.role
         content: list[Piece] = [(message.content, loss)]
         think = self._inner("think", extra.get("think"), loss)

@@ -50,7 +50,7 @@ class FillInTheMiddle:
             self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the parts of a text and the special tokens between them. They depend on the text and the seed alone."""
+        """Return the parts of a text and the special tokens between them. Only the text and the options decide them."""
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
@@ -77,7 +77,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or a fragment. A share `rate` of all draws moves the middle to the end."""
+        """Return the pieces of a text or a fragment. For a share `rate` of all draws, move the middle to the end."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
@@ -100,7 +100,7 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens `names`, by default the first of `_SPELLINGS` that fits."""
+    """Return the ids of the prefix, middle and suffix tokens `names`. The default is the first of `_SPELLINGS` that fits."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

@@ -47,17 +47,17 @@ class Template(abc.ABC):
       messages_schema: Default schema of records with the key 'messages'.
       options: Names of the `TemplateOptions` that apply to this template, but not to all templates.
       masked: Whether some tokens may take no loss.
-      weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
+      weighted: Whether the loss is an array of float32 weights. Otherwise, it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
       trim_trailing: Whether the tokens after the last token with loss are cut off, and documents without loss are dropped.
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
-      jinja: Text of the Jinja template if the entry of `TEMPLATES` is such a text; otherwise None.
+      jinja: Text of the Jinja template, if the template's entry in `TEMPLATES` is Jinja text; otherwise None.
 
     Args:
       tokenizer: Tokenizer of the texts.
-      options: Options of the user. They are the attribute `chosen`.
+      options: Options of the user. The attribute `chosen` has the same object.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
@@ -110,7 +110,7 @@ class Template(abc.ABC):
             self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
-        """Return whether each message takes loss: its role is in `learned`, and its weight is not 0.
+        """Return whether each message takes loss. A message takes loss if its role is in `learned` and its weight is not 0.
 
         Raises:
           RecordError: No message has a role in `learned`, a message of another role has weight 1, or a weight is neither 0
@@ -129,7 +129,7 @@ class Template(abc.ABC):
 
     def refuse_calls(self, conversation: Conversation) -> None:
         """Refuse a conversation with tools, tool calls or thoughts, which this template does not render."""
-        # a further fix for the keys of tool calls; there is none for thoughts
+        # a second fix, which helps only with tool calls
         fix = dict.fromkeys(CALLS, " Or write calls in the role 'assistant_toolcall', for --template episode_tool.")
         if conversation.tools:
             raise RecordError(f"tools: template {self.name} does not render them. {unread('tools')}")
@@ -178,7 +178,7 @@ class PiecesTemplate(Template):
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`. If a text can't be encoded, conversations are rendered one by one, and only that one fails."""
+        """See `Template.render`. If a text can't be encoded, render each conversation alone, so that only its own one fails."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
