@@ -1,8 +1,8 @@
 """`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render records for it.
 
-A worker reads lines from its standard input: first a job as JSON, then the number of each group of units to render; a unit is
-some MiB of an input file. The worker exits when its input ends, which also happens if the parent is killed. Workers are not
-processes of `multiprocessing`, because these would run the caller's main module again.
+A worker reads lines from its standard input. The first line is a job as JSON. Each other line is the number of a group of units
+to render. A unit is some MiB of an input file. The worker exits when its standard input ends, which also happens if the parent
+is killed. Workers are not processes of `multiprocessing`, which would run the caller's main module again.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
 
-_MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups takes less time than starting a worker
+_MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups than this takes less time than starting a worker
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Runner:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Render groups of units, by number, each to a chunk file. If one process is enough, render in this process."""
+        """Render the groups with these numbers, each to a chunk file. If one process is enough, render in this process."""
         max_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
         num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, max_useful))
         if num_workers > 1:
@@ -78,7 +78,7 @@ class Runner:
 
 
 def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Render groups in worker processes. Each thread of a pool has a process, to which it sends one group at a time."""
+    """Render groups in worker processes. Each thread of a pool has its own worker, and sends it one group at a time."""
     thread = threading.local()
 
     def render(group: int) -> int:
@@ -139,7 +139,7 @@ def serve() -> None:
     """Render groups in a worker process until standard input ends. Reply to each group with a line: `null` or a `Failure`."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # stdout becomes stderr, so that no text that a library prints is between the replies
+        os.dup2(2, 1)  # stdout becomes stderr, so text that a library prints does not mix with the replies
         parent = os.getppid()
         job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
         for line in sys.stdin.buffer:

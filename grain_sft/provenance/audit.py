@@ -1,6 +1,6 @@
 """AuditLog: a log of the epochs and restarts of a run, written during the run.
 
-A line is JSON, or text as in the logs of the episode-indexed loader, another input pipeline:
+A line is JSON or text. The text has the form of the logs of the episode-indexed loader, which is another input pipeline:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
 """
 
@@ -23,7 +23,7 @@ from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
 CUT = b" | half written"
-"""Mark of an unfinished line, as a killed process leaves it. The next process that writes to the file appends this text."""
+"""Text that marks an unfinished line. If a killed process leaves such a line, the next writer appends this text to it."""
 
 _CHANNEL = "TRAINING | INFO"
 _UNQUOTED = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
@@ -40,7 +40,7 @@ def _json_line(time: str, fields: Fields) -> str:
 
 
 FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
-"""By suffix of the file, the function that returns an entry as a line, without the newline."""
+"""Function that returns an entry as a line without the newline, by the suffix of the file."""
 
 
 def read_line(line: bytes) -> dict[str, str]:
@@ -82,8 +82,8 @@ class AuditLog(Observer):
     """Observer that logs at which steps a run starts, resumes, starts an epoch, and completes an epoch.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. An `AuditLog` also writes this entry if a file no longer ends with its own
-        last entry: the file was moved away during the run, or another process or pipeline has added entries.
+      dataset_load: A process reads its first batch. An `AuditLog` writes this entry again if a file no longer ends with the
+        last entry of this `AuditLog`: the file was moved away, or another process or pipeline has added entries.
       resume: The run continues in another process, or jumps to a step other than the next one.
       epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the
@@ -111,8 +111,8 @@ class AuditLog(Observer):
         self.paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
         self._ends = [0 for _ in self.paths]  # size of each file after the last entry that this log wrote
         self._lock = threading.RLock()
-        self._next = -1  # step of the next batch, if the run is not interrupted
-        self._next_entry_step = -1  # first step from `_next` on that has entries
+        self._next = -1  # step of the next batch, unless the run jumps
+        self._next_entry_step = -1  # first step that is not before `_next` and has entries
         self._recorded: Delivery | None = None  # last delivery whose entries are written
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None

@@ -92,7 +92,7 @@ def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
     sizes, first = pipeline.sampler.batch_sizes, stage.first_step
     end = np.clip(steps, first, stage.end_step)
     row_length = stage.sampler.row_length(first)
-    if row_length is not None:  # rows differ in length between steps, but each step has the same number of tokens
+    if row_length is not None:  # the row length changes between steps, but not the number of tokens of a step
         return (end - first) * (sizes.at(first) * row_length)
     return (sizes.of_steps(end).before - sizes.before(first)) * stage.source.layout.sequence_length
 
@@ -111,5 +111,5 @@ def _progress_in_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
         epoch, rows_into = stream.begin(step)
         first_step = sampler.steps_of_epochs(epoch) if epoch else 0
         begins_in_earlier_epoch = stream.begin(first_step)[0] < epoch
-    # `first_step` reads the epoch's first row. It is not one of the steps into the epoch if it also reads earlier rows.
+    # `first_step` reads the epoch's first row. If it also reads rows of an earlier epoch, it began in the earlier epoch.
     return epoch, step - first_step - begins_in_earlier_epoch, rows_into

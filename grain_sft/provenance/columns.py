@@ -15,7 +15,7 @@ from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
 from grain_sft.types import Ints
 
-_BLOCK_TOKENS = 1 << 23  # tokens whose loss is read together
+_BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
 # Least mean length of pieces, in tokens, at which a loop over the pieces is faster than a cumulative sum over all tokens: for
 # 4,000 pieces of 2,000 tokens, the loop takes 3 ms and the sum takes 63 ms.
 _LONG_PIECE = 512
@@ -28,13 +28,13 @@ class _Part(NamedTuple):
     first_document: int  # number in the layout
     first_name: int  # index in `Sources.names` of input 0
     table: Ints | None  # int64 [documents, 2], input and record of each document; None without a file of sources
-    source_of_shard: Ints  # int64 [shards], input of each shard, used only without a `table`
+    source_of_shard: Ints  # int64 [shards], input of each shard; used only if `table` is None
 
 
 class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
-    Without a file of sources, each label of a corpus's shards counts as an input. `names` has "" for an input without a name.
+    If a corpus has no file of sources, each label of its shards counts as an input. `names` has "" for an input without a name.
     In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. The only input of a source is named `SOURCE`.
     """
 
@@ -156,11 +156,11 @@ class TrainableTokens:
         return counts
 
     def recount(self, counts: Ints, changed: Ints, steps: Ints, rows: Ints, pieces: Pieces) -> None:
-        """Count again, in place, the trainable tokens of rows whose documents an amendment has withdrawn.
+        """Correct `counts` in place for the rows with documents that an amendment has withdrawn.
 
         Args:
           counts: Result of `count` for `rows` and `pieces`.
-          changed: int64 [n], indices in `rows` of these rows.
+          changed: int64 [n], indices in `rows` of the rows with withdrawn documents.
           steps: int64 [rows], step at which each of `rows` is read.
           rows: int64 [rows], numbers of rows in the layout.
           pieces: Pieces of `rows`.

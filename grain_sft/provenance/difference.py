@@ -73,7 +73,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
         first = shared.stop  # only one run has this step
     if first is None:
         return Difference(reasons, steps, None, range(0))
-    # Example: 100 steps are counted from step 950 on, and one run ends after step 999. From step 1000 on, all rows differ.
+    # Example: steps 950 to 1049 are counted, and one run ends after step 999. Then all rows of steps 1000 to 1049 differ.
     counted = range(first, min(first + count, longer_end))
     counted_in_both = counted[: max(0, shorter_end - first)]
     sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
@@ -96,7 +96,7 @@ def _last_change(*pipelines: Pipeline) -> int:
 
 
 def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
-    """Return whether files, layout and transforms agree. Then rows of equal numbers differ only in withdrawn documents."""
+    """Return whether files, layout and transforms are the same. If so, rows of equal numbers differ only by withdrawals."""
     if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
     parts, other_parts = one.receipt.parts, other.receipt.parts
@@ -113,7 +113,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            # row i of one batch is compared with row i of the other; rows of the longer batch without such a row differ
+            # row i of one batch is compared with row i of the other batch; the extra rows of a larger batch count as different
             num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
             equal = rows == other_rows
@@ -158,9 +158,10 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. If two
-    # mixtures name a corpus differently, a document has one number, but two sources, because a source's name begins with the
-    # mixture's name for the corpus. So documents of equal numbers are left out first, then those of equal (source, record).
+    # A document of a corpus may have two numbers or two sources. If the pipelines read two copies of the corpus, it has two
+    # numbers, but one (source, record), such as line 7 of a.jsonl. If two mixtures give the corpus different names, it has one
+    # number, but two sources, because a source's name begins with the mixture's name for the corpus. So this function leaves
+    # out documents that both pipelines read: first those with equal numbers, then those with equal (source, record).
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

@@ -19,7 +19,7 @@ _SHOWN = 10  # number of rows that an entry `epoch_start` lists
 class Event(NamedTuple):
     """Start or completion of an epoch of one stream."""
 
-    step: int  # its batch has the first or the last row of the epoch
+    step: int  # step whose batch has the first or the last row of the epoch
     action: str  # START or COMPLETE
     epoch: int  # of the stream, from 0
     stream: int  # index in `Events.streams`
@@ -103,7 +103,7 @@ class Events:
         return {"action": RESUME, "step": step, "epoch": epoch, "epoch_offset": offset, **self._receipt}
 
     def entry(self, event: Event, since: int) -> Fields:
-        """Return the entry of an event, in a process that began or resumed the run at the step `since`."""
+        """Return the entry of an event, in a process that began or resumed the run at step `since`."""
         number, stage, stream = self.streams[event.stream]
         fields: Fields = {"action": event.action}
         if number is not None:
@@ -128,7 +128,7 @@ class Events:
 
 
 def _fields_of_order(sampler: Sampler) -> Fields:
-    """Return the fields that decide the order of rows. In a mixture, without `steps_per_epoch`, they are lists by stream."""
+    """Return the fields that decide the order of rows. If `steps_per_epoch` is None, as in a mixture, values are lists."""
     sources = [stream.source for stream in sampler.streams]
     fields: Fields = {
         "epoch_seed": [source.seed for source in sources],

@@ -117,8 +117,9 @@ def trace(
       pipeline: Pipeline of any host.
       steps: Consecutive steps, such as `range(1000, 7000)`.
       host: Host whose rows are traced. None traces the rows of all hosts.
-      trainable: Whether to count tokens that take loss. This reads loss files. It also reads tokens: of all rows if a
-        transform such as `NgramFilter` needs them, else of rows with withdrawn documents.
+      trainable: Whether to count tokens that take loss. This reads loss files. If a transform such as
+        `NgramFilter` may change the loss mask, it also reads the tokens of all rows. Otherwise, it also reads the tokens of
+        rows with withdrawn documents.
       block_rows: Number of rows traced together.
 
     Raises:
@@ -198,7 +199,7 @@ def find_document(
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
         documents_of_stage = names.documents.within(layout, wanted)
-        # If this stage reads none of the documents, don't ask its layout: it may not know where documents end.
+        # A layout may not know where documents end. So ask it only if this stage reads some of the documents.
         rows = layout.rows_of_documents(documents_of_stage) if len(documents_of_stage) else documents_of_stage
         slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         lines = _trace(StageColumns(stage, sources, names, trainable=trainable).of(slots), names)

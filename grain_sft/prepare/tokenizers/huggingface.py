@@ -29,7 +29,7 @@ _GUARD = "\0"  # see `renamed`. No text has this character, because records with
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Tokenizer that transformers loads from its files, without network access and remote code.
+    """Tokenizer that transformers loads from its files, without network access or remote code.
 
     Its special tokens are the added tokens that the files declare special or that look like `<|markers|>`. Other added tokens,
     such as `<think>` and runs of spaces, are ordinary text, as in transformers.
@@ -53,7 +53,7 @@ class HuggingFaceTokenizer(Tokenizer):
         model = self._content()["model"]
         if model.get("dropout"):
             raise CorpusError(f"{where}: its dropout draws ids at random. Set model.dropout to null in tokenizer.json.")
-        # an unknown character becomes this token, so a text may have it
+        # an unknown character becomes the unknown token, so the tokens of a text may include it
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
@@ -67,7 +67,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def transformers_tokenizer(self) -> Any:
         """The tokenizer that transformers loads from the files."""
         reason = f"{self._where}: a tokenizer of Hugging Face"
-        # hides the advice to install PyTorch, which tokenizers do not need
+        # the variable hides the advice to install PyTorch, which tokenizers do not need
         with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
             import_extra("jinja2", reason, "transformers", "hf")  # chat templates need jinja2
             transformers = import_extra("transformers", reason, "transformers", "hf")
@@ -110,7 +110,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def strict(self) -> Any:
-        """Like `exact`, but a character without a token, which `exact` may drop, is an error."""
+        """Like `exact`, but it raises an error for a character without a token. `exact` may leave out such a character."""
         content = self._bare_content()
         is_changed = huggingface_gaps.refuse(content, _BYTES)
         return self._load(content) if is_changed else self.exact
@@ -138,7 +138,7 @@ class HuggingFaceTokenizer(Tokenizer):
         encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
 
         def encode(text: str) -> list[int]:
-            """Return the ids of one text. A long text is encoded in pieces, cut where the ids stay the same."""
+            """Return the ids of one text. A long text is cut into pieces at places where a cut does not change the ids."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
@@ -148,7 +148,7 @@ class HuggingFaceTokenizer(Tokenizer):
                     raise huggingface_gaps.refusal(plain, piece, error) from error
             return ids
 
-        with _environment("TOKENIZERS_PARALLELISM", "false"):  # only this keeps tokenizers from starting threads
+        with _environment("TOKENIZERS_PARALLELISM", "false"):  # the library has no other way to prevent threads
             return [encode(text) for text in texts]
 
     @functools.cached_property
@@ -160,7 +160,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer.token_text`. It decodes spelled bytes ("Ġ", "<0x0A>"), and makes Metaspace's "▁" a space."""
+        """See `Tokenizer.token_text`. Spellings of bytes ("Ġ", "<0x0A>") become bytes. Metaspace's "▁" becomes a space."""
         loaded = self.transformers_tokenizer
         text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
         if text is None or number in loaded.added_tokens_decoder:
@@ -174,15 +174,15 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _steps(self) -> str:
-        """JSON of the decoder and the pre-tokenizer. A search for a step's name in quotes shows whether they have this step."""
+        """JSON of the decoder and the pre-tokenizer. It contains '"ByteLevel"' if one of them has this step."""
         content = self._content()
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return `number`, the id of EOS, padding or BOS that the files state; None if they state none.
+        """Return the id of EOS, padding or BOS: `number` if the files state this id as an integer.
 
-        A lone tokenizer.json never states these ids. For it, return the id of the special token whose name is in `names`, or
-        None if there are several such tokens or none.
+        A lone tokenizer.json never states these ids. In this case, return the id of the only special token whose name is in
+        `names`. Return None if no such token exists, or more than one.
         """
         if isinstance(number, int):
             return number
@@ -200,7 +200,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return content
 
     def _bare_content(self) -> dict[str, Any]:
-        """Return `_content` without what adds tokens, cuts texts, or trims the offsets of tokens."""
+        """Return `_content` without truncation, padding and the post-processor, which adds tokens and trims offsets."""
         return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
 
     def _load(self, content: dict[str, Any]) -> Any:
@@ -242,7 +242,7 @@ def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
         return renamed(piece) if piece in special else piece
 
     def is_kept(merge: Any) -> bool:
-        """Return whether neither the result nor a part of a merge has the old spelling, which the vocabulary now lacks."""
+        """Return whether neither a part nor the result of a merge is a renamed token, whose old spelling has no id now."""
         parts = merge.split(" ") if isinstance(merge, str) else merge
         return not ("".join(parts) in special or any(part in special for part in parts))
 

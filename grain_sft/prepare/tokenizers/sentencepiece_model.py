@@ -34,7 +34,7 @@ message_type {
   name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
 }
 """
-"""The fields of sentencepiece_model.proto that this module reads. Protobuf keeps the others unchanged."""
+"""The fields of sentencepiece_model.proto that this module reads. Protobuf keeps other fields unchanged."""
 _model_class = functools.cache(lambda: message_class(_SCHEMA, "pieces.Model"))
 
 
@@ -42,8 +42,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
     """Tokenizer of a SentencePiece model.
 
     SentencePiece encodes text to USER_DEFINED pieces, but never to CONTROL pieces. Most USER_DEFINED pieces are ordinary text,
-    such as `<h1>` or several spaces. Those that look like control tokens, such as `<|eot|>` or `<start_of_turn>`, become
-    CONTROL pieces in memory, with the same ids.
+    such as `<h1>` or several spaces. But some look like control tokens, such as `<|eot|>` or `<start_of_turn>`. This class
+    makes them CONTROL pieces in memory. Their ids stay the same.
 
     Raises:
       CorpusError: The bytes are not a SentencePiece model.
@@ -80,7 +80,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
-            # an unknown piece has the length of its text, and not that of "<unk>"
+            # the length of an unknown piece is that of its text, and not that of "<unk>"
             pieces = self._processor.encode(text, out_type=str, num_threads=1)
             for index, number in enumerate(ids):
                 if number == unknown:

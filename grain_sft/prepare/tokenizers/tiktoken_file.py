@@ -1,4 +1,4 @@
-"""The tokenizer of a tiktoken file. A line of the file has a token in base64, and the token's rank, which is its id."""
+"""The tokenizer of a tiktoken file. Each line of the file has a token in base64, and the token's rank. The rank is the id."""
 
 import base64
 import functools
@@ -20,12 +20,12 @@ _CHARACTERS = (
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
 
-# All ordered pairs of `_CHARACTERS`. A split pattern loses the characters that it does not match. The pairs don't reveal all
-# such patterns: `a|[^b]` loses "b", which is in no pair.
+# All ordered pairs of `_CHARACTERS`, to test a split pattern. tiktoken loses the characters that the pattern does not match.
+# The test does not reveal every such pattern: `a|[^b]` loses "b", which is in no pair.
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
-_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # a file of 128,000 ranks with these two is Llama 3's
+_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # if a file of 128,000 ranks has these two, it is Llama 3's
 _LLAMA3_NAMED = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
     *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -118,7 +118,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
     def _check_pattern(self) -> None:
-        """Refuse a pattern that does not match every character: tiktoken leaves out text that the pattern does not match."""
+        """Refuse a pattern if tiktoken loses text with it. tiktoken leaves out characters that the pattern does not match."""
         where = f"{self._where}.json: pattern"
         try:
             decoded = self.decode(self.encode([_ALL_PAIRS])[0])

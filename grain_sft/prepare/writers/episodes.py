@@ -1,4 +1,4 @@
-"""Writer of format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
+"""Writer of format episodes: the episode-indexed dataset that MyPT's `prepare_chat_sft.py` and `prepare_tool_sft.py` write.
 
 Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files: `tokens.bin` (uint32, although the documentation of the
 two tools states uint16), `mask.bin` (uint8) or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 (start, length)).
@@ -54,9 +54,9 @@ def write_shard(
 
     Args:
       plan, task: Corpus and shard.
-      index_name, mask_name: Names of two of the three files.
-      columns: Function of a block of documents. It returns the mask of their tokens, and all columns of the index but the
-        first, which is the number of tokens in the shard before each document.
+      index_name, mask_name: Names of the files for the index and the mask.
+      columns: Function of a block of documents. It returns the mask of their tokens, and the columns of the index after the
+        first column. This function computes the first column: the number of tokens in the shard before each document.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]

@@ -82,7 +82,7 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the documents of a task, several at a time. All documents are whole, even the first and the last."""
+        """Yield the documents of a task, several at a time. All are whole, even those of which the task has only a part."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
@@ -94,7 +94,7 @@ class Plan:
         files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
-        """Return the id that ends a document: EOS, or in a chat the first of the tokens `special` that the tokenizer has."""
+        """Return the id that ends a document: EOS, or in a chat the first of the tokens `special` in the tokenizer."""
         ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
         return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
@@ -132,7 +132,7 @@ class Format:
 
     Attributes:
       rule: Function that divides documents into splits and orders them.
-      check: Function that raises an error if the format can't hold the plan's documents, or if it needs a missing library.
+      check: Function that raises an error if the format can't hold the plan's documents, or needs a library that is missing.
       tasks: Function that returns the parts of a split, in order.
       write: Function that writes the files of one part. A file appears only when it is complete.
       finish: Function that writes metadata, after all parts.
@@ -173,7 +173,7 @@ class Format:
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
-    """Open new files. They appear under their names when all are complete, the first file last."""
+    """Open new files. They appear under their names when the context ends, the first file last."""
     with contextlib.ExitStack() as stack:  # closes the files in the opposite order
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
