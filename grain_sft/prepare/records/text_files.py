@@ -20,7 +20,7 @@ _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')  # beginning of an object, or of an array of objects
 
-# `*+` and `++` are possessive quantifiers. With them, the search reads a text only once, even if the pattern fails.
+# `*+` and `++` are possessive quantifiers. They keep the search from backtracking.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
 """Pattern of a token that `_record_ends` checks in an array.

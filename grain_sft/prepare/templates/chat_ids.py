@@ -1,7 +1,7 @@
 """Encoders: they turn a rendered chat into token ids and loss.
 
-A control token is a special token such as `<|im_end|>`. An encoded chat must have the control tokens that
-its template writes, and no others.
+A control token is a special token such as `<|im_end|>`. An encoded chat must have the control tokens that its
+template writes, and no others.
 """
 
 import abc
