@@ -1,4 +1,4 @@
-"""Withdrawals: documents that a run withdraws, so that their tokens are padding from a step on."""
+"""Withdrawals: documents that a run stops training on at a given step. From this step on, their tokens are padding."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Withdrawals:
-    """Documents that are withdrawn from a run, each from a step on.
+    """Documents that are withdrawn from a run, each at its own step.
 
-    From this step on, the tokens of the document are padding: the padding token, segment 0, position 0, no loss. All other
-    tokens of a row keep their values.
+    From its step on, the tokens of a document are padding: the padding token, segment 0, position 0, no loss. The other tokens
+    of a row keep their values.
 
     Args:
       source: Source of the rows.
       documents: int64 [n], n > 0. Numbers of documents as a trace prints them, in [0, source.layout.num_documents).
-      steps: int64 [n], step from which each document is withdrawn.
+      steps: int64 [n], first step at which each document is withdrawn.
 
     Raises:
-      RowIndexError: One of the numbers is not that of a document.
+      RowIndexError: An item of `documents` is not in this range.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -51,7 +51,7 @@ class Withdrawals:
         self._first_step = int(steps.min())
 
     def source_at(self, step: int) -> RowSource:
-        """Return the source of the rows at `step`: with padding if documents are withdrawn by then."""
+        """Return the source of the rows at `step`. Documents that are withdrawn at `step` are padding in its rows."""
         if step < self._first_step:
             return self._source
         sources = self._source.sources
@@ -59,9 +59,9 @@ class Withdrawals:
         return self._source.with_sources(padded)
 
     def spans(self, rows: Ints, step: int) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each span of tokens of `rows` (int64 [n]) that is withdrawn at `step`.
+        """Yield (start, stop) of each span of withdrawn tokens in `rows`, int64 [n], at `step`.
 
-        Both are indices into the flattened batch: with rows of 100 tokens, 205 is token 5 of the third row.
+        Start and stop are indices into the flattened batch. With rows of 100 tokens, index 205 is token 5 of the third row.
         """
         length = self._layout.width(rows)
         for name, indices, own in self._layout.split(rows):
@@ -72,7 +72,10 @@ class Withdrawals:
                     yield start + moved, stop + moved
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
-        """Return how many tokens of each of `pieces` are withdrawn, int64 [pieces]. Row rows[i] is read at step steps[i]."""
+        """Return the number of withdrawn tokens in each piece, int64 [pieces].
+
+        `pieces` are the pieces of `rows`. The run reads row rows[i] at step steps[i].
+        """
         counts = np.zeros(len(pieces.row), np.int64)
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
@@ -93,7 +96,7 @@ class _PaddedSource(RowSource):
         self._arrays, self._step, self._pad = arrays, step, source.layout.corpus.padding_token_id
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return what `NpyDataSource.read` returns, with padding."""
+        """Return the arrays of `NpyDataSource.read`, with padding in place of withdrawn documents."""
         element = self._source.read(indices)
         spans = self._documents.spans(indices, self._step, element["tokens"].shape[1])
         if not spans:
@@ -106,9 +109,9 @@ class _PaddedSource(RowSource):
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return what `NpyDataSource.read_rows` returns, with padding in all arrays but `loss`.
+        """Return the arrays of `NpyDataSource.read_rows`, with padding in all arrays but `loss`.
 
-        `loss` may stay: it counts only where `target_segment_ids` is not 0. Targets that are padding have the id 0.
+        `loss` needs no change, because it is ignored where `target_segment_ids` is 0, as it is for padding.
         """
         read = self._source.read_rows(indices)
         if read is None:
@@ -120,14 +123,14 @@ class _PaddedSource(RowSource):
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            # the target of the token before the span is in the span, if both are in one row
+            # the token before the span, if it is in the same row, has the first token of the span as its target
             first = begin - (begin % length > 0)
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
-        return read._replace(**arrays, pieces=None)  # the pieces do not show this padding
+        return read._replace(**arrays, pieces=None)  # `read.pieces` still has the withdrawn tokens
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the array, or a copy if it is read-only because batches share it."""
+        """Return `array`, or a copy of it if it is read-only. Arrays that several batches share are read-only."""
         if array.flags.writeable:
             return array
         copied = self._arrays.empty(array.shape, array.dtype)
@@ -139,12 +142,12 @@ class _WithdrawnDocuments:
     """Withdrawn documents of one layout. `documents` are their numbers in this layout, and `steps` their first steps."""
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
-        order = np.argsort(steps)  # if a document is listed twice, its lowest step counts
+        order = np.argsort(steps)  # `np.unique` then keeps the lowest step of a document that is listed twice
         self.layout = layout
         self._numbers, first = np.unique(documents[order], return_index=True)
         self._steps: Ints = steps[order[first]]
         if layout.follows_documents:
-            # The last item stays False: it is index -1, for pieces of no document.
+            # the last item stays False: pieces outside all documents have the number -1, which is the index of this item
             self._is_withdrawn = np.zeros(layout.num_documents + 1, np.bool_)
             self._is_withdrawn[self._numbers] = True
         else:
@@ -152,11 +155,11 @@ class _WithdrawnDocuments:
             self._starts, self._stops, self._steps = _disjoint(start, start + length, self._steps)
 
     def parts(self, pieces: Pieces) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the parts of `pieces` that are withdrawn at some step.
+        """Return the parts of `pieces` that are withdrawn at some step. A part is consecutive tokens of one piece.
 
         Returns:
           Four arrays with an item for each part, int64 [n]: index of the part's piece, number of the piece's tokens before the
-          part, number of tokens of the part, and step from which the part is withdrawn.
+          part, number of tokens of the part, and first step at which the part is withdrawn.
         """
         if pieces.document is not None:
             piece = self._is_withdrawn[pieces.document].nonzero()[0]
@@ -164,7 +167,7 @@ class _WithdrawnDocuments:
             return piece, np.zeros_like(piece), pieces.length[piece], steps
         begin = self.layout.corpus.shard_borders[pieces.shard] + pieces.start
         end = begin + pieces.length
-        # piece i has tokens of the withdrawn spans low[i], low[i] + 1, ...: one part for each span
+        # piece i overlaps the withdrawn spans low[i], low[i] + 1, ...; each overlap is a part
         low = self._stops.searchsorted(begin, side="right")
         piece, number = expand_counts(self._starts.searchsorted(end) - low)
         span, begin = low[piece] + number, begin[piece]
@@ -174,12 +177,13 @@ class _WithdrawnDocuments:
     def spans(
         self, indices: Sequence[int] | npt.NDArray[np.integer], step: int, length: int, pieces: Pieces | None = None
     ) -> list[tuple[int, int]]:
-        """Return the start and stop of each span of tokens that is withdrawn at `step`, as in `Withdrawals.spans`.
+        """Return (start, stop) of each span of withdrawn tokens at `step`, as indices into the flattened batch.
 
-        `length` is the number of tokens of a row. `pieces` are those of the rows, if the caller has them.
+        `indices` are the rows of the batch, and `length` is the number of tokens of a row. `pieces` are the pieces of the rows.
+        With None, this method computes the pieces.
         """
         rows, _ = checked_rows(indices, self.layout)
-        if not self._in_row[rows].any():  # a fast answer: computing the pieces is slow for long rows
+        if not self._in_row[rows].any():  # checked first, because computing the pieces of long rows is slow
             return []
         if pieces is None:
             real = np.flatnonzero(rows != FILL_ROW)
@@ -192,22 +196,22 @@ class _WithdrawnDocuments:
 
     @functools.cached_property
     def _in_row(self) -> npt.NDArray[np.bool_]:
-        """Whether a document that is withdrawn at some step is in the row: bool [rows]."""
+        """Whether each row of the layout has a document that is withdrawn at some step: bool [rows of the layout]."""
         in_row = np.zeros(len(self.layout), np.bool_)
         in_row[self.layout.rows_of_documents(self._numbers)] = True
         return in_row
 
 
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the starts, stops and steps of spans that cover the same tokens, in order and without overlap.
+    """Return the starts, stops and steps of sorted spans without overlap. Together they cover the same tokens as the arguments.
 
-    Documents of some formats share tokens, are not in order, or are empty. If [0, 10) is withdrawn from step 5 on, and [4, 6)
-    from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
+    The arguments may overlap, be unsorted or be empty, as the documents of some formats are. If [0, 10) is withdrawn from step
+    5 on, and [4, 6) from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
     """
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)
     document, number = expand_counts(high - low)
-    since = np.full(len(borders), _NEVER)  # first step from which the tokens after each border are withdrawn
+    since = np.full(len(borders), _NEVER)  # first step at which the tokens after each border are withdrawn
     np.minimum.at(since, low[document] + number, steps[document])
     kept = np.flatnonzero((since[:-1] < _NEVER) & (borders[1:] > borders[:-1]))
     return borders[kept], borders[kept + 1], since[kept]

@@ -1,7 +1,8 @@
-"""Record of what each thread is doing now, and counters of what this process has done.
+"""Record of the current operation of each thread, and counters of this process.
 
-The watchdog, which logs what a run waits for, reads the record. The metrics read the counters. A thread records a function and
-its arguments: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog calls the function, which returns a text.
+The watchdog reads the record, and logs what a run waits for. The metrics read the counters. A thread records a function and the
+function's arguments: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog calls the function. The function returns
+a text about the operation.
 """
 
 import collections
@@ -16,7 +17,7 @@ from typing import Any
 
 from grain_sft.storage.locks import ForkSafeLock
 
-CHOOSING = ("choosing the rows of its batch".format,)  # without arguments
+CHOOSING = ("choosing the rows of its batch".format,)  # a text without fields, so it needs no arguments
 OPENING = "opening {.path}".format
 COPYING = "reading {} pieces of {.path} and {} other files".format
 TRANSFORMING = "in the transform {0.__class__.__name__}".format
@@ -26,8 +27,8 @@ AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the 
 
 _NAMED_REQUESTS = 4  # most requests that `describe_makers` names
 
-doing: dict[int, tuple[Any, ...]] = {}  # by thread: a function that describes the operation now, and its arguments
-making: dict[int, tuple[int, float, object]] = {}  # by thread: step, time of the start, and pipeline of its batch
+doing: dict[int, tuple[Any, ...]] = {}  # by thread: function that describes the current operation, and its arguments
+making: dict[int, tuple[int, float, object]] = {}  # by thread: step, start time and pipeline of the batch
 recent: collections.deque[float] = collections.deque(maxlen=256)  # seconds that each of the last batches took to make
 counts = collections.Counter[str]()  # a forked child begins with its parent's counts
 _lock = ForkSafeLock()
@@ -41,7 +42,7 @@ def count(name: str, amount: int) -> None:
 
 @contextlib.contextmanager
 def making_batch(pipeline: object, step: int) -> Iterator[None]:
-    """Record that this thread makes the batch of `step`."""
+    """Record that this thread makes the batch of `step` in this context."""
     thread = get_ident()
     doing[thread] = CHOOSING
     making[thread] = step, time.perf_counter(), pipeline
@@ -52,9 +53,9 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each batch that a thread makes, then a line for each open request. The oldest are first in both.
+    """Return a line for each batch that a thread makes now, then a line for each open request, both sorted by start time.
 
-    With a `pipeline`, batches of other pipelines are left out.
+    With a `pipeline`, the list has only the batches of this pipeline. It has the requests of all pipelines.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
@@ -85,7 +86,7 @@ _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grai
 
 @contextlib.contextmanager
 def open_request(what: str) -> Iterator[None]:
-    """Record that this task waits for `what`, such as "bytes 0 to 9 of gs://bucket/a.npy".
+    """Record that this asyncio task waits for `what`, such as "bytes 0 to 9 of gs://bucket/a.npy", in this context.
 
     A request that is opened inside another request is not recorded.
     """
@@ -103,11 +104,11 @@ def open_request(what: str) -> Iterator[None]:
 
 
 def request_failed(reason: str) -> None:
-    """Record that a try of this task's request failed, and that another try follows."""
+    """Record that this task's request failed, and that the task will repeat the request."""
     count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason
 
 
 for _record in (doing, making, _requests):
-    os.register_at_fork(after_in_child=_record.clear)  # a forked child lacks the threads of its parent
+    os.register_at_fork(after_in_child=_record.clear)  # a forked child does not have its parent's threads

@@ -1,9 +1,9 @@
-"""Artifacts: named arrays that take long to make. They are made once per machine or bucket, and then memory-mapped.
+"""Artifacts: files of named arrays that take long to make. Each is made once per machine or bucket, and then memory-mapped.
 
 The file of an artifact has, in this order:
-- 8 bytes of magic, and the length of the header as 8 bytes;
-- the header, as JSON: `depends` (what the arrays depend on), `arrays` (dtype, shape and offset of each array), and `checksum`
-  (the hash of `depends`, of `arrays`, and of the arrays' bytes);
+- the 8 bytes of `MAGIC`, and the length of the header as 8 bytes;
+- the header, as JSON: `depends` (the inputs and options from which the arrays were made), `arrays` (dtype, shape and offset of
+  each array), and `checksum` (the hash of `depends`, of `arrays`, and of the arrays' bytes);
 - the arrays, each aligned to 64 bytes.
 """
 
@@ -42,15 +42,18 @@ def load_or_make(
     *,
     check: Check | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of `make`, from the cache if it has them. If no cache can be written, the arrays are made in memory.
+    """Return the arrays of an artifact from the cache. If the cache lacks them, make and store them.
+
+    If the cache can't be written to, return the arrays in memory.
 
     Args:
       kind: Subfolder of the cache.
-      depends: JSON value that names all that the arrays depend on.
-      make: Function that makes the arrays; called at most once per machine, under a lock.
+      depends: JSON value with every input and option from which the arrays are made. Its hash is the name of the file.
+      make: Function that makes the arrays. A lock stops two processes of a machine from making them at once.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
         are downloaded into the user's cache. Arrays that the URL lacks are made, and then uploaded.
-      check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
+      check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. `make` then makes them
+        again.
     """
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
     cache = files.cache_url() if folder is None else os.fspath(folder)
@@ -84,7 +87,7 @@ def load_or_make(
 
 @contextlib.contextmanager
 def _warning(consequence: str) -> Iterator[None]:
-    """Turn an error of a file into a logged warning that states the consequence."""
+    """Log a StorageError or CorpusFileError in this context as a warning that ends with `consequence`."""
     try:
         yield
     except (StorageError, CorpusFileError) as error:
@@ -94,7 +97,9 @@ def _warning(consequence: str) -> Iterator[None]:
 def open_or_write(
     target: Path, depends: Mapping[str, Any], write: Callable[[], None], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of the file `target`. If it is missing, damaged or fails `check`, one process calls `write` first.
+    """Return the arrays of the file `target`. If the file is missing, damaged or fails `check`, call `write` first.
+
+    A lock ensures that only one process of the machine calls `write`.
 
     Raises:
       StorageError: The file can't be written or opened.
@@ -115,13 +120,13 @@ def hash_of(value: Any) -> str:
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
-    """Return the local path of an artifact. The arguments are those of `load_or_make`; a URL means the user's cache."""
+    """Return the local path of an artifact, with the arguments of `load_or_make`. A URL as `folder` means the user's cache."""
     cache = files.cache_dir() if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
     return cache / kind / f"{hash_of(depends)[:32]}{SUFFIX}"
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the arrays to `path`, which appears when it is complete."""
+    """Write the arrays to the file `path`. The file appears under this name when it is complete."""
     contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
     described = {}
     offset = 0  # from the end of the header
@@ -143,15 +148,15 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def _padding(size: int) -> int:
-    """Return the bytes from `size` to the next multiple of 64: 28 for 100."""
+    """Return the number of bytes from `size` to the next multiple of 64. For 100, this is 28."""
     return -size % _ALIGN
 
 
 def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Check the checksum of a file. Return the arrays of the file, mapped read-only, and its `depends`.
+    """Return the arrays of an artifact's file, mapped read-only, and its `depends`. Check the checksum first.
 
     Raises:
-      StorageError: The file is missing, damaged, or of another kind.
+      StorageError: The file is missing, damaged, or not the file of an artifact.
     """
     try:
         fd = open_regular(path)
@@ -167,7 +172,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays and the `depends` of an open file. Exceptions other than OSError mean that the file is damaged."""
+    """Return the arrays and the `depends` of an open file. Raise an exception that is not an OSError if the file is damaged."""
     start = file.read(_HEADER_START)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")
@@ -197,15 +202,15 @@ def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays of the file `target` of the cache, or None if it is missing.
+    """Return the arrays of the cached file `target`, or None if the file is missing.
 
-    Also return None, after a warning, if the file is unreadable or damaged, has other `depends`, or fails `check`.
+    If the file is unreadable or damaged, has a different `depends`, or fails `check`, log a warning and return None.
     """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
         arrays, stored_depends = open_file(target)
-        if stored_depends != json.loads(json.dumps(depends)):  # JSON has turned tuples into lists
+        if stored_depends != json.loads(json.dumps(depends)):  # through JSON, because tuples are lists in the file
             raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:
             check(arrays)
@@ -218,5 +223,5 @@ def open_cached(
 
 
 def _header_hash(depends: Any, described: Any) -> bytes:
-    """Return the hash of the header's `depends` and `arrays`, with which the checksum begins."""
+    """Return the hash of the header's `depends` and `arrays`. The checksum covers this hash and the arrays' bytes."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

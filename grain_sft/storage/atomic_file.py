@@ -1,7 +1,8 @@
 """Local files that appear under their names only when they are complete.
 
-A writer writes a temporary file, `.NAME.HOST-PID.RANDOM.tmp`, under a lock, and renames it at the end. The kernel frees the
-lock when the writer's process ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
+A writer locks a temporary file, `.NAME.HOST-PID.RANDOM.tmp`, while it writes the file, and renames the file at the end. The
+kernel frees the lock when the writer's process ends, even if the process is killed. So a temporary file without a lock is
+abandoned.
 """
 
 import atexit
@@ -20,17 +21,17 @@ from typing import IO, Any
 from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
-_LONGEST_NAME = 150  # most bytes of NAME in a temporary file's name, which may have 255 bytes in all
-# seconds from the last write until a file of another host may be removed: its lock may be invisible on this host
+_LONGEST_NAME = 150  # maximum bytes of NAME; the whole name of the temporary file may have 255 bytes
+# seconds after the last write until a file of another host may be removed; this host may not see the other host's lock
 _ABANDONED_AFTER = 86_400.0
 
-_cleaned_folders: set[str] = set()  # by this process
-_temporary_paths: set[str] = set()  # files that this process writes now
+_cleaned_folders: set[str] = set()  # folders that this process has cleaned
+_temporary_paths: set[str] = set()  # files that this process is writing
 
 
 @atexit.register
 def _remove_temporary_files() -> None:
-    """Remove the temporary files of this process: Ctrl-C inside native code may have left one."""
+    """Remove the temporary files of this process. Ctrl-C during native code may have left some."""
     for path in _temporary_paths.copy():
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -48,8 +49,8 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     _temporary_paths.add(path)
     try:
         with lock or contextlib.nullcontext():
-            # with a lock: a duplicate of its descriptor, because `HeldLock` closes the descriptor itself
-            # without locks in the file system: `_create` has closed its descriptor, so the file is opened by its path
+            # with a lock, open a duplicate of the lock's descriptor: `HeldLock` closes the original
+            # without a lock, open the path: `HeldLock` has closed the descriptor, because the file system has no locks
             with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
@@ -73,20 +74,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def _create(target: Path) -> tuple[str, HeldLock | None]:
-    """Create a temporary file next to `target`. Return its path and its lock; None if the file system has no locks."""
+    """Create a temporary file next to `target`. Return its path and lock. The lock is None if the file system has no locks."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
         path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(fd, wait=False)
-        except BlockingIOError:  # another process locked the new file first, and will remove it as abandoned
+        except BlockingIOError:  # another process took the new file for abandoned, locked it, and is removing it
             continue
         except OSError:
             return path, None
         if is_at(lock.fd, path):
             return path, lock
-        lock.release()  # another process removed the file before it was locked
+        lock.release()  # another process removed the file before this process locked it
 
 
 def _clean(folder: str) -> None:
@@ -106,7 +107,7 @@ def _clean(folder: str) -> None:
 
 
 def remove_abandoned(path: str) -> bool:
-    """Remove an unfinished file and return True. If a process holds the lock of the file, keep the file and return False."""
+    """Remove an unfinished file and return True. If a process has locked the file, leave it and return False."""
     try:
         with HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False):
             os.unlink(path)
@@ -117,7 +118,7 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return a hash of this machine's name and boot, 8 hex digits. It tells apart the machines that write to one folder."""
+    """Return a hash of this machine's name and boot, 8 hex digits. It differs between machines that write to one folder."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
         name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers on two machines may have the same name

@@ -1,8 +1,8 @@
 """Files of the shard cache. Each file contains one block: consecutive bytes of a remote file.
 
 A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the block, and the block's
-bytes. An unfinished file has the suffix .part, and the process that fetches the block locks the file. Files are not synced to
-disk: after a power cut, the checksums reveal the bytes that were not written.
+bytes. An unfinished file has the suffix .part. The process that fetches the block locks this file. Files are not synced to
+disk, so a power cut may lose bytes. The checksums then reveal the loss.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
 PART = ".part"
 BLOCKS = "blocks"  # subfolder of the cache's folder; other files in the cache's folder are left alone
-LOCK_BYTES = 4096  # of the cache's size, reserved for the lock file of `Space`
-SPARE = 10  # a full cache frees 1/SPARE of its size at once, so that it lists its folder less often
+LOCK_BYTES = 4096  # bytes of the cache's maximum size that are reserved for the lock file of `Space`
+SPARE = 10  # a full cache frees at least 1/SPARE of its size, so that it need not list its folder for each new block
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
@@ -34,16 +34,16 @@ _NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
 
 
 class DamagedBlockError(Exception):
-    """A file of the cache whose bytes are not those that were written."""
+    """A file of the cache has other bytes than were written to it."""
 
 
 def file_size(size: int) -> int:
-    """Return the bytes that a block of `size` bytes takes on the disk."""
+    """Return the size of the file of a block of `size` bytes."""
     return _HEADER + _CHECKSUM * _num_checked(size) + size
 
 
 def _num_checked(size: int) -> int:
-    """Return the number of checksums of `size` bytes."""
+    """Return the number of checksums for `size` bytes of a block."""
     return -(-size // _CHECKED_BYTES)
 
 
@@ -68,10 +68,10 @@ class Block(NamedTuple):
         return os.path.join(folder, key[:2], f"{key}-{self.start}-{self.stop}")
 
     def read(self, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> None:
-        """Copy pieces of the block from its open file to `out`, and check them.
+        """Copy pieces of the block from its open file `fd` to `out`, and check their checksums.
 
         Raises:
-          DamagedBlockError: The file has another block, or a checksum is wrong.
+          DamagedBlockError: The file contains another block, or a checksum is wrong.
         """
         if pread(fd, _HEADER, 0) != self._header():
             raise DamagedBlockError("its first bytes do not name this block")
@@ -90,9 +90,12 @@ class Block(NamedTuple):
             out[piece.place : piece.place + piece.size] = data[start - checked_start : stop - checked_start]
 
     def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write `data`, a part of the block, and its checksums. The part begins at byte `offset` of the remote file.
+        """Write a part of the block, and the checksums of the part, to the open file `fd`.
 
-        A part begins a multiple of 32 KiB after the start of the block. All parts but the last are multiples of 32 KiB long.
+        Args:
+          fd: Descriptor of the block's file.
+          offset: Offset of the part in the remote file. The part begins a multiple of 32 KiB after the start of the block.
+          data: Bytes of the part. Their number is a multiple of 32 KiB, except in the last part of the block.
         """
         start = offset - self.start
         checksums = np.array(_checksums(memoryview(data)), "<u4").tobytes()
@@ -100,7 +103,7 @@ class Block(NamedTuple):
         _write_all(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
-        """Write the first bytes of the file, after all parts."""
+        """Write the first 64 bytes of the file. Call this after all parts are written."""
         _write_all(fd, self._header(), 0)
 
     def _header(self) -> bytes:
@@ -121,27 +124,27 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 def claim(path: str) -> HeldLock | None:
-    """Open the file `path`.part and take its lock. Return None if another process or thread holds the lock."""
+    """Open the file `path`.part and lock it. Return None if another process or thread has locked it."""
     part = path + PART
     while True:
         try:
             lock = HeldLock(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), wait=False)
-        except FileNotFoundError:  # its folder does not exist yet, or was removed by hand
+        except FileNotFoundError:  # the folder does not exist yet, or a user removed it
             os.makedirs(os.path.dirname(path), exist_ok=True)
             continue
         except BlockingIOError:
             return None
         if is_at(lock.fd, part):
             return lock
-        lock.release()  # the file was finished or removed between opening and locking
+        lock.release()  # another process renamed or removed the file before this process locked it
 
 
 class Space:
-    """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
+    """Limit on the total size of the files in a folder. When a new file needs room, the least recently used files are removed.
 
-    A lock file contains the number of bytes in use. The size of a file is added before the file is written, and subtracted
-    after the file is removed. So a killed process may leave the number too high. To correct the number, each process lists the
-    files on its first use of the cache, and whenever it needs room.
+    A lock file contains the number of bytes in use. A process adds the size of a file before it writes the file, and subtracts
+    the size after it removes the file. So a killed process may leave the number too high. To correct the number, each process
+    lists the files on its first use of the cache, and whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -150,12 +153,12 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Extend the file `fd`, which `claim` opened, to `size` bytes, and return True.
+        """Extend the open file `fd` to `size` bytes, and return True. `fd` is a file that `claim` opened.
 
-        If the cache has no room, cut the file to 0 bytes and return False.
+        If the cache has no room, truncate the file to 0 bytes and return False.
         """
         with self._locked() as lock:
-            # `_used` counts the bytes that a killed process may have left in the file
+            # a killed process may have left bytes in this file: `_used` includes them, but they are overwritten
             used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:
@@ -172,7 +175,7 @@ class Space:
             return True
 
     def remove(self, path: str, fd: int) -> None:
-        """Remove the file `path` if it is still the file that is open as `fd`."""
+        """Remove the file `path`, unless another process has removed or replaced the file that `fd` has open."""
         with self._locked() as lock:
             if is_at(fd, path):
                 used_by_others = self._used(lock) - os.fstat(fd).st_size
@@ -181,14 +184,14 @@ class Space:
 
     def publish(self, path: str) -> None:
         """Rename the finished file `path`.part to `path`."""
-        with self._locked():  # a process that lists the files meanwhile might see both names or none
+        with self._locked():  # without the lock, a process that lists the folder now might see both names or none
             os.replace(path + PART, path)
 
     def _locked(self) -> HeldLock:
         return HeldLock(os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
     def _used(self, lock: HeldLock) -> int:
-        """Return the bytes in use: the number in the lock file. List the files instead on the first use in this process."""
+        """Return the number of bytes in use, from the lock file. On the first use in this process, list the files instead."""
         recorded = os.pread(lock.fd, 64, 0).strip()
         if self._has_counted and recorded.isdigit():
             return int(recorded)
@@ -202,7 +205,7 @@ class Space:
     def _make_room(self, size: int) -> int:
         """Remove finished files until `size` bytes, and at least a tenth of the cache, are free. Return the bytes in use.
 
-        If the unfinished files alone leave no room, no file is removed.
+        If `size` bytes would not fit even without finished files, remove nothing.
         """
         finished, unfinished_bytes, used = self._list()
         if unfinished_bytes + size > self._max:
@@ -217,17 +220,20 @@ class Space:
         return used
 
     def _list(self) -> tuple[list[tuple[int, int, str]], int, int]:
-        """Return (last use, size, path) of each finished file, the bytes of unfinished files, and the bytes of all files."""
+        """Return a list of (last use, size, path) of each finished file, the bytes of unfinished files, and those of all files.
+
+        Remove unfinished files of killed processes.
+        """
         finished, unfinished_bytes = [], 0
         subfolders = [entry.path for entry in os.scandir(self._folder) if entry.is_dir(follow_symlinks=False)]
         for subfolder in subfolders:
             for file in os.scandir(subfolder):
                 if not _NAME.fullmatch(file.name):
                     continue
-                with contextlib.suppress(FileNotFoundError):  # removed by hand
+                with contextlib.suppress(FileNotFoundError):  # a user removed the file
                     status = file.stat(follow_symlinks=False)
                     if not file.name.endswith(PART):
                         finished.append((status.st_mtime_ns, status.st_size, file.path))
-                    elif not remove_abandoned(file.path):  # a file of a dead process is removed
+                    elif not remove_abandoned(file.path):
                         unfinished_bytes += status.st_size
         return finished, unfinished_bytes, unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)

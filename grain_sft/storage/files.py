@@ -45,9 +45,9 @@ def absolute(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str, part: str = "") -> Iterator[None]:
-    """Turn any exception of the file system in this context into a CorpusFileError about `path`.
+    """Raise a CorpusFileError about `path` in place of any other exception in this context.
 
-    `part` names the bytes that are read, such as "bytes 0 to 9 "; it is "" if the whole file is read.
+    `part` names the bytes that are read, such as "bytes 0 to 9 ". "" means the whole file.
     """
     try:
         yield
@@ -59,19 +59,19 @@ def reading(path: str, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """Yield the fsspec file system of the URL `path`. Its exceptions become a CorpusFileError, as in `reading`."""
+    """Yield the fsspec file system of the URL `path`. As in `reading`, exceptions in this context become a CorpusFileError."""
     with reading(path):
         yield filesystem(path)
 
 
 def read_bytes(path: str, *, version: str | None = None) -> bytes:
-    """Return the bytes of a whole small file, local or remote. For `version`, see `read_range`."""
+    """Return all bytes of a small file, local or remote. For `version`, see `read_range`."""
     with reading(path):
         return remote_files.read(path, version=version) if is_remote(path) else read_regular(path)
 
 
 def read_text(path: str) -> str:
-    """Return the text of a whole small UTF-8 file, local or remote."""
+    """Return the text of a small UTF-8 file, local or remote."""
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
@@ -81,9 +81,9 @@ def read_text(path: str) -> str:
 
 
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-    """Return the bytes [start, stop) of a file, fewer at its end.
+    """Return the bytes [start, stop) of a file. If the file ends before `stop`, return the bytes up to its end.
 
-    If a remote file no longer has `version`, which `size_and_version` returned, raise a CorpusFileError.
+    `version` is a result of `size_and_version`. If a remote file now has another version, raise a CorpusFileError.
     """
     if stop <= start:
         return b""
@@ -99,13 +99,13 @@ def size(path: str) -> int:
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
-    """Return the size of a file in bytes, and its version: None for a local file or a store without versions."""
+    """Return the size of a file in bytes, and its version. Local files, and stores without versions, have the version None."""
     with reading(path):
         return remote_files.size_and_version(path) if is_remote(path) else (os.stat(path).st_size, None)
 
 
 def exists(path: str) -> bool:
-    """Return whether a file or folder exists, local or remote. A broken local link counts as a file."""
+    """Return whether a file or folder exists, local or remote. True for a local link with a missing target."""
     return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
 
 
@@ -120,7 +120,7 @@ def is_folder(path: str) -> bool:
 
 
 def _remote_kind(path: str) -> str | None:
-    """Return "file", "directory", or None if nothing exists. (fsspec's `exists` would return False for any failure, too.)"""
+    """Return "file", "directory", or None if neither exists. Unlike fsspec's `exists`, raise an error if a request fails."""
     with remote(path) as client:
         try:
             return str(client.info(path)["type"])
@@ -129,10 +129,10 @@ def _remote_kind(path: str) -> str | None:
 
 
 def glob(pattern: str) -> list[str]:
-    """Return the local or remote files and folders that match, sorted.
+    """Return the paths of the local or remote files and folders that match `pattern`, sorted.
 
     Raises:
-      CorpusFileError: A local folder in which the pattern looks can't be listed, or `**` reaches one local folder by two paths.
+      CorpusFileError: A local folder that the pattern searches can't be listed, or `**` reaches one local folder by two paths.
     """
     if is_remote(pattern):
         with remote(pattern) as client:
@@ -152,7 +152,7 @@ def glob(pattern: str) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """Raise a CorpusFileError for a folder that can't be listed, whose files would be left out. Ignore lost+found."""
+    """Raise a CorpusFileError for a folder that can't be listed, because its files would be missing. Ignore lost+found."""
     if os.path.basename(error.filename.rstrip("/")) != "lost+found":
         raise remote_files.failure(error.filename, error) from error
 
@@ -168,12 +168,12 @@ def check_distinct(folders: Iterable[str]) -> None:
 
 
 def join(folder: str, *names: str) -> str:
-    """Return a path below `folder`, which may be a URL."""
+    """Return the path of `names` below `folder`, a local path or a URL."""
     return "/".join([folder.rstrip("/"), *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
 def parent(path: str) -> str:
-    """Return the folder of a path: an absolute local path, or a URL."""
+    """Return the folder that contains `path`, as an absolute local path or a URL."""
     return path.rstrip("/").rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
 
 
@@ -183,9 +183,9 @@ def name_of(path: str) -> str:
 
 
 def sidecar(shard: str, name: str) -> str | None:
-    """Return the path of the file or folder `name` in the nearest of the three folders above a shard, or None.
+    """Return the path of the file or folder `name` in one of the three folders above a shard, or None if none has it.
 
-    For CORPUS/SPLIT/FOLDER/0.npy, the three folders are FOLDER, SPLIT and CORPUS.
+    For CORPUS/SPLIT/FOLDER/0.npy, search FOLDER, then SPLIT, then CORPUS.
     """
     folder = shard
     for _ in range(3):
@@ -200,7 +200,7 @@ def sidecar(shard: str, name: str) -> str | None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Yield a new file, which appears under `path` at the end of the context, complete and synced to disk, or uploaded.
+    """Yield a new file. At the end of the context, the complete file appears under `path`, synced to disk or uploaded.
 
     Raises:
       StorageError: The file can't be written.
@@ -218,20 +218,20 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             _check_replaceable(name)
             with atomic_file.write_whole(Path(name), mode) as file:
                 yield file
-    except GrainSftError:  # raised inside the context; some of these classes derive from OSError
+    except GrainSftError:  # raised inside the context; some classes of GrainSftError derive from OSError
         raise
     except OSError as error:
         raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a local or remote file, which appears when it is complete."""
+    """Write `data` to a local or remote file. The file appears when it is complete."""
     with atomic_write(path, "wb") as file:
         file.write(data)
 
 
 def upload(local: str | os.PathLike[str], url: str) -> None:
-    """Copy a local file to a remote one, which appears when it is complete."""
+    """Copy a local file to `url`. The remote file appears when it is complete."""
     try:
         filesystem(url).put_file(os.fspath(local), url)
     except GrainSftError:
@@ -241,11 +241,11 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
-    """Raise a StorageError if a file, or with `folder` a folder, can't be written at `path`."""
+    """Raise a StorageError if the file `path` can't be written. With `folder`, check this for a folder instead."""
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        # credentials that allow no deletion leave the empty file
+        # if the credentials do not allow deletion, the empty file stays
         with contextlib.suppress(GrainSftError), remote(probe) as client:
             client.rm([probe])
         return
@@ -262,7 +262,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
 
 
 def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Raise a StorageError if `output` is one of the files `inputs`, or a folder that contains one."""
+    """Raise a StorageError if `output` is one of the paths `inputs`, or a folder that contains one of them."""
 
     def real_path(path: str | os.PathLike[str]) -> str:
         name = normalize(path)
@@ -275,7 +275,7 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if `path` is a folder, a device or a link to a pipe, as /dev/stdout may be."""
+    """Raise a StorageError if `path` is a folder, a device, or a link to a pipe. /dev/stdout may be such a link."""
     mode = os.stat(path).st_mode if os.path.exists(path) else 0
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (stat.S_ISFIFO(mode) and os.path.islink(path))
     if stat.S_ISDIR(mode) or is_device:
@@ -284,7 +284,7 @@ def _check_replaceable(path: str) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the local folder of derived data, such as orders: $GRAIN_SFT_CACHE_DIR if it is local, else the user's cache."""
+    """Return the local folder for artifacts, such as plans: $GRAIN_SFT_CACHE_DIR if it is local, else the user's cache."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     if chosen and not is_remote(chosen):
         return Path(normalize(chosen))
@@ -292,6 +292,6 @@ def cache_dir() -> Path:
 
 
 def cache_url() -> str | None:
-    """Return the URL of the derived data that machines share: $GRAIN_SFT_CACHE_DIR if it is a URL, else None."""
+    """Return the URL of artifacts that machines share: $GRAIN_SFT_CACHE_DIR if it is a URL, else None."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     return chosen if chosen and is_remote(chosen) else None
