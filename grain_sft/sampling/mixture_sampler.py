@@ -198,7 +198,8 @@ class MixtureSampler(StreamSampler):
         `lacking` is the source as an entry of a `Path`: the proportions of its mixture, and its number in that mixture.
         """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
-        problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
+        sources = f"source {names[0]} has" if len(names) == 1 else f"sources {' and '.join(names)} have"
+        problem = f"{sources} no row left after its epochs, and on_exhausted is 'fail'"
         fix = "End the run before this step, or amend it with other weights from an earlier step."
         raise NoRowLeftError(self.batch_sizes.step_of(index), f"{problem}. {fix}")
 
