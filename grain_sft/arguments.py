@@ -19,11 +19,11 @@ MOST_TOKENS = 2**31 - 1
 """Maximum number of tokens in a row: positions are int32."""
 
 MOST_AHEAD = 10_000
-"""Maximum number of threads, of worker processes, and of batches that are made ahead."""
+"""Limit on the number of threads. The numbers of worker processes and of batches that are made ahead have the same limit."""
 
 
 def as_sequence_length(value: object, name: str = "sequence_length") -> int:
-    """Return `value` as the number of tokens in a row; raise a `LayoutError` unless it is from 1 to `MOST_TOKENS`."""
+    """Return `value` as an int. Raise a `LayoutError` unless it is an integer from 1 to `MOST_TOKENS`."""
     length = as_integer(name, value, 1, LayoutError)
     if length > MOST_TOKENS:
         raise LayoutError(f"{name}={length}: positions are int32; expected less than 2**31.")
@@ -31,9 +31,9 @@ def as_sequence_length(value: object, name: str = "sequence_length") -> int:
 
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError], most: int | None = None) -> int:
-    """Return `value` as an int; raise `error` unless it is an integer from `least` to `most` (None: without a maximum).
+    """Return `value` as an int. Raise `error` unless it is an integer from `least` to `most`.
 
-    Python's and NumPy's integers are accepted. A bool is refused.
+    If `most` is None, there is no maximum. Python's and NumPy's integers are accepted. A bool is refused.
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError],
 
 
 def as_integers(name: str, values: object, error: type[GrainSftError]) -> Ints:
-    """Return `values`, a sequence of integers, as an array int64 [n]; raise `error` for anything else."""
+    """Return `values`, a sequence of integers, as int64 [n]; raise `error` for anything else."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
         return values
     try:
@@ -66,7 +66,7 @@ def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, 
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` unless `value` is of the type or union `kind`, which the message calls `expected`."""
+    """Raise a `WrongTypeError` unless `value` has the type or union `kind`. `expected` describes `kind` in the message."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 
@@ -103,12 +103,12 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that lets a method accept its keyword-only `names` by position too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        """Return `method` as a function that also takes `names` by position, counted after `self`."""
+        """Return `method` as a function that also takes `names` by position, after `self`."""
 
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
             by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`
-            # Too many values, or a value given twice, are left to `method`, which raises a TypeError.
+            # If there are too many values, or a value is given twice, `method` raises a TypeError.
             if 1 < len(values) <= 1 + len(names) and not by_position.keys() & named.keys():
                 text = ", ".join(f"{name}={value!r}" for name, value in by_position.items())
                 warnings.warn(f"Write {method.__name__}({text}).", DeprecationWarning, stacklevel=2)

@@ -9,7 +9,7 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-# A median wait counts as no wait if it is at most this share of the step, or at most this many ms.
+# A median wait counts as no wait up to the larger of `TOLERATED_MS` and the `TOLERATED_SHARE` of the step.
 TOLERATED_SHARE = 0.02
 TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it
@@ -32,19 +32,19 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen setting. `step_ms` is the shortest measured step with which it keeps up; None if it keeps up with no step."""
+    """A chosen setting, and the shortest measured step that it keeps up with. `step_ms` is None if it keeps up with no step."""
 
     setting: Setting
     step_ms: float | None
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting with the fewest threads among those that keep up with the shortest step.
+    """Return the setting with the fewest threads that keeps up with the shortest step, and a `prefetch` for it.
 
-    A setting keeps up with a step if the trainer does not wait for the step's batch. The steps are tried from the shortest on,
-    until some number of threads keeps up. Worker processes are chosen only if no number of threads keeps up with any step. A
-    setting with neither threads nor worker processes is never chosen: the trainer would wait for each slow read. If no setting
-    keeps up with any step, the first setting that is about as fast as the fastest one (`AS_FAST`) is chosen.
+    A setting keeps up with a step if the trainer does not wait for the step's batch. If no number of threads keeps up with the
+    shortest step, the next longer step is tried, and so on. Worker processes are chosen only if no number of threads keeps up
+    with any step. A setting with neither threads nor worker processes is never chosen: the trainer would wait for each slow
+    read. If no setting keeps up with any step, the first setting that is about as fast as the fastest (`AS_FAST`) is chosen.
 
     Args:
       delivered: Figures of each measured setting. Settings with fewer threads or processes come first.
@@ -56,8 +56,9 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # If the slowest batch takes 35 ms and a step 10 ms, 4 steps pass while it is made. Their batches must be ready.
-                # With 2 worker processes, 2 batches in each are enough. Each thread also has a batch that it has not finished.
+                # If the slowest batch takes 35 ms and a step takes 10 ms, 4 steps pass while the slowest batch is made. The
+                # batches of these 4 steps must be ready. With 2 worker processes, each process needs only 2 of them. `needed`
+                # also counts the unfinished batch of each thread.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -95,7 +96,7 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators the hosts feed, with a row for each speed of an accelerator.
+    """Return how many accelerators this host feeds, and how many all hosts feed: one dict for each speed of an accelerator.
 
     `tokens_per_second` is the speed of one host's batches. `speed` is the speed of an accelerator; None means each of `RATES`.
     """
@@ -106,8 +107,8 @@ def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> l
 def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether steps of `step_ms` don't wait for their batches, in the measurement and in a longer run.
 
-    In the measurement, the first steps use batches that were made ahead. They don't wait even if batches are made too slowly.
-    So the time to make a batch must also be at most 90 % of the step.
+    In the measurement, the first steps use batches that were made ahead. These steps don't wait even if batches are made too
+    slowly. So the time to make a batch must also be at most 90 % of the step (`AS_FAST`).
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)

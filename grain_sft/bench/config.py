@@ -1,7 +1,7 @@
-"""Measurement of a config's pipeline on this machine, which finds the best numbers of threads and processes to read with.
+"""Speed of a config's pipeline on this machine, and the best numbers of threads and processes to read with.
 
-Each stage of a step is measured on the same few steps again and again, so its data is in memory. `Pipeline.iter` is measured,
-with several settings, on new steps, so its time includes reading them from a slow disk or from a bucket.
+The stages of a step are measured on a few steps that are read again and again, so the data is in memory. `Pipeline.iter` is
+measured on new steps, with several settings. So its time includes reading the data from a slow disk or from a bucket.
 """
 
 import contextlib
@@ -25,29 +25,29 @@ from grain_sft.storage import files
 
 SECONDS = 20.0
 STEPS_MS = (10.0, 50.0)
-_MOST_THREADS = 16  # maximum number of threads to try: the number of threads that Grain reads with
+_MOST_THREADS = 16  # maximum number of threads to try; Grain reads with 16 threads by default
 _MOST_WORKERS = 8  # maximum number of worker processes to try, because each one takes seconds to start
-_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket, for which threads mostly wait
+_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket; such threads mostly wait
 
 # Shares of `Plan.seconds` for the measurements.
-_FIRST = 0.05  # of the first batches
-_STAGES = 0.1  # of the stages of a step
-_THREADS = 0.4  # of all settings without worker processes together
-_WORKER = 0.1  # of each setting with worker processes, until the time is up
-_LAST = 0.15  # of the recommended setting, once more
+_FIRST = 0.05  # for the first batches
+_STAGES = 0.1  # for the stages of a step
+_THREADS = 0.4  # for all settings without worker processes together
+_WORKER = 0.1  # for each setting with worker processes, until the time is up
+_LAST = 0.15  # for measuring the recommended setting again
 
 
 class _Round(NamedTuple):
     """One measurement of a setting."""
 
-    seconds: float  # seconds of a batch, if no training steps are between the batches
+    seconds: float  # seconds to get a batch, without a training step before it
     waits: dict[float, list[float]]  # seconds that each training step waited, by the length of the steps in ms
 
 
 class Plan(NamedTuple):
     """Options of a measurement."""
 
-    seconds: float = SECONDS  # time of all measurements together, which slow batches may exceed
+    seconds: float = SECONDS  # time of all measurements together; slow batches may take longer
     repeats: int = 3  # number of measurements of each setting
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
     max_workers: int | None = None  # maximum number of worker processes to try; None means the number of cores, up to 8
@@ -68,7 +68,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         return rate(batch["tokens"], seconds, medians[LIMIT])
 
     def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
-        """Return the figures of a setting: its arguments, its speed, and the waits of each length of step."""
+        """Return the figures of a setting: its arguments, its speed, and the waits for each step length."""
         waits = []
         for step_ms in plan.steps_ms:
             waited = [seconds * 1e3 for measured in rounds for seconds in measured.waits[step_ms]]
@@ -111,7 +111,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Return the speeds of copying a batch with numpy (the limit), of one thread and of the default number of threads.
 
     The result has `tokens` (the number of tokens of a batch), `seconds` and `rows`. Each row has the `name` of a loader and the
-    figures of `rate`.
+    figures that `rate` returns.
     """
     endless, _ = first_steps_forever(pipeline)
     first = endless[0]
@@ -146,7 +146,7 @@ def cores() -> int:
 
 
 class _Run:
-    """Measurements of a pipeline, made endless. Each measurement reads steps that no earlier measurement has read."""
+    """Measurements of an endless copy of a pipeline. Each measurement reads steps that no earlier measurement has read."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan = plan
@@ -168,7 +168,10 @@ class _Run:
         return {"steps": len(times)} | {name: value * 1e3 for name, value in figures.items()}
 
     def settings(self) -> tuple[dict[Setting, list[_Round]], list[str]]:
-        """Measure settings, fewest threads and processes first. Return the measurements, and the settings left out for time."""
+        """Measure settings, fewest threads and processes first. Return the measurements, and the settings that were left out.
+
+        When the time is up, all settings not yet measured are left out. Only 0 threads and 1 thread are always measured.
+        """
         plan = self._plan
         end = plan.seconds * (1 - _LAST)
         remote = any(files.is_remote(shard.path) for shard in self.pipeline.source.layout.corpus.shards)
@@ -179,7 +182,7 @@ class _Run:
         measured: dict[Setting, list[_Round]] = {}
         for number, setting in enumerate([*threads * plan.repeats, *workers]):
             share = _WORKER if setting.worker_count else _THREADS / len(threads) / plan.repeats
-            if number < 2 or self.elapsed() <= end:  # settings 0 and 1, of 0 threads and 1 thread, are always measured
+            if number < 2 or self.elapsed() <= end:  # the first two settings are always measured: 0 threads, 1 thread
                 measured.setdefault(setting, []).append(self._round(setting, plan.seconds * share))
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
@@ -198,8 +201,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            # The next batches are not timed, because they may have been made while the first `next` waited: each thread may
-            # have finished a batch and begun another, and each process may have filled its buffer and made two more.
+            # The next batches are not timed, because they may have been made while the first `next` waited. Each thread may
+            # have finished a batch and begun another. Each process may have filled its buffer and made two more batches.
             for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)
@@ -208,14 +211,14 @@ class _Run:
                 begin = time.perf_counter()
                 while len(waited) < 3 or time.perf_counter() - begin < seconds / 2 / len(waits):
                     waited.append(seconds_waited(batches.__next__, step_ms / 1e3))
-        # number of batches that threads and processes may have made, but `next` has not returned
+        # largest number of batches that may be ready or begun, but that `next` has not returned
         made_ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
         self.next_step = batches.next_step + (made_ahead if setting.threads or setting.worker_count else 0)
         return _Round(batch_seconds, waits)
 
 
 class _FirstSteps:
-    """Sampler of a pipeline that repeats the first `count` steps of another pipeline. It is also its `withdrawals`."""
+    """Sampler that repeats the first `count` steps of a pipeline. The repeating pipeline also has it as `withdrawals`."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

@@ -1,4 +1,4 @@
-"""Benchmarks of the speed of loaders, which take turns in one process. The limit is the speed of a copy of rows in memory."""
+"""Benchmarks of the speed of loaders. They take turns in one process. The limit is the speed of copying rows in memory."""
 
 import contextlib
 import itertools
@@ -155,7 +155,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 
 def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
-    """Return a function that copies a batch: `inputs` from `tokens`, document by document, the other arrays as `limit` does."""
+    """Return a function that copies `inputs` from `tokens`, document by document, and the other arrays as `limit` does."""
     copies = []  # for each step, int64 [documents, 3]: target in `inputs`, start in `tokens`, and length of each document
     for step in range(sampler.steps_per_epoch):
         pieces = layout.pieces(sampler.rows(step))
@@ -174,7 +174,7 @@ def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: np
 
 
 def _grain(profile: Profile, documents: list[npt.NDArray[np.int32]]) -> Iterator[Any]:
-    """Return batches that Grain packs from documents in memory, shuffled and without end."""
+    """Return an endless iterator of batches. Grain shuffles documents in memory and packs them."""
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     elements = [{"tokens": document} for document in documents]
     dataset = grain.MapDataset.source(elements).shuffle(seed=SEED).repeat().to_iter_dataset(options)

@@ -1,7 +1,8 @@
-"""Benchmarks of packing, compared with OLMo-core's packer, and of the command `trace`.
+"""Benchmarks of packing (ours and OLMo-core's) and of the command `trace`.
 
 The corpus resembles OLMo-3 Think SFT's: its documents have log-normal lengths, and it has boundary files in open-instruct's
-format. Token files and masks are sparse files, so the speed of the disk does not matter. `run_program` runs the programs.
+format. Token files and masks are sparse files, so the speed of the disk does not matter. Each
+measured program runs in its own process (`run_program`).
 """
 
 import gzip
@@ -23,7 +24,7 @@ MEDIAN = 5_400  # tokens of the median document for plans
 TRACED = 6_877  # tokens of the median document for traces; the mean, after cuts to `LENGTH`, is about OLMo-3's 10,007
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
-STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus
+STEPS = (1000, 7000)  # first traced step of OLMo-3's run, and end of the range; both shrink with a smaller corpus
 
 # Names of the rows in the table of `plans`.
 OURS = "PackedLayout, a plan for each file"
@@ -72,10 +73,10 @@ os._exit(status)  # as `grain-sft` ends: without the shutdown of the interpreter
 def plans(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds, rows and megabytes of packing on one core.
 
-    The time of a layout is from the files to a written plan. The time of a packer is from the lengths to the rows.
+    A `PackedLayout` is timed from opening the files to a written plan. A packer alone is timed from lengths to rows.
 
     Raises:
-      PipelineError: OLMo-core makes another number of rows.
+      PipelineError: OLMo-core's packer and ours make different numbers of rows.
     """
     lengths = made_up_lengths(scale.plan_documents)
     make_corpus(folder, lengths)
@@ -99,7 +100,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands, most of them `trace`. Only the first finds the cache empty."""
+    """Yield a table of the seconds and the memory of commands, most of them `trace`. Only the first has an empty cache."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         spelled: Mapping[str, Sequence[str]] | None = None,
         **changes: Any,
     ) -> None:
-        """Add options for arguments of the constructor `declaration`, with their types, defaults and help texts.
+        """Add options for arguments of `declaration`, a class or function, with their types, defaults and help texts.
 
         Args:
           names: Arguments of `declaration` that become options.
@@ -76,20 +76,20 @@ class Parser(argparse.ArgumentParser):
         add("--label-mask-paths", nargs="+", metavar="FILE", help=masks)
 
     def add_figures(self) -> None:
-        """Add `--json` and `--output` of a command that measures."""
+        """Add the options `--json` and `--output`, for a command that measures."""
         self.add_argument("--json", action="store_true", help="print the figures as JSON, and all else on stderr")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
     def error(self, message: str) -> NoReturn:
         """Print the error, the required arguments, and how to get help. Exit with status 2."""
         usage = " ".join(self.format_usage().split())
-        # Remove the optional arguments from the usage: [--json], and [--format [NAME]] with brackets in brackets.
+        # Remove the optional arguments, such as [--json], from the usage. [--format [NAME]] has brackets in brackets.
         required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)
         self.exit(2, f"{self.prog}: error: {message}\n{required} [options]\n{self.prog} --help lists all options.\n")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that states the default of each option, but no empty default, and no default that the help text states itself."""
+    """Help that adds each option's default to its help text, unless the default is empty or the help text states it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         stated = action.default in (None, False, "", []) or "(default" in (action.help or "")
@@ -155,7 +155,7 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield the texts in a value of a config."""
+    """Yield all strings in a value of a config, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -184,12 +184,12 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
 
 
 def add_stage(add: Callable[..., object]) -> None:
-    """Add `--stage` by `add`, the method `add_argument` of a parser or a group."""
+    """Add the option `--stage`. `add` is the method `add_argument` of a parser or a group."""
     add("--stage", type=at_least(1), default=1, help="number of the stage in a config with stages (default: 1)")
 
 
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Open a pipeline by `open_config`, and return its stage number `--stage`, counted from 1."""
+    """Open a pipeline by `open_config`. Return the stage that `--stage` names; stages are counted from 1."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
@@ -221,7 +221,7 @@ def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
 
 
 def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool = False) -> None:
-    """Raise a StorageError if an output can't be written or would replace one of `inputs`. Commands call it first."""
+    """Raise a StorageError if an output can't be written or would replace one of `inputs`."""
     from grain_sft.storage import files  # imported here, because the import takes longer than printing `--help`
 
     if path == "":
@@ -234,9 +234,10 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
 def write_figures(
     measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace, *, inputs: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Call `measure` and return its figures. Write them to the outputs that `--json` and `--output` ask for.
+    """Call `measure` and return its figures. Write the figures to the outputs that `--json` and `--output` ask for.
 
-    With `--json`, the figures go to stdout, so what `measure` prints goes to stderr. `--output` must not replace `inputs`.
+    With `--json`, the figures go to stdout, so what `measure` prints goes to stderr. If `--output` would replace one of
+    `inputs`, raise a StorageError.
     """
     from grain_sft.storage import files
 

@@ -140,12 +140,12 @@ def _verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     declared = options_of(open_corpus)
     opening = corpus_options(options) | {"root": options.root}
-    # `verify` refuses options of a corpus if WHERE is a config, so it gets only the options that differ from their defaults.
+    # If WHERE is a config, `verify` refuses options of a corpus. So pass only options that differ from their defaults.
     opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(options.where, options=opening, **values_of(options, names))
-    if options.refuse_duplicates:  # `verify` reports duplicates as notes; here they become errors
+    if options.refuse_duplicates:  # `verify` reports duplicates as notes; turn the notes into errors
         for note in [finding for finding in report.findings if finding.check == "duplicates"]:
             report.findings.remove(note)
             report.wrong(note.check, note.where, note.message, note.place)

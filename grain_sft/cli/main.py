@@ -39,7 +39,8 @@ COMMANDS = {
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats (an older name of prepare)"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools (an older name of prepare)"),
 }
-"""Module in `grain_sft.cli`, and summary, of each command. A function of the module, named as the command, declares it."""
+"""For each command, a module in `grain_sft.cli` and a summary. A function of the module, with the command's name, declares the
+command's arguments."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that do not need JAX, because they do not ask JAX for the host."""
@@ -49,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`. Ctrl-C ends the process if `argv` is None, and
-        only the command otherwise.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`. If `argv` is None, Ctrl-C ends the process.
+        Otherwise Ctrl-C ends only the command.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -72,7 +73,7 @@ def declare(command: str, parser: Parser) -> None:
 def _guarded(*, ends_process: bool) -> int:
     """Run the command line of this process, and return its exit status. Ctrl-C ends the process."""
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed, as by `2>&-`: use the null device, before a file gets descriptor 2
+        if getattr(sys, stream) is None:  # closed, as by `2>&-`: the null device takes descriptor 2 before a file does
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the encoding of stdout lacks
@@ -113,7 +114,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
     """Return the options in `arguments`. Only the command `named` declares its arguments, because a declaration imports much.
 
-    Unknown arguments are an error. With `--runner`, however, they are options of Apache Beam, and become the option `unknown`.
+    Unknown arguments are an error. But with `--runner`, they are options of Apache Beam, and are returned as `unknown`.
     """
     from grain_sft.cli.arguments import Parser
     from grain_sft.version import __version__
@@ -137,8 +138,8 @@ def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
 def _grain_without_jax() -> Iterator[None]:
     """Hide JAX from the imports in the context, and import Grain at the end of the context. If JAX is loaded, do nothing.
 
-    Without JAX, Grain's import takes a third of the time. The garbage collector pauses during the imports, and ignores the
-    imported modules afterwards. This saves 7 % of the CPU time of `grain-sft receipt`.
+    Without JAX, Grain's import takes a third of the time. The garbage collector pauses during the imports, and later ignores
+    the imported modules. Sparing the garbage collector this work saves 7 % of the CPU time of `grain-sft receipt`.
     """
     if "jax" in sys.modules:
         yield

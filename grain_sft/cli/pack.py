@@ -18,7 +18,7 @@ PACKING = (
 )
 """Arguments of `PackedLayout` that become options of `pack`."""
 NEEDS = {"algorithm": ["materialize"], "materialize": ["shard_bytes"], "batch_tokens": ["ranks", "model_type"]}
-"""For an option of `pack`, the options that have no effect without it."""
+"""Options of `pack` that need another option, by the name of the option that they need."""
 
 
 def index(parser: Parser) -> None:
@@ -129,7 +129,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
-    attention = found["attention"]  # one dict for 1 row per device, one for 2 rows per device, ...
+    attention = found["attention"]  # a list: one dict for each number of rows per device
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
     _line("algorithm", f"{algorithm_title(found)}{epochs}, planned or read from the cache in {seconds:.2f} s")
     _line("rows", f"{found['rows']:,} of {layout.sequence_length:,} tokens")
@@ -170,7 +170,7 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate for it."""
+    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate for this share."""
     from grain_sft.replay import learning_rate
 
     ratio = learning_rate.supervised_ratio(corpus)

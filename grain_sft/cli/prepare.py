@@ -111,7 +111,7 @@ def _is_imported(word: str) -> bool:
 
 
 def datasets_of(words: Sequence[str]) -> list[Dataset]:
-    """Return the inputs, each with the amount that follows it: `a.jsonl 0.5 b.jsonl` are two inputs."""
+    """Return the inputs, each with its amount: `a.jsonl 0.5 b.jsonl` are two inputs, and 0.5 is the amount of the first."""
     datasets: list[Dataset] = []
     for index, word in enumerate(words):
         if _AMOUNT.fullmatch(word) is None:
@@ -163,7 +163,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their last token,")):
         count = manifest.get(key) or 0
-        is_unusual = 2 * count < documents  # if most documents are like this, the template makes them so
+        is_unusual = 2 * count < documents  # if most documents are like this, the template is the cause
         if format.found_by_eos and count and (is_unusual or text):
             reason = "OLMo-core ends documents of local files at EOS tokens, unless use_array_if_local=False is set"
             note = f"{count:,} of {documents:,} documents {what} the EOS token. {reason}"
