@@ -23,7 +23,7 @@ class Amendment:
 
     Args:
       step: First step that differs.
-      skip: Number of steps whose batches are left out: `step` gets the batch that step `step + skip` had, and so on.
+      skip: Number of steps whose batches are left out. With `step` 10 and `skip` 3, step 10 gets the batch that step 13 had.
       withdraw: Numbers of documents, as a trace prints them. From `step` on, padding replaces the tokens of these documents.
       reweight: Weights of sources of a mixture from `step` on, by name of the source. Other sources keep their weights.
       replace: Text for the receipt if a stage that begins at `step` replaces a source of the run, else "". The text has the
@@ -90,7 +90,7 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
     """Raise a `PipelineError` if a state and a config differ in the changes of the run before `step`.
 
     Args:
-      noun: What the changes are: "amendment" or "later stage".
+      noun: Name of such a change in the message: "amendment" or "later stage".
       of_state, of_config: Text of each change, such as "from step 10: skip 3 steps".
       step: Step at which the run continues.
     """
@@ -131,7 +131,7 @@ def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]
 
 
 def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[Amendment]) -> Withdrawals | None:
-    """Return the documents that `amendments` withdraw, each with the step of its amendment; None without such documents."""
+    """Return the documents that `amendments` withdraw, each with the step of its amendment; None if there are none."""
     documents = [np.asarray(amendment.withdraw) for amendment in amendments]
     if not any(map(len, documents)):
         return None

@@ -23,7 +23,7 @@ MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
 
 
 class IteratorStats:
-    """Counts of the batches that an iterator delivered, and the wait for the next one.
+    """Counts of the batches that an iterator delivered, and the times that `next` waited for them.
 
     Attributes:
       steps: Number of batches.
@@ -32,8 +32,8 @@ class IteratorStats:
       longest: Longest wait, in seconds. Code that reads it may set it to 0.
       next_step: Step after the last delivered step.
       waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
-      stalled: Copy of `waiting` that an observer sets during a long wait; else None. When the wait ends, `stall_ended` of the
-        observers is called.
+      stalled: Copy of `waiting` that an observer sets during a long wait; else None. If it is set when the wait ends, the
+        iterator calls `stall_ended` of its observers.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class IteratorStats:
 
     @property
     def elsewhere(self) -> float:
-        """Seconds that the training loop spent between a batch and the next call of `next`."""
+        """Total seconds that the training loop spent between the arrival of a batch and the next call of `next`."""
         return self._last_arrival - self._first_request - self.waited
 
     def count(self, arrival: Arrival) -> bool:
-        """Count a batch. Return False if it was counted before: an interrupted `next` may deliver a batch twice."""
+        """Count a batch. Return False if the batch was counted before, because an interrupted `next` may deliver it twice."""
         _, step, _, tokens, requested_at, arrived_at = arrival
         if arrived_at <= self._last_arrival:
             return False
@@ -67,8 +67,8 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. Counting each batch when it arrives would use many
-objects that are not in the processor's cache: 5 % of the time of a batch of windows (`bench --only windows`)."""
+"""Batches that iterators delivered and that are not counted yet. To count each batch when it arrives would take 5 % of the time
+of a batch of windows (`bench --only windows`), because the objects for it are not in the processor's cache."""
 
 _make_seconds: list[float] = []  # seconds that it took to make each batch that is not counted yet
 _counting = ForkSafeLock()
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:
-    """Return the batch of `step`. Record meanwhile that this thread makes it, and then call the observers."""
+    """Return the batch of `step`. `activity.making` states that this thread makes it. Then call the observers."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = activity.CHOOSING
     activity.making[thread] = step, since, pipeline  # what `activity.making_batch` does, in less time

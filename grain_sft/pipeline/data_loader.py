@@ -97,7 +97,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """Iterator of a DataLoader. After a batch failed, each `next` raises an error. Grain's own would skip the failed batch."""
+    """Iterator of a DataLoader. After a batch failed, each `next` raises an error. Grain's iterator would skip the batch."""
 
     _failure = ""
 
@@ -115,7 +115,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            self._failure = "an exception"  # first, because Ctrl-C may interrupt `str(error)`
+            self._failure = "an exception"  # in case Ctrl-C interrupts `str(error)`
             self._failure = str(error) or type(error).__name__
             workers.stop(self._iterator)  # also ends the workers that have not failed
             if workers.was_ended(error):

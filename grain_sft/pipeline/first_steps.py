@@ -23,7 +23,7 @@ class FirstSteps:
     """Check of a pipeline's first batches. It warns once if no target in these batches takes loss."""
 
     def __init__(self) -> None:
-        self.left = NUM_CHECKED  # number of batches still to be checked; 0 as soon as a batch takes loss
+        self.left = NUM_CHECKED  # number of batches to check; 0 once a batch takes loss or has no keys of loss
         self._steps: list[int] = []  # steps whose batches take no loss
         self._lock = ForkSafeLock()
 
@@ -37,7 +37,7 @@ class FirstSteps:
             self.left = 0
             return
         with self._lock.lock:  # several threads may make batches
-            if not self.left or step in self._steps:  # an iterator that begins again delivers a step twice
+            if not self.left or step in self._steps:  # an iterator that goes back makes a step twice
                 return
             self._steps.append(step)
             steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)  # a run may be shorter
@@ -53,12 +53,12 @@ class FirstSteps:
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether a target of a batch takes loss. None means that the batch has no keys of loss masks or weights."""
+    """Return whether a target of a batch takes loss. None means that no key of the batch states which targets do."""
     if not isinstance(batch, dict):
         return None
     if "chosen_ids" in batch:  # a batch of preference pairs
         return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
-    if "targets_segmentation" in batch:  # both keys have 0 where a target takes no loss
+    if "targets_segmentation" in batch:  # this and `targets_weights` are 0 where a target takes no loss
         return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))
     if "loss_mask" in batch and "segment_ids" in batch:
         return bool(np.any(batch["loss_mask"] & (batch["segment_ids"] != 0)))
@@ -66,7 +66,7 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
-    """Return the reason why no target in the batches of `steps` takes loss, as text. Some of their rows are read again."""
+    """Return the reason why no target in the batches of `steps` takes loss. Read up to 64 rows of the batches again."""
     try:
         pipeline = pipeline.at(max(steps))  # the stage of the last step; steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
@@ -110,7 +110,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
 
 
 def _reason_in_transforms(pipeline: Run, element: Element) -> str:
-    """Return a sentence that names the transform which takes the loss off all rows of `element`."""
+    """Return a sentence that names the first transform after which no target of `element` takes loss."""
     count = len(element["tokens"])
     for transform in pipeline.transforms:
         element = transform.map(element)

@@ -23,9 +23,9 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 
 
 class PipelineIterator(StepIterator[Element]):
-    """Iterator over the batches of a pipeline from `start_step` on, as `Pipeline.iter` returns it.
+    """Iterator over the batches of a pipeline from `start_step` on, made by `Pipeline.iter`.
 
-    Its state can be set in an iterator with another number of threads or workers.
+    An iterator can continue from the state of an iterator with another number of threads or workers.
     """
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
@@ -67,12 +67,13 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # Wait until the workers have started. Meanwhile `__main__` is hidden, and processes of the caller can't import it.
+            # Wait until the workers have started. Until then, `__main__` is hidden, and other processes that the caller starts
+            # can't import it.
             with self._from_workers.started:
                 pass
 
     def worker_pids(self) -> list[int] | None:
-        """Return the ids of the worker processes, that of the next step's worker first; None without running workers."""
+        """Return the process ids of the workers, starting with the worker of the next step; None if no workers run."""
         source = self._from_workers
         if source is None or source.iterator is None:
             return None
@@ -93,7 +94,7 @@ class PipelineIterator(StepIterator[Element]):
 
         Raises:
           PipelineError: `state` is not a state, or it is the state of a pipeline with other data, other amendments or other
-            later stages. Amendments and stages from the step on are not compared.
+            later stages. Amendments and stages that begin at the step of `state` or later are not compared.
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or _STEP not in state:

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Batches by step. The sampler chooses the rows of a step, the source reads them, and the transforms map them in order.
+    """Batches by step. The sampler chooses the rows of a step, the source reads the rows, and the transforms map the batch.
 
-    A batch depends on nothing but the step: `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and
-    `pipeline.data_loader()` return the same arrays, whatever the number of threads and worker processes.
+    A batch depends only on the step. `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and `pipeline.data_loader()`
+    return the same arrays with any number of threads and worker processes.
 
-    Arrays that are the same in every batch are shared between batches and read-only. Copy such an array to write to it.
+    Arrays that are the same in every batch are shared between batches and read-only. To change such an array, copy it.
 
     Args:
       source: Source of the rows: an `NpyDataSource`, or a `MixtureSource` of several.
@@ -59,9 +59,9 @@ class Pipeline:
       withdrawals: Documents that amendments withdraw; None if they withdraw none.
 
     Raises:
-      PipelineError: a sampler for another number of rows, a transform that is not a `Map`, or an audit log in a bucket.
-      RowIndexError, SamplerError: an amendment withdraws a document that does not exist, or changes weights of a source
-        that the run does not have.
+      PipelineError: The sampler is for another number of rows, a transform is not a `Map`, or the audit log is in a bucket.
+      RowIndexError: An amendment withdraws a document that does not exist.
+      SamplerError: An amendment changes the weight of a source that the run does not have.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Pipeline:
         """Return this host's batch of `step`.
 
         Raises:
-          RowIndexError: a negative step, or a step after the last.
-          CorpusFileError: a token file is missing, unreadable, or not the one that was indexed.
+          RowIndexError: The step is negative, or after the last step.
+          CorpusFileError: A token file is missing, unreadable, or not the one that was indexed.
         """
         return self._batch(step, self.sampler.rows(step))
 
     def read(self, step: int, slots: Int64[np.ndarray, " slots"], *, columns: tuple[int, int] | None = None) -> Element:
-        """Return some rows of this host's batch of `step`, or some columns of them: arrays [n, L].
+        """Return the rows `slots` of this host's batch of `step`, or only some columns of these rows: arrays [n, L].
 
         Args:
           step: Step of the batch.
@@ -136,8 +136,8 @@ class Pipeline:
           columns: First column and the column after the last; None for all. If `reads_columns` is False, whole rows are read.
 
         Raises:
-          RowIndexError, CorpusFileError: as `pipeline[step]`.
-          PipelineError: columns that the batch does not have.
+          RowIndexError, CorpusFileError: As for `pipeline[step]`.
+          PipelineError: The batch does not have the columns.
         """
         slots = as_integers("slots", slots, RowIndexError)
         if columns is not None:
@@ -159,11 +159,11 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return a list of this run alone, which has no stages. See `StagedPipeline.with_first_stages`."""
+        """Return a list of only this pipeline, because its run has no stages. See `StagedPipeline.with_first_stages`."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
-        """Return the first column to read for the columns [start, stop), and a cached pipeline whose rows begin there."""
+        """Return the first column to read for columns [start, stop), and a cached pipeline of rows from this column on."""
         columns = columns_to_read(self.source.layout, self.transforms, start, stop)
         if columns is None:
             return 0, self
@@ -173,7 +173,7 @@ class Pipeline:
         return columns[0], self._parts[columns]
 
     def source_at(self, step: int) -> RowSource:
-        """Return the source as `step` reads it: without the documents that are withdrawn by then."""
+        """Return the source that `step` reads, without the documents that amendments up to `step` withdraw."""
         return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
 
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
@@ -201,7 +201,7 @@ class Pipeline:
         return self.sampler.end_step
 
     def __len__(self) -> int:
-        """Return the number of steps. A run that never ends raises a TypeError, which progress bars take for "no total"."""
+        """Return the number of steps. If the run never ends, raise a TypeError, so that progress bars show no total."""
         if self.num_steps is None:
             raise WrongTypeError("this pipeline never ends, so it has no length. Read num_steps, or set epochs.")
         return self.num_steps
@@ -216,19 +216,19 @@ class Pipeline:
     def iter(
         self, *, start_step: int = 0, threads: int = READ_THREADS, prefetch: int = PREFETCH, worker_count: int = 0
     ) -> PipelineIterator:
-        """Return an iterator of the batches from `start_step` on, made ahead of time.
+        """Return an iterator that makes the batches from `start_step` on ahead of time.
 
         Args:
           start_step: Step of the first batch. To start at a late step takes no longer than to start at step 0.
-          threads: Number of threads that make batches ahead, in this process or in each worker. With 0, no thread does.
+          threads: Number of threads that make batches ahead, in this process or in each worker; 0 for none.
           prefetch: Number of batches that are made ahead, in this process or in each worker.
           worker_count: Number of Grain worker processes. 0 is the fastest for data in memory or on a local disk.
 
         Returns:
-          A `grain.DatasetIterator`. Its threads and workers end when it is closed or collected.
+          A `grain.DatasetIterator`. Its threads and workers end when it is closed or garbage-collected.
 
         Raises:
-          RowIndexError, PipelineError: the pipeline lacks the step, or another argument is not within 0 to 10,000.
+          RowIndexError, PipelineError: The pipeline lacks the step, or another argument is not within 0 to 10,000.
         """
         return PipelineIterator(self, start_step, threads=threads, prefetch=prefetch, worker_count=worker_count)
 
@@ -248,7 +248,7 @@ class Pipeline:
           start_step: Step of the first batch.
 
         Raises:
-          RowIndexError, PipelineError: the pipeline does not have the step, or the number of workers is not 0 to 10,000.
+          RowIndexError, PipelineError: The pipeline lacks the step, or `worker_count` is not within 0 to 10,000.
         """
         return make_data_loader(self, worker_count, start_step)
 
@@ -264,9 +264,9 @@ class Pipeline:
             tokenizer, ids are printed.
 
         Raises:
-          RowIndexError: a step or a row that does not exist.
+          RowIndexError: The step or a row does not exist.
         """
-        # `view` imports this room, so this room can only import it by name, and late
+        # `grain_sft.view` imports this package, so this package can import it only when the method is called
         importlib.import_module("grain_sft.view").show(self, step, rows, tokenizer)
 
     @property
@@ -276,8 +276,8 @@ class Pipeline:
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches. The first access hashes the rows of the layout, and reads tokens only if EOS tokens
-        end the documents. If the documents can't be found, it raises a CorpusFileError or a CorpusError."""
+        """Receipt of the global batches. The first access hashes the rows of the layout. It reads tokens only if EOS tokens end
+        the documents. It raises a CorpusFileError or a CorpusError if the documents can't be found."""
         parts = parts_of(self.source, self.planned_sampler, self.transforms)
         return Receipt(parts | amendment_parts(self.amendments))
 
@@ -290,11 +290,11 @@ class Pipeline:
             "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
             "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
             "transforms": ", ".join(map(described, self.transforms)) or "none: the keys are the source's",
-            "receipt": vars(self).get("receipt"),  # only if it was computed, because that may take long
+            "receipt": vars(self).get("receipt"),  # None if not yet computed, because computing it may take long
         }
         return html_facts("Pipeline", facts)
 
     def __repr__(self) -> str:
-        """Return all that decides this host's batches, as Grain compares the text when it restores a DataLoader."""
+        """Return all that decides this host's batches. Grain compares this text when it restores a DataLoader."""
         changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
         return f"{self.data_key}{changes}[{self.sampler.host!r}]"

@@ -38,14 +38,14 @@ class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
     Ctrl-C may raise an exception at any point of the caller's thread. Such an exception loses no result, because a result stays
-    until `advance` drops it. It blocks no thread, because the caller waits only for locks that are written in C. `Future`,
-    `Event`, `Queue` and `Thread.start` are not used: their `threading.Condition` stays locked for good if an exception arrives
-    while it is entered.
+    until `advance` drops it. The exception blocks no thread, because the caller waits only for locks that are written in C. So
+    the caller does not use `Future`, `Event`, `Queue` or `Thread.start`. These use a `threading.Condition`, which stays locked
+    for good if an exception arrives while a thread enters it.
 
-    The methods take no lock. If several threads call them, the callers must hold a lock of their own around each call.
+    The methods take no lock. If several threads call methods, each call must be made under a lock of the callers.
 
     Args:
-      make: Function that makes the result of a step. If `threads` is 1, it is called in the order of the steps.
+      make: Function that makes the result of a step. A single thread (`threads` 1) calls it in the order of the steps.
       start, end: First step, and the step after the last.
       ahead: Number of steps that are made in advance, at least 1.
       threads: Number of threads, which start with the first `advance`.
@@ -55,8 +55,8 @@ class ReadAhead(Generic[T]):
     Attributes:
       results: Results by step, ascending, from the step of the last `advance` on. The caller may read a result that is ready,
         and set its `value` to None once it has taken the value.
-      due: First step after which the caller has to call `advance`. After an earlier step, more than `ahead // 2` later steps
-        are requested already. Leaving out the call then saves 10 to 20 us.
+      due: First step after which the caller has to call `advance`. After an earlier step, the caller may leave out the call and
+        save 10 to 20 us, because more than `ahead // 2` later steps are already requested.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class ReadAhead(Generic[T]):
         for wanted in range(self._next, end):
             results.setdefault(wanted, Result())
         if end > self._next:
-            # If an exception arrives here, the next call requests these steps again. Each result is still claimed only once.
+            # If an exception arrives here, the next call wakes the threads for these steps again. Each result is still made
+            # once, because only one thread can claim it.
             for _ in self.threads:
                 self._wanted.put(end)
             self._next = end
@@ -155,7 +156,7 @@ def _refuse(step: int) -> NoReturn:
 
 
 def _forked() -> None:
-    """In a forked child, let `get` raise an error instead of waiting forever, and `close` not end the parent's workers."""
+    """In a forked child, disable the readers. `get` would wait forever, and `close` would end the parent's workers."""
     for reader in list(_open_readers):
         reader.results, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
     _open_readers.clear()
@@ -166,7 +167,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @atexit.register
 def _end() -> None:
-    """End all threads before the interpreter ends, because its end would stop them in the middle of native code."""
+    """End all threads before the interpreter ends. Otherwise the interpreter would stop them in the middle of native code."""
     deadline, readers = time.monotonic() + _ENDS_IN, list(_open_readers)
     for reader in readers:
         reader.close()

@@ -36,7 +36,7 @@ class Receipt:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         and each amendment. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
       data_step: Function that returns the data step of a step. Data steps count skipped steps too: after a skip of 10 steps,
-        step 100 is data step 110. The part of a later stage states its first step as a data step.
+        step 100 is data step 110. The text of a later stage begins with a data step, the first one of the stage.
     """
 
     parts: dict[str, str]
@@ -56,7 +56,7 @@ class Receipt:
 
         Args:
           other: Parts of another receipt. In the sentences, "there" means this other receipt, and "here" means `self`.
-          before: Step before which amendments and stages are compared. None compares all.
+          before: Step; amendments and stages that begin at this step or later are not compared. None compares all.
         """
         check_type("other", other, Mapping, "the `parts` of another receipt")
         sentences = []
@@ -104,7 +104,7 @@ def described(transform: grain.transforms.Map) -> str:
     """Return a text that describes a transform: its repr, or its class and attributes if the class defines no repr.
 
     The text is the same in all processes: it has no memory addresses, and sets are sorted. If the repr abbreviates arrays, as
-    numpy does, a hash of all their elements follows.
+    numpy does, the text ends with a hash of all elements of these arrays.
     """
     kind: Any = type(transform)
     attributes = _attributes(transform)
@@ -134,7 +134,7 @@ def _is_abbreviated(value: object) -> bool:
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value, with sorted sets. Sets of numbers are not sorted: all processes have them in one order."""
+    """Return the repr of a value, with sorted sets. Sets of numbers stay as they are: their order is equal in all processes."""
     text = repr(value)
     if "{" not in text or id(value) in parents:  # no sets, or an object that contains itself
         return text

@@ -16,7 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`, which explains them. Modules that pipeline.py imports can't import `Pipeline` itself."""
+    """Members of a `Pipeline`, which has their docstrings. Modules that pipeline.py imports use `Run` instead of `Pipeline`."""
 
     source: NpyDataSource | MixtureSource
     sampler: Sampler
@@ -62,7 +62,7 @@ class ObservedIterator(Protocol):
     @property
     def next_step(self) -> int: ...
     def worker_pids(self) -> list[int] | None:
-        """Return the process ids of the workers, first that of the worker of the next batch; None without worker processes."""
+        """Return the process ids of the workers, starting with the worker of the next batch; None if no workers run."""
 
 
 Arrival = tuple[Any, int, int, int, float, float]
@@ -75,7 +75,7 @@ class Delivery(NamedTuple):
 
     Attributes:
       pipeline, step: Pipeline and step of the batch.
-      writer: Whether this process has the first row of the global batch, and so writes files for all processes.
+      writer: Whether this process has the first row of the global batch. This process writes files for all processes.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.

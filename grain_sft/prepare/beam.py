@@ -1,8 +1,9 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-Three pipelines run in turn. The first scans the inputs in units, each some MiB of a file. The second renders groups of units,
-each to one chunk file (see `chunks.py`). The third writes the corpus by tasks, each a part of a split. The corpus has the same
-bytes as a corpus of `run.prepare`, and each of the two functions can continue work that the other began.
+Three pipelines run in turn. The first scans the inputs in units; a unit is a few MiB of a file. The second renders each group
+of units to one chunk file (see `chunks.py`). The third writes the corpus; each of its tasks writes a part of a split. The
+function `prepare` of this module writes the same bytes as `run.prepare`. Each of these two functions can continue work that the
+other began.
 
 Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`). Every worker also needs access to
 the inputs, the tokenizer and the output, in buckets or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
@@ -41,8 +42,8 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step for one item: number of the unit, group or task; the scanned unit (from `scan`), else None; and the failure
-if the step failed, else None."""
+"""Result of a step for one item: (number of the unit, group or task; scanned unit; failure). Only the step `scan` returns a
+scanned unit; the other steps return None. The failure is None if the step succeeded."""
 
 
 def prepare(
@@ -188,7 +189,7 @@ def save_results(path: str, results: Iterable[Result]) -> None:
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. Return a GrainSftError as a result, too: Beam would repeat a step that raises an error."""
+    """Return the result of a step. A GrainSftError becomes a failure, because Beam would repeat a step that raises an error."""
     try:
         return number, step(), None
     except GrainSftError as error:
@@ -248,7 +249,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress log messages of level WARNING and below, such as Beam's that optional Google packages are missing."""
+    """Suppress log messages of level WARNING and below, such as Beam's about missing Google packages."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

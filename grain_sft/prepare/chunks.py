@@ -1,6 +1,6 @@
 """Chunk files, in which a preparation stores the tokens and the loss of rendered documents until it writes the corpus.
 
-A chunk has the documents of one group of units; a unit is some MiB of an input file. A chunk file has five sections, in this
+A chunk has the documents of one group of units; a unit is a few MiB of an input file. A chunk file has five sections, in this
 order: the header (JSON, padded with spaces to 4096 bytes), a `RECORD` for each valid record, the tokens of all kept documents,
 the loss of these tokens, and the rejected records as lines of JSON.
 """
@@ -49,10 +49,11 @@ class Header:
       binary: Whether the loss of every token is 0 or 1.
       dropped: Number of dropped documents by reason.
       counts: Counts by name. "rejected" counts rejected records. "without_final_eos" counts documents whose last token is not
-        EOS, and "with_inner_eos" those with an EOS before their last token. "text_bytes" and "text_tokens" are the total size
-        of the plain documents that were not dropped; a document that was cut counts with its size before the cut.
+        EOS. "with_inner_eos" counts documents with an EOS before their last token. "text_bytes" and "text_tokens" are the
+        total size of the plain documents that were not dropped. For a document that was cut, they count the size before the
+        cut.
       tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
-        the section of the loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
+        the section of the loss is empty, which saves 6 % of the CPU time of a preparation of plain texts.
     """
 
     key: str
@@ -120,7 +121,7 @@ class Contents:
 
 
 class Chunks:
-    """Chunks of one preparation, in a local or remote folder. `key` is the key of their headers."""
+    """Chunks of one preparation, in a local or remote folder. Each valid chunk has `key` in its header."""
 
     def __init__(self, folder: str, key: str) -> None:
         self._folder, self._key = folder, key
