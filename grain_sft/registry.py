@@ -27,7 +27,7 @@ class Registry(Generic[Entry]):
       entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
       kinds: Types that a registered or imported object may have.
-      base: Base class of the entries that are classes, and of the objects that `make` returns. Others are refused.
+      base: Class from which entries that are classes must derive, and so must the classes of the objects that `make` returns.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Registry(Generic[Entry]):
     def __getitem__(self, name: str) -> Entry:
         """Return the entry of a name. Raise the table's error if the name has no entry, or if the entry can't be imported."""
         entry = None
-        if isinstance(name, str):  # a config may have a list instead
+        if isinstance(name, str):  # a config may have a list in place of a name
             entry = name if ":" in name else self._entries.get(name)
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
@@ -130,7 +130,7 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
 
 
 def is_ours(entry: Any) -> bool:
-    """Return whether a class or function is part of this package. Callers check only the results of other packages."""
+    """Return whether a class or function is part of this package. If it is not, callers check its results."""
     return bool(entry.__module__.startswith("grain_sft."))
 
 

@@ -197,7 +197,7 @@ def all_layout_options() -> Options:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config. No key is required, because a config may inherit any key."""
+    """Return the JSON Schema of a config. Only amendments have required keys: a config may inherit any other key."""
     sections = {"Corpus": CORPUS, "Sampler": SAMPLER, "Source": SOURCE, "Config": TOP, "Stage": STAGE}
     sections |= {f"Layout{kind.title()}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
     definitions: dict[str, Any] = {}

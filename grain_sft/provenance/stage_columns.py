@@ -17,9 +17,9 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 class Names:
     """Names of one kind, such as the paths of shards, numbered through all stages of a run. `texts[i]` is the name of number i.
 
-    A name has the same number in all stages. Equal names in one stage have two numbers: two inputs without a name are both
-    called "", but are different inputs. Example: the stages have the names ("a", "") and ("", ""). Then `texts` is ("a", "",
-    ""), `numbers(("a", ""))` begins with 0, 1, and `numbers(("", ""))` begins with 1, 2.
+    A name has the same number in all stages. A name that occurs twice in one stage has two numbers. For example, two inputs
+    without a name are both called "", but are different inputs. If the stages have the names ("a", "") and ("", ""), `texts`
+    is ("a", "", ""). Then `numbers(("a", ""))` begins with 0, 1, and `numbers(("", ""))` begins with 1, 2.
     """
 
     def __init__(self, stages: Iterable[Sequence[str]]) -> None:
@@ -28,7 +28,7 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return int64 [names + 1]: the number of each of a stage's `names`, then -1 for the index -1, which is no name."""
+        """Return int64 [names + 1]: the number of each name of a stage, then -1. So index -1, for no name, gives -1."""
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
 
@@ -54,7 +54,7 @@ class RunNames:
 
 
 class StageColumns:
-    """Columns of the trace of one stage, computed from the slots of its batches, with the numbers that `run` gives to names."""
+    """Columns of the trace of one stage. `of` computes them from slots of batches. `run` has the numbers of names."""
 
     def __init__(self, stage: Pipeline, sources: Sources, run: RunNames, *, trainable: bool) -> None:
         self._layout: Layout = stage.source.layout
@@ -66,7 +66,10 @@ class StageColumns:
         self._shard_numbers = run.shards.numbers([shard.path for shard in self._layout.corpus.shards])
 
     def of(self, slots: BatchSlots) -> dict[str, Ints | None]:
-        """Return the columns of a `Trace` by name, int64 [lines] each: a line for each piece of each of `slots`, in order."""
+        """Return the columns of a `Trace`, by name: int64 [lines] each, in the order of `slots`.
+
+        Each piece of a slot's row has a line. A slot without a row has one line.
+        """
         with_row, without_row = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
         pieces = self._layout.pieces(slots.row[with_row])
         columns = self._columns_of_pieces(pieces, slots.select(with_row))
@@ -85,7 +88,7 @@ class StageColumns:
         return {**of_slots, "trainable": None, "withdrawn": None, **columns}
 
     def _columns_of_pieces(self, pieces: Pieces, slots: BatchSlots) -> dict[str, Ints]:
-        """Return the columns that pieces decide. `slots` are the slots with a row, in the order of the rows of `pieces`."""
+        """Return the columns that depend on pieces. Row i of `pieces` is the row of slot i of `slots`."""
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         columns = {
@@ -109,7 +112,10 @@ class StageColumns:
         return columns
 
     def _epochs(self, lines: BatchSlots) -> Ints:
-        """Return the epoch of each line. If a layout packs 3 epochs anew, the sampler's epoch 1 is epochs 3, 4 and 5."""
+        """Return the epoch of each line, int64 [lines].
+
+        A layout may pack several epochs, each in its own way. With 3 epochs, epoch 1 of the sampler is epochs 3, 4 and 5.
+        """
         epochs = lines.epoch.copy()
         with_row = np.flatnonzero(lines.row != FILL_ROW)
         for name, indices, rows in self._layout.split(lines.row[with_row]):

@@ -138,7 +138,7 @@ def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
 
     yield write
     if not writers:
-        write({})  # a file without columns is still valid
+        write({})  # no lines were written: this makes a valid file without columns
     writers[0].close()
 
 

@@ -6,11 +6,11 @@ the mixture and of a source count from 0.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. It fills the mixture row by
 row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that may take
-it. Of the rows that are due, the rule takes the row with the earliest deadline. Both limits keep a source near its share. With
-n sources, the slack is 1 / (2 (n - 1)), and for row k of a source:
+it. Of the rows that are due, the rule takes the row with the earliest deadline. With n sources, the slack is 1 / (2 (n - 1)).
+For row k of a source:
 
-- The row is due at the first row r with share(r + 1) - k >= slack. Taken earlier, it would put the source too far ahead.
-- Its deadline is the last row r with share(r) - k <= 1 - slack. Taken later, it would leave the source too far behind.
+- The row is due at the first row r with share(r + 1) - k >= slack. Taken earlier, row k would put the source too far ahead.
+- The deadline is the last row r with share(r) - k <= 1 - slack. Taken later, row k would leave the source too far behind.
 
 Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4. "B0 2" means row 0 of B, with deadline 2:
 
@@ -53,7 +53,7 @@ class ScheduleTable:
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
       deficit: Deficit of each source before row 0. The deficits sum to 0.
-      num_rows: Number of rows that will be chosen; None if any number may be.
+      num_rows: Number of rows of the mixture for which the table is used; None for no limit.
 
     Attributes:
       bound: Most rows by which a source can differ from its share, if no source has a deficit at the start.
@@ -62,8 +62,8 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
-        # Without a deficit, the table ends after sum(weights) rows, whatever `num_rows` is. So with `num_rows` as None, all
-        # mixtures with these weights share one cached table.
+        # Without a deficit, the table needs at most sum(weights) rows, so `num_rows` is passed as None. Then all mixtures with
+        # these weights share one cached table.
         self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
         self._period = len(self._sources) - self._begin
         # number of rows of each source before the first period, and in one period
@@ -91,9 +91,9 @@ class ScheduleTable:
         return [int(count) for count in in_table + periods * self._per_period]
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the rows of the mixture at which `source` gives its rows `numbers`, or -1 for none: int64 [n] each."""
+        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the mixture that is row k of `source`, else -1."""
         rows, per_period = self._rows[source], int(self._per_period[source])
-        # a source that has no rows in a period has none from the first period on; `max` avoids a division by 0
+        # `per_period` is 0 for a source that has no rows in a period; then `max` avoids a division by 0
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
         numbers_in_table = numbers - periods * per_period
         exists = numbers_in_table < len(rows)
@@ -111,7 +111,8 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
     # After every sum(weights) rows, the share of a source has grown by its weight. So its deficit has changed by its weight
-    # minus the rows that it gave, an integer. Once all deficits equal those at an earlier row, the sources since then repeat.
+    # minus the rows that it gave, an integer. Once all deficits equal those at an earlier row, the sources from that row on
+    # repeat.
     change = np.zeros(len(weights), np.int64)
     row_of_change: dict[bytes, int] = {}
     while change.tobytes() not in row_of_change and len(sources) != num_rows:
@@ -127,7 +128,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
     """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would then miss their deadlines.
 
     Rows can miss their deadlines only after a deficit at the start. With slack 0, a row misses its deadline when its source is
-    more than a whole row behind its share. The rule takes such rows like all others.
+    more than a whole row behind its share. The rule still takes such a row, after its deadline.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -139,7 +140,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
     """Yield, for each row of the mixture, the source, and whether the source's row is due and meets its deadline.
 
-    After a deficit at the start, there may be no row that is due. Then the row that is due next is taken early.
+    After a deficit at the start, there may be no row that is due. Then the row that becomes due next is taken early.
     """
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)
@@ -171,7 +172,7 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     to_deadline = np.array([math.floor((1 - slack - value) * total) for value in deficit])
     begins = np.zeros(len(active), np.int64)
     for end_row in itertools.count(_BLOCK_ROWS, _BLOCK_ROWS):
-        # rows `begins` to `ends` of each source become due in this block, which ends before row `end_row`
+        # rows `begins` to `ends - 1` of each source become due in this block, which ends before row `end_row`
         ends = np.maximum((weight_of[active] * end_row - to_due[active]) // total + 1, 0)
         sources = np.repeat(active, ends - begins)
         numbers = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])

@@ -16,7 +16,7 @@ MOST_ROWS = 1 << 62  # most rows of a schedule or a mixture, so that numbers of 
 
 
 class StepRows(NamedTuple):
-    """Rows before and in some steps."""
+    """For each of some steps, the number of rows before the step and in the step."""
 
     before: Ints  # int64 [n], number of rows of the run before each step
     size: Ints  # int64 [n], number of rows in each step
@@ -83,7 +83,7 @@ class BatchSizes:
     def check_from(self, step: int, hosts: int, end: int = sys.maxsize) -> None:
         """Raise a `SamplerError` if the size of a step from `step` to `end - 1` is not a multiple of `hosts`."""
         for first in (step, *(change for change in self.steps if step < change < end)):
-            named_step = first if len(self.sizes) > 1 else None  # of one size, the message names no step
+            named_step = first if len(self.sizes) > 1 else None  # if all steps have one size, the message names no step
             check_divided(self.at(first), hosts, named_step)
 
 
@@ -115,7 +115,7 @@ class JoinedSizes(ComputedSizes):
 
     Args:
       parts: Triples (first step, sizes, shift). From the first step on, step k has the size of step k + shift of `sizes`.
-        Steps before the first part count no rows; `at` returns the first part's size for them.
+        For a step before the first part, `before` returns 0, and `at` returns the size of the first part's first step.
     """
 
     def __init__(self, parts: Iterable[tuple[int, BatchSizes, int]]) -> None:
@@ -173,7 +173,7 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Return the pairs (step, value) of a schedule. Raise an error unless the steps ascend, from 1 on.
+    """Return the pairs (step, value) of a schedule. Raise an error unless the steps are 1 or more, and ascend.
 
     `form` is the form of a pair for messages, such as "(step, global_batch_size)".
     """

@@ -19,7 +19,7 @@ from grain_sft.types import Ints
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
 """`natural` draws batches of all buckets at random. In the other two, the growing curricula, an epoch is divided into cycles.
 Each cycle goes from short rows to long rows, in one subcycle for each bucket. A subcycle has batches of all buckets, shuffled.
-Subcycle b gets the largest share of the batches of bucket b."""
+Of the batches of bucket b in a cycle, subcycle b gets the largest share."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
@@ -53,9 +53,10 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 
 
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
-    """Return the numbers of an epoch's batches in the order of reading, int64 [batches]. Bucket 0 has the lowest numbers.
+    """Return the numbers of an epoch's batches in the order of reading, int64 [batches].
 
-    `counts` is a result of `batch_counts`, and `seed` is the seed of the epoch.
+    Batches are numbered bucket by bucket, from bucket 0 on. `counts` is a result of `batch_counts`. `seed` is the seed of the
+    epoch.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
@@ -71,7 +72,7 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     subcycles = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle)]
     begins = np.cumsum(counts) - counts  # next batch of each bucket
     parts = []
-    # the transpose has a line for each subcycle: how many batches of each bucket it has
+    # row i of the transpose is the number of batches of each bucket in subcycle i
     for counts_of_subcycle in np.tile(np.transpose(subcycles), (num_cycles, 1)):
         ends = begins + counts_of_subcycle
         parts.append(np.concatenate(list(map(np.arange, begins, ends))))
@@ -102,7 +103,7 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 class _Epoch(NamedTuple):
     """Order of an epoch's rows, in parts: the rows of each step, then the rows of each bucket that no step reads.
 
-    All columns are int64 [parts].
+    Each field is int64 [parts].
     """
 
     bucket: Ints

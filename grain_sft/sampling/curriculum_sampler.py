@@ -27,8 +27,9 @@ class CurriculumSampler(EpochSampler):
 
     A bucket is all rows of one length. The rows of a batch are of one bucket. All batches have the same number of tokens, so
     batches of shorter rows have more rows. Each epoch shuffles the rows of each bucket, cuts them into batches, and reads the
-    batches in the order of the curriculum. Rows that do not fill a batch are dropped. A growing curriculum also drops batches,
-    because all its cycles have the same number of batches of each bucket. With `shuffle`, each epoch drops different rows.
+    batches in the order of the curriculum. Rows that do not fill a batch are dropped. All cycles of a growing curriculum have
+    the same number of batches of each bucket, and the remaining batches are dropped. With `shuffle`, each epoch drops different
+    rows.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
     depend on the hosts.

@@ -74,7 +74,7 @@ class HalvingTree:
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
-      deficit: Deficit of each source before row 0 of the tree, as in `ScheduleTable`.
+      deficit: Deficit of each source before row 0 of the tree: its share of earlier rows minus the rows that it gave.
 
     Attributes:
       bound: Most rows by which a source may differ from its share, if all deficits are 0.
@@ -109,7 +109,8 @@ class HalvingTree:
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
         # If all `sources` together have a deficit, the node gets more rows to make up for it. The left branch gets its share
-        # of these rows in any case, so the offset adds only the rest of its deficit. The 1/2 rounds to the nearest.
+        # of these rows in any case, so the offset adds only the rest of the branch's deficit. With the 1/2, `_Split` rounds
+        # to the nearest integer.
         offset = Fraction(1, 2) + sum(deficits[:cut]) - share * sum(deficits)
         unit = math.lcm(share.denominator, offset.denominator)
         split = _Split(int(share * unit), int(offset * unit), unit)
@@ -121,8 +122,8 @@ class HalvingTree:
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
-        # (node, entries, node_rows): the rows `rows[entries]` are rows `node_rows` of `node`. A nested function that calls
-        # itself would be a cycle, and keep the arrays until a garbage collection.
+        # (node, entries, node_rows): the rows `rows[entries]` are rows `node_rows` of `node`. The stack replaces a nested
+        # recursive function. Such a function refers to itself, so it would keep the arrays until a garbage collection.
         stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
         while stack:
             node, entries, node_rows = stack.pop()
@@ -148,7 +149,10 @@ class HalvingTree:
         return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the rows of the mixture at which `source` gives its rows `numbers`: int64 [n] each. -1 if its weight is 0."""
+        """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the mixture that is row k of `source`.
+
+        The rows are -1 if the weight of `source` is 0.
+        """
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
         for split, left in reversed(self._paths[source]):
@@ -173,6 +177,6 @@ def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
-    """Return `values`, or the same as an array of Python integers if a product with `factor` may exceed int64."""
+    """Return `values`, converted to Python integers if their products with `factor` may exceed int64."""
     highest = int(values.max(initial=0)) + 2  # 2 more, and `* 2` below: room for the terms that callers add
     return values if highest * factor * 2 < _INT64_LIMIT else values.astype(object)

@@ -26,8 +26,8 @@ class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
     Each epoch has its own permutation of the rows. Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which
-    does not depend on the hosts. Only in an order with `host_blocks`, such as `maxtext`, host h reads the h-th block of each
-    permutation. By default, an epoch has `num_instances // global_batch_size` steps, and the run never ends. `sampler[i]`
+    does not depend on H. Orders with `host_blocks`, such as `maxtext`, are an exception: host h reads the h-th of H blocks of
+    each permutation, so the global batch depends on H. By default, an epoch has `num_instances // global_batch_size` steps, and the run never ends. `sampler[i]`
     returns the same rows one by one, as Grain's samplers do. The sampler divides the rows between hosts itself, so it declares
     `NoSharding` for `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`.
 
@@ -96,7 +96,7 @@ class IndexSampler(EpochSampler):
         block_rows = self.num_instances // num_blocks
         most = max(self.batch_sizes.sizes)
         self.batch_sizes.check_from(0, num_blocks)
-        if start[1] % num_blocks:  # rounded down, it would repeat rows
+        if start[1] % num_blocks:  # rounding down would repeat rows
             problem = f"start={start}: all {num_blocks} hosts begin at the same index of their blocks"
             raise SamplerError(
                 f"{problem}. Take an index that is a multiple of {num_blocks}, or end the earlier stage there."

@@ -120,7 +120,7 @@ class Mixture:
         """
         if self.schedule or not self._ending_sources():
             return None
-        return self.proportions(lambda step: 0).length  # without a schedule, this asks only for the rows before step 0
+        return self.proportions(lambda step: 0).length  # without a schedule, the function is only called for step 0
 
     @property
     def data_key(self) -> str:
@@ -167,7 +167,7 @@ class Mixture:
         entries: dict[int, dict[str, Weight]] = {}
         for step in sorted({*self._weights, *(step for step, _ in changes)}):
             before, planned = planned, self._weights.get(step, planned)
-            # the weights that the schedule changes at `step`, then those that `changes` changes
+            # first apply the weights that the schedule changes at `step`, then those in `changes`
             weights |= {name: weight for name, weight in planned.items() if weight != before.get(name)}
             for change_step, others in changes:
                 if change_step == step:

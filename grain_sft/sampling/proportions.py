@@ -1,4 +1,4 @@
-"""Proportions: the source of each row of a mixture, and the number of rows of that source before it."""
+"""Proportions: the source of each row of a mixture, and the number of earlier rows of that source."""
 
 import contextlib
 import math
@@ -21,7 +21,8 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Highest sum of integer weights for a `ScheduleTable`, whose period has that many rows. Higher sums need a `HalvingTree`."""
+"""Highest sum of integer weights for a `ScheduleTable`, because its period has as many rows as the sum of the weights. For
+higher sums, a `HalvingTree` is used."""
 
 
 class _Phase(NamedTuple):
@@ -130,7 +131,7 @@ class Proportions:
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
             limit, after_last = self._limits[source], int(on_exhausted == "renormalize")
-            # which row of the source to find, counted from 0 in this phase: the last one, or the first that it lacks
+            # number of a row of the source, from 0 in this phase: its last row with "renormalize", else the first that it lacks
             number = -1 if limit is None else limit - phase.counts[source] - after_last
             if number < 0:
                 continue
@@ -149,7 +150,7 @@ class Proportions:
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each row, and the number of rows of that source before it: int64 [n] each.
+        """Return the source of each of `rows`, and the number of earlier rows of that source: int64 [n] each.
 
         All `rows` are below `length`, if it is not None.
         """
@@ -172,7 +173,7 @@ class Proportions:
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return, for each i, the row of the mixture that is row `numbers[i]` of `source`, or -1 for none: int64 [n]."""
         rows = np.full(len(numbers), -1, np.int64)
-        # the last phase before which the source gave at most that many rows
+        # row k of the source is in the last phase before which the source gave at most k rows
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
             phase = self._phases[phase_number]

@@ -31,8 +31,8 @@ class StepMap:
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0. After a skip of 3 steps at or before `origin`, the trainer's step
-        `origin` reads data step 3.
+      origin: Step of the trainer that reads data step 0 if no steps are skipped at or before it. If 3 steps are skipped there,
+        the trainer's step `origin` reads data step 3.
 
     Attributes:
       steps: `origin`, then the later values of `step` in `skips`, ascending.
@@ -90,7 +90,7 @@ class MappedSampler(Sampler):
       sampler: Sampler of the data steps.
       skips: Pairs (step, num_steps), as in `StepMap`.
       origin: Step of the trainer that reads step 0 of `sampler`, as in `StepMap`.
-      end: Step of the trainer at which this sampler ends, after its last step. None means the end of `sampler`.
+      end: Step of the trainer after the last step of this sampler. None means that the sampler ends where `sampler` ends.
 
     Raises:
       SamplerError: As in `StepMap`.
@@ -143,7 +143,7 @@ class MappedSampler(Sampler):
 
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
         ranges = self._map.read_between(span.first, end)
-        # each range, with the first row of `span` that its steps read, and the row after the last; then without empty ranges
+        # (range of data steps, first row of `span` that these steps read, row after the last one), then without empty ranges
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
         read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]
         if not read:  # the epoch is skipped as a whole

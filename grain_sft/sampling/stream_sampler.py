@@ -64,7 +64,7 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             distance = step - self._last_step
             self._last_step = step
-            # A distance of 2 or 3 is also a sequence: several threads may request its steps in the order 4, 6, 5.
+            # Distances of 2 and 3 also count as a sequence, because threads may request the steps in the order 4, 6, 5.
             if not 0 < distance < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)

@@ -93,7 +93,7 @@ class SourceOrder:
 
     @property
     def options_text(self) -> str:
-        """Text of `chunk_size` and `start` for a `data_key`, without defaults."""
+        """Text of `chunk_size` and `start` for a `data_key`. A default value is left out."""
         chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
         start = f", start={self.start}" if self.start != (0, 0) else ""
         return chunks + start

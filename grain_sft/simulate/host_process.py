@@ -35,8 +35,8 @@ class _BatchTimes(Observer):
 def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
     """Run `steps` as one host, as fast as possible, and measure the process.
 
-    The threads of the iterator read ahead. The measurement ends when these batches are made, too. The run writes no audit log,
-    and has none of the config's observers.
+    The threads of the iterator also make batches after `steps`. The measurement ends when those batches are made, too. The run
+    writes no audit log, and has none of the config's observers.
 
     Args:
       config: Path of a config, or its content as a dict.
@@ -79,7 +79,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         if thread.name.startswith("grain_sft-read"):
             with contextlib.suppress(RuntimeError):  # the thread has not started yet
                 thread.join(_DRAINS_IN)
-    own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # others are shared
+    own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # read-only arrays are shared by all batches
     return figures | {
         "host": host.index,
         "made": [steps.start, steps.start + len(times.seconds)],

@@ -1,4 +1,4 @@
-"""Printed report of `grain-sft simulate`: its figures as lines, and `answers`: whether bucket and hosts are fast enough."""
+"""Report that `grain-sft simulate` prints: a line for each figure, and answers whether bucket and hosts are fast enough."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -55,7 +55,7 @@ class Fit(NamedTuple):
         return cls(opening=opening, **medians)
 
     def start_s(self, conditions: Conditions) -> float:
-        """Return `open_s` with the `cores` of `conditions`: the processor time in it grows by the factor `slowdown`."""
+        """Return `open_s` for the `cores` of `conditions`: with less than one core, its processor time grows by `slowdown`."""
         return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:
@@ -81,7 +81,7 @@ class Measured(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Largest relative error of each predicted figure. A figure is left out if it is measured and predicted as 0."""
+        """Largest relative error of each predicted figure. A figure is left out if its measurement and its prediction are 0."""
         largest: dict[str, float] = {}
         for measured, predicted in zip(self.measured, self.predicted, strict=False):  # `predicted` may be empty
             opening, reading = measured["opening"], measured["reading"]

@@ -125,7 +125,7 @@ def _gather(corpus: Corpus, files_of_shards: Sequence[FileStamp | None], width: 
 
 
 def _values(layout: Layout, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the pieces of `rows`, as columns: index in `rows`, shard, index in the shard of the first value, number of values.
+    """Return the pieces of `rows`, as columns: index in `rows`, shard, index of the first value in the shard, number of values.
 
     A value is a token or, in a corpus of materialized rows, a whole row.
     """

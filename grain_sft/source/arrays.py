@@ -85,7 +85,7 @@ class Arrays:
     def _unused(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
         """Return a buffer that no array refers to: one that is kept under `key`, or a new `kind(*args)`."""
         for buffer in self._buffers.get(key, ()):
-            # an array refers to the memory, and a view of it refers to the array or the memory
+            # every array refers to the memory; a view of an array refers to the array or to the memory
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)

@@ -235,7 +235,7 @@ class NpyDataSource(RowSource):
             inputs[...] = tokens
         elif not self._fits_int32 and inputs.size:
             fit = bool(np.minimum.reduce(inputs, axis=None) >= 0)  # as int32, a uint32 from 2^31 on is negative
-        # one copy for all rows: it puts the first token of the next row at the end of each row, and a 0 replaces it
+        # One copy shifts all rows. It puts the first token of the next row at the end of each row; the next line puts 0 there.
         targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]
         targets[:, -1] = 0
         if loss is not None:

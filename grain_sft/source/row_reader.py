@@ -1,8 +1,8 @@
 """Reader of materialized rows, which `grain-sft pack --materialize` writes.
 
 A file has the tokens of a row, then the row's positions and segment ids as small integers, such as uint16. The reader widens
-these to int32. For rows of long segments, a file has the columns where segments end instead: ends 3 and 7 mean positions
-0 1 2 0 1 2 3 and segment ids 1 1 1 2 2 2 2.
+these to int32. For rows of long segments, a file has the ends of the segments instead of positions and segment ids. Ends 3 and
+7 mean positions 0 1 2 0 1 2 3 and segment ids 1 1 1 2 2 2 2.
 
 The reader reads a batch block by block. A block is a few rows. The reader widens them while they are in the processor's cache.
 """
@@ -92,7 +92,7 @@ class RowReader:
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
 
     def _read_blocks(self, blocks: list[_Block], shards: Ints | None, rows: Ints) -> None:
-        """Read all blocks, and widen each before the next. `rows` are numbers in `shards`, which is None if there is one."""
+        """Read all blocks, and widen each before the next. `rows` count from each shard's first row. One shard: `shards` is None."""
         of_shard = [0] * len(rows) if shards is None else shards.tolist()
         numbers = rows.tolist()
         pieces = []
@@ -120,7 +120,7 @@ class RowReader:
         """Return the blocks of the batch in `stack`. This is called once for each stack, and batches reuse a stack."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
-        # rows that store the ends of segments may have only half as many bytes, so a block has twice as many of them
+        # rows that store the ends of segments may have only half as many bytes, so a block has twice as many tokens
         tokens_per_block = _BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS
         size = max(1, min(count, tokens_per_block // length))  # rows per block
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
@@ -139,7 +139,7 @@ class RowReader:
                 buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
             else:
                 copied.append((tokens[rows], ..., stored["tokens"]))
-            # one copy for all rows: it puts the first token of the next row at the end of each row, and a 0 replaces it
+            # One copy shifts all rows. It puts the first token of the next row at the end of each row; the next line puts 0 there.
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
             copied.append((targets[rows, -1], ..., 0))
             copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]

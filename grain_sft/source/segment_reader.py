@@ -128,7 +128,7 @@ class SegmentReader:
             ends_of.append(ends)
             begins.append(begin)
             pieces_of.append(self._in_shards(starts, ends, row.memory))
-        # `fill` yields after each row
+        # `ShardReader.fill` yields after each row, so this loop fills a row while its tokens are in the cache
         filled = zip(self._reader.fill(pieces_of), batch_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding_begin = ends[-1] if ends else 0

@@ -90,7 +90,7 @@ class FileFormats:
     def find_loss(self, path: str) -> TokenFile:
         """Return the token file `path` with the loss file that its name implies, if that exists."""
         form, token_file = self.owner(path)
-        if token_file != path or form.any_path:  # format "files" has no loss files, so its folders need not be listed
+        if token_file != path or form.any_path:  # these formats have no loss files: list no folder
             return TokenFile(path)
         return form.part(path, self._listing)
 

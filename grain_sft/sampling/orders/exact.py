@@ -72,8 +72,8 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
 
     Args:
       key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,
-        "epoch": 0}. "orders" is the version of the files, and the name of the file has the other values. The header of the file
-        has all values. A file with other values in its header is made again.
+        "epoch": 0}. "orders" is the version of the file format. The name of the file has all values except "orders". The
+        header of the file has all values. If the header differs from `key`, the file is made again.
       generator: Name and seed of the generator, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
     """

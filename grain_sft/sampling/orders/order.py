@@ -14,9 +14,10 @@ from grain_sft.types import Ints
 
 CacheDir = str | os.PathLike[str] | None
 RowsAt = Callable[[int, Ints], Ints]
-"""Function of an epoch, from 0, and of indices, int64 [n], that returns the rows at these indices, int64 [n]."""
+"""Function (epoch, indices) that returns the rows at `indices` of the epoch's order. Both arrays are int64 [n]. Epochs count
+from 0."""
 
-EPOCHS_KEPT = 2  # epochs whose rows are cached, because a batch may straddle two
+EPOCHS_KEPT = 2  # number of epochs whose rows are cached; it is 2 because a batch may have rows of two epochs
 
 
 def cached_by_epoch(rows_of_epoch: Callable[[int], Ints]) -> RowsAt:
@@ -73,7 +74,7 @@ class Order:
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-            """Return the `RowsAt` of `permutation`. It calls this function when an epoch is not in the cache."""
+            """Return a `RowsAt` that calls `permutation` for each epoch that is not in its cache."""
 
             def rows_of(epoch: int) -> Ints:
                 """Return the permutation of an epoch: int64 [num_rows]. Refuse a result that repeats or lacks rows."""
@@ -100,7 +101,7 @@ class Order:
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
-        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # built-in, or made here
+        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # built-in, or from `from_permutation`
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
