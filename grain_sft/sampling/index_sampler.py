@@ -27,9 +27,10 @@ class IndexSampler(EpochSampler):
 
     Each epoch has its own permutation of the rows. Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which
     does not depend on H. Orders with `host_blocks`, such as `maxtext`, are an exception: host h reads the h-th of H blocks of
-    each permutation, so the global batch depends on H. By default, an epoch has `num_instances // global_batch_size` steps, and the run never ends. `sampler[i]`
-    returns the same rows one by one, as Grain's samplers do. The sampler divides the rows between hosts itself, so it declares
-    `NoSharding` for `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in `grain_sft.sampling.ORDERS`.
+    each permutation, so the global batch depends on H. By default, an epoch has `num_instances // global_batch_size` steps, and
+    the run never ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler divides the rows
+    between hosts itself, so it declares `NoSharding` for `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in
+    `grain_sft.sampling.ORDERS`.
 
     Args:
       num_instances: Number of rows.

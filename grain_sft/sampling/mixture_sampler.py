@@ -70,7 +70,7 @@ class MixtureSampler(StreamSampler):
         self.streams = ()
         self._paths: list[Path] = []  # path from `mixture` to the source of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
-        """For each mixture, a list with an entry for each source: its `Proportions` if it is a mixture, else its stream's index."""
+        """For each mixture, an entry for each source: its `Proportions` if it is a mixture, else the index of its stream."""
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:

@@ -79,7 +79,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         if thread.name.startswith("grain_sft-read"):
             with contextlib.suppress(RuntimeError):  # the thread has not started yet
                 thread.join(_DRAINS_IN)
-    own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # read-only arrays are shared by all batches
+    own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # others are shared
     return figures | {
         "host": host.index,
         "made": [steps.start, steps.start + len(times.seconds)],

@@ -35,8 +35,8 @@ class _Totals:
       per_host: Sums over the steps, int64 [hosts], of `requests`, `received` and `local`, by name.
       checks: int64 [hosts], number of the requests that check files.
       first: Values of the first step, [hosts], of `requests`, `received`, `local` and `seconds`, by name.
-      per_step: Lists by name, with one number for each step. `requests`, `received` and `local` are sums over all hosts of the run.
-        `most_requests`, `most_received` and `seconds` are maxima over the modelled hosts. `waited` is the wait of the trainer.
+      per_step: Lists by name, with one number for each step. `requests`, `received` and `local` are sums over all hosts of the
+        run. `most_requests`, `most_received` and `seconds` are maxima over the modelled hosts. `waited` is the trainer's wait.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -221,7 +221,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return measurements, predictions and their errors, and under `start` the figures until all hosts have their first batch."""
+    """Return measurements, predictions and their errors, and under `start` the figures until all hosts have a batch."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening

@@ -92,7 +92,7 @@ class RowReader:
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
 
     def _read_blocks(self, blocks: list[_Block], shards: Ints | None, rows: Ints) -> None:
-        """Read all blocks, and widen each before the next. `rows` count from each shard's first row. One shard: `shards` is None."""
+        """Read all blocks, and widen each before the next. `rows` are numbers in `shards`; None means the only shard."""
         of_shard = [0] * len(rows) if shards is None else shards.tolist()
         numbers = rows.tolist()
         pieces = []
@@ -139,7 +139,7 @@ class RowReader:
                 buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
             else:
                 copied.append((tokens[rows], ..., stored["tokens"]))
-            # One copy shifts all rows. It puts the first token of the next row at the end of each row; the next line puts 0 there.
+            # One copy shifts all rows. It puts the next row's first token at the end of each row; the next line puts 0 there.
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
             copied.append((targets[rows, -1], ..., 0))
             copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]
