@@ -76,7 +76,7 @@ def test_extras_that_errors_and_pages_name_exist():
     for page in PAGES:
         for names in re.findall(r"pip install (?:-e )?'\.\[([a-z0-9,]+)\]", page.read_text()):
             assert set(names.split(",")) <= EXTRAS.keys(), page
-    (listed,) = re.findall(r"Extras: (.*?)\.\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (listed,) = re.findall(r"The extras are (.*?)\.\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == EXTRAS.keys()
     # `pip install 'grain_sft[x]'` would need an index that has the package; `pip install '.[x]'` works in a checkout
     for path in [*PAGES, *(ROOT / "grain_sft").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
