@@ -41,6 +41,7 @@ class PipelineIterator(StepIterator[Element]):
             batch = super()._make(step) if self._makes_ahead else make_batch(self.pipeline, step)
         except RuntimeError as error:
             if workers.was_ended(error):
+                self._stop()
                 problem = f"a worker process was ended from outside while step {step} was awaited ({error}). Was memory short?"
                 fix = "The next call of next() starts new workers and makes this step again."
                 raise PipelineError(f"{problem} {fix}") from error
@@ -60,7 +61,8 @@ class PipelineIterator(StepIterator[Element]):
             processes = grain.MultiprocessingOptions(self._worker_count, max(1, self._prefetch))
             steps = StepDataset(self.pipeline, step).to_iter_dataset(options).mp_prefetch(processes)
             source = self._from_workers = workers.InOrder(steps, step)
-            return ReadAhead(source.next, **bounds, ahead=1, threads=1, name="grain_sft-take", close=source.close)
+            of_source: dict[str, Any] = {"close": source.close, "check": source.check}
+            return ReadAhead(source.next, **bounds, **of_source, ahead=1, threads=1, name="grain_sft-take")
         make = functools.partial(make_batch, self.pipeline)
         return ReadAhead(make, **bounds, ahead=ahead, threads=self._threads, name="grain_sft-read")
 

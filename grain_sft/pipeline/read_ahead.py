@@ -15,6 +15,7 @@ from grain_sft.errors import PipelineError
 
 T = TypeVar("T")
 
+_CHECKED_EVERY = 1.0  # seconds
 _ENDS_IN = 5.0  # seconds that the threads have to finish a step when the interpreter ends
 
 
@@ -51,6 +52,7 @@ class ReadAhead(Generic[T]):
       threads: Number of threads, which start with the first `advance`.
       name: Prefix of the names of the threads.
       close: Function that the method `close` calls. Any thread may call it.
+      check: Function that `get` calls each second while it waits. It raises an error if the result can't come any more.
 
     Attributes:
       results: Results by step, ascending, from the step of the last `advance` on. The caller may read a result that is ready,
@@ -69,8 +71,9 @@ class ReadAhead(Generic[T]):
         threads: int,
         name: str,
         close: Callable[[], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        self._make, self._close = make, close
+        self._make, self._close, self._check = make, close, check
         self._next, self._end, self._ahead, self._half = start, end, ahead, ahead // 2
         self.due = -1
         self.results: dict[int, Result[T]] = {}
@@ -86,8 +89,10 @@ class ReadAhead(Generic[T]):
         if result is None or not result.ready:
             self.advance(step)
             result = self.results[step]
-            with result.done:
-                pass
+            # `done` is free once the result is ready, and nobody needs it after that
+            while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):
+                if self._check is not None:
+                    self._check()
         return result
 
     def advance(self, step: int) -> None:

@@ -8,6 +8,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
@@ -53,6 +54,7 @@ class InOrder:
         self._dataset, self.start = dataset, start
         self._stop: Callable[[], object] | None = None
         self._closed = False
+        self._dead_since = 0.0  # time at which `check` first found a dead worker; 0 if it found none
         self.iterator: Any = None
         self.started = threading.Lock()
         self.started.acquire()
@@ -72,6 +74,23 @@ class InOrder:
             if self._closed:  # `close` was called during the start
                 self.close()
         return next(self.iterator)
+
+    def check(self) -> None:
+        """Raise a RuntimeError, as Grain does, if a worker died 10 s ago. A thread that waits for `next` calls this.
+
+        Grain itself raises within some seconds, unless the worker was killed while it held a lock. Then Grain waits forever.
+        """
+        dead = (
+            None if self.iterator is None else next((each for each in processes(self.iterator) if each.exitcode), None)
+        )
+        if dead is None:
+            self._dead_since = 0.0
+        elif not self._dead_since:
+            self._dead_since = time.monotonic()
+        elif time.monotonic() - self._dead_since > _CLOSES_IN:
+            raise RuntimeError(
+                f"Worker process was terminated with exit code {dead.exitcode} while it held a lock of Grain."
+            )
 
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, once. Do nothing while the interpreter ends: the exit function of `stop_with` has ended them."""
@@ -94,11 +113,11 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 def stop(iterator: Any) -> None:
     """Close a Grain iterator. A thread that waits for the iterator's next element gets an error.
 
-    Grain would wait forever for a lock that a killed worker held. So `stop` returns after at most 10 s. A worker that did not
-    end by that time ends with this process.
+    Grain would wait forever for a lock that a killed worker held. So `stop` returns after at most 10 s. It kills the workers
+    that did not end by that time.
     """
     iterator = getattr(iterator, "_iterator", iterator)
-    tree = list(_tree(iterator))
+    tree, running = list(_tree(iterator)), processes(iterator)
     closed = threading.Lock()
     closed.acquire()
 
@@ -111,7 +130,10 @@ def stop(iterator: Any) -> None:
     thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
     try:  # Ctrl-C in a direct call of `thread.start` could leave a lock held, and the new thread would wait for it forever
         _thread.start_new_thread(thread.start, ())
-        closed.acquire(timeout=_CLOSES_IN)
+        if not closed.acquire(timeout=_CLOSES_IN):
+            for process in running:
+                process.kill()
+            _end_waits(tree)
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator, tree)
     # Without this loop, Grain would close these iterators again at exit, when its modules are gone, and print a traceback. The
@@ -124,7 +146,12 @@ def stop(iterator: Any) -> None:
 def _close(iterator: Any, tree: Iterable[Any]) -> None:
     """Close a Grain iterator. `tree` has the iterator and all iterators that it reads from."""
     iterator.close()
-    for each in tree:  # `close` has emptied the queues: without a last element, threads would wait forever
+    _end_waits(tree)  # `close` has emptied the queues: without a last element, threads would wait forever
+
+
+def _end_waits(tree: Iterable[Any]) -> None:
+    """Put a last element, an error, into the queues of the iterators in `tree`, for the threads that wait for an element."""
+    for each in tree:
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
             with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue

@@ -86,8 +86,7 @@ def updated(block: pages.Block, printed: str) -> str:
 
 
 def _pattern(line: str, varies: tuple[str, ...]) -> re.Pattern[str]:
-    kinds = "|".join(_KINDS.get(each, re.escape(each)) for each in varies)
-    fixed = re.split(kinds, line) if varies else [line]
+    fixed = re.split("|".join(_KINDS.get(each, re.escape(each)) for each in varies), line) if varies else [line]
     return re.compile(r"\S+".join(map(re.escape, fixed)))
 
 

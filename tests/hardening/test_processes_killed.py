@@ -16,6 +16,7 @@ from children import BATCH, is_right, run, start, wait_until, write_counted
 
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import PipelineError
+from grain_sft.source import workers
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "1"))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)
@@ -60,7 +61,23 @@ def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
     assert wait_until(lambda: not workers_of(before))
 
 
-@pytest.mark.heavy  # a worker that is killed while it holds a lock of Grain's can keep Grain waiting
+def test_a_worker_that_is_killed_while_it_holds_a_lock_of_grain_is_an_error(pipeline, monkeypatch):
+    """The test holds the lock instead of the worker. Grain waits for the lock when it stops the killed worker."""
+    monkeypatch.setattr(workers, "_CLOSES_IN", 1)
+    before, iterator = set(multiprocessing.active_children()), pipeline.iter(worker_count=2, prefetch=2)
+    next(iterator)
+    reader = next(each for each in workers._tree(iterator._from_workers.iterator) if hasattr(each, "_prefetch_process"))
+    reader._prefetch_should_stop._cond.acquire()
+    os.kill(reader._prefetch_process.pid, signal.SIGKILL)
+    with pytest.raises(PipelineError, match=r"a worker process was ended from outside .* held a lock"):
+        list(itertools.islice(iterator, 20))
+    step = iterator.next_step
+    assert is_right(next(iterator), pipeline.sampler.rows(step))
+    iterator.close()
+    assert wait_until(lambda: not workers_of(before))
+
+
+@pytest.mark.heavy  # a worker that is killed while it holds a lock of Grain's can keep `grain.DataLoader` waiting
 def test_a_data_loader_whose_worker_was_killed_leaves_no_step_out(pipeline):
     """Grain's own iterator would go on with the next step."""
     before = set(multiprocessing.active_children())

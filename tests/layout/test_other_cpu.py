@@ -95,8 +95,7 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
         layout = layout_of(PLAN_CASE, tmp_path, ties, written)
         assert depends_of(layout.finder, layout.packing)["numpy"] == sort
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
-        plan = make_plan(layout.finder, layout.packing)
-        np.testing.assert_array_equal(plan["start"], layout.plans[0].start)
+        np.testing.assert_array_equal(make_plan(layout.finder, layout.packing)["start"], layout.plans[0].start)
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(expected)
     layout = layout_of(PLAN_CASE, tmp_path, "numpy", written)
     monkeypatch.setattr(numpy_sort, "numpy_sort", lambda: "another")

@@ -107,8 +107,7 @@ def test_a_server_that_does_not_answer_is_named_with_its_try(bucket, log):
 def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folder, log, tmp_path):
     _, url = bucket
     size = (folder / "0.npy").stat().st_size
-    cache = {"folder": str(tmp_path / "cache"), "max_bytes": "10MB", "unit": 32768}
-    pipeline = make([url], remote={"cache": cache})
+    pipeline = make([url], remote={"cache": {"folder": str(tmp_path / "cache"), "max_bytes": "10MB", "unit": 32768}})
     counts = counting("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
     pipeline[0]
     assert list(counts().values()) == [1, 1, size]  # a miss for the check of the file's ends, then a hit
@@ -213,7 +212,6 @@ print(registry.get_sample_value("grain_sft_read_bytes_total", {"store": "local"}
     environment = {"GRAIN_SFT_STALL_SECONDS": "0.3", "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")}
     lines, errors, _ = script(folder, program, 4.0, **environment)
     assert lines == ["16.0", "4.0", "True"]
-    worker = re.search(r"Step \d: no batch after .* s\.\n  worker process (\d+) makes it; \1 is ", errors)
-    assert worker, errors
+    assert re.search(r"Step \d: no batch after .* s\.\n  worker process (\d+) makes it; \1 is ", errors), errors
     names = r"Worker process (\d+): no batch after .* s\.\n  .*: making step 2 for .*: in the transform Sleeper"
     assert re.search(names, errors), errors

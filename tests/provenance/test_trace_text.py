@@ -179,8 +179,7 @@ def test_a_summary_counts_by_source(corpus, tmp_path):
         assert found["tokens"][number] == (here.stop - here.start).sum()
         assert found["trainable"][number] == here.trainable.sum() > 0
     assert sum(found["share"]) == pytest.approx(1)
-    withdrawn = dataclasses.replace(whole, withdrawn=np.where(whole.source == 0, whole.stop - whole.start, 0))
-    left = summarize(withdrawn)
+    left = summarize(dataclasses.replace(whole, withdrawn=np.where(whole.source == 0, whole.stop - whole.start, 0)))
     assert left["documents"] == found["documents"] and left["tokens"] == [0, found["tokens"][1]]
     assert "trainable" not in summarize(trace(pipeline, range(2), trainable=False))
     assert summarize(iter([])) == {"source": [], "documents": [], "segments": [], "tokens": [], "share": []}

@@ -41,8 +41,7 @@ def order_of(loader: Any, case: OrderCase) -> dict[str, Any]:
 
 def batches_of(loader: Any, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temp:
-        folder = write_dataset(Path(temp), weighted=name == "weights")
-        made = make(loader, folder, {**GPT_CONFIG, **CHANGES[name]})
+        made = make(loader, write_dataset(Path(temp), weighted=name == "weights"), {**GPT_CONFIG, **CHANGES[name]})
         found = [made.get_batch("train") for _ in range(BATCHES)]
     names = ("x", "y", "mask")
     return {key: [batch[at].tolist() for batch in found] for at, key in enumerate(names) if at < len(found[0])}

@@ -39,8 +39,7 @@ TAGS = ["{%+ generation %}", "{%-generation-%}", "{%\ngeneration %}", "{# {% gen
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_generation_tag_is_found_as_jinja_finds_it(tag, tmp_path):
     end = "" if "#" in tag else "{% endgeneration %}"
-    template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), f"{tag}x{end}")
-    assert template.marks_turns == ("#" not in tag)
+    assert ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), f"{tag}x{end}").marks_turns == ("#" not in tag)
 
 
 @pytest.mark.parametrize("word", ["primmer", "/nope.jinja"])

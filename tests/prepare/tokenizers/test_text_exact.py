@@ -60,8 +60,7 @@ def texts_of(count: int, longest: int) -> list[str]:
     while len(found) < count - 1:
         pool = words if draw.random() < 0.7 else draw.choice(planes)
         found.append(draw.choice(["", " "]).join(draw.choices(pool, k=draw.randrange(1, 60))))
-    long = " ".join(draw.choices(words, k=longest // 8)).encode()[:longest].decode(errors="ignore")
-    return [*found, long]
+    return [*found, " ".join(draw.choices(words, k=longest // 8)).encode()[:longest].decode(errors="ignore")]
 
 
 @pytest.mark.parametrize("maker", MAKERS)
