@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.plan import depends_of
-from grain_sft.storage import artifact
+from grain_sft.storage import artifact, temporary_folder
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64
@@ -128,7 +127,7 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
         arguments = {**options, "epochs": 1}
         if not ALGORITHMS[name].bounds_segments:
             arguments["max_segments"] = None
-        with tempfile.TemporaryDirectory(prefix="grain_sft_pack_") as folder:
+        with temporary_folder("grain_sft_pack_") as folder:
             begin = time.perf_counter()
             try:
                 layout = PackedLayout(corpus, sequence_length, algorithm=name, cache_dir=folder, **arguments)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -19,7 +18,7 @@ from grain_sft.sampling import Host, Sampler
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.demand import Demand, DemandModel
 from grain_sft.simulate.reads import Reads
-from grain_sft.storage import CACHE_DIR_VARIABLE, SHARD_CACHE_VARIABLE, files
+from grain_sft.storage import CACHE_DIR_VARIABLE, SHARD_CACHE_VARIABLE, files, temporary_folder
 
 MAX_STEPS = 16
 """Maximum number of steps per process."""
@@ -141,7 +140,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
     Plans and orders that are cached in a bucket are still used: new machines of a run find them, too.
     """
-    with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
+    with temporary_folder("grain_sft_simulate_") as folder:
         request = {"config": _config_with_own_caches(config, folder), "host": [host.index, host.count]}
         request |= {"steps": [steps.start, steps.stop], "threads": conditions.threads, "prefetch": conditions.prefetch}
         request["began"] = time.time()

@@ -1,6 +1,7 @@
 """Storage: local and remote files, retries, the shard cache, artifacts, locks, and a record of each thread's activity."""
 
 from grain_sft.storage import activity, artifact, cache_blocks, file_stamp, files, hashing, shard_cache
+from grain_sft.storage.atomic_file import temporary_folder
 from grain_sft.storage.file_stamp import Count, FileStamp, describe, read_whole
 from grain_sft.storage.files import atomic_write, write_bytes
 from grain_sft.storage.local_file import MOST_OPEN_FILES
@@ -17,5 +18,5 @@ __all__ = [
     "ForkSafeLock", "HeldLock", "RemoteOptions", "RowPieces", "ShardReader", "activity", "artifact", "atomic_write",
     "cache_blocks", "describe", "exclusive", "file_stamp", "files", "hashing", "identify", "inside", "inside_also",
     "is_at", "open_remote", "outside", "read_regular", "read_whole", "remote_files", "shard_cache",
-    "without_interrupts", "write_bytes",
+    "temporary_folder", "without_interrupts", "write_bytes",
 ]  # fmt: skip

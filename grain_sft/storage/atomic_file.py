@@ -12,7 +12,9 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +125,16 @@ def _host() -> str:
     with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
         name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers on two machines may have the same name
     return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[str]:
+    """Make a temporary folder, and remove it at the end, even if Ctrl-C ends the process during the removal.
+
+    `TemporaryDirectory` alone forgets the folder when it begins to remove it. Here, the folder is empty by then.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

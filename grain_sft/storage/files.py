@@ -209,7 +209,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     try:
         if is_remote(name):
             encoding = None if "b" in mode else "utf-8"
-            with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:
+            with atomic_file.temporary_folder("grain_sft-") as folder:
                 local = os.path.join(folder, "file")
                 with open(local, mode, encoding=encoding) as file:
                     yield file
