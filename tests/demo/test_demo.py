@@ -66,8 +66,7 @@ def test_a_line_gives_back_its_record_unless_it_was_cut_off() -> None:
 def test_a_run_that_was_done_before_it_was_killed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its newest checkpoint would leave no step for the resumed run."""
     text = "\n".join(msgspec.json.encode(record).decode() for record in WHOLE.values())
-    program = f"import time; print({text!r}, flush=True); time.sleep(60)"
-    command = [sys.executable, "-S", "-c", program]
+    command = [sys.executable, "-S", "-c", f"import time; print({text!r}, flush=True); time.sleep(60)"]
     monkeypatch.setattr(run, "started", lambda options: subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     with pytest.raises(GrainSftError, match="the interrupted run ended before it could be killed: give more --steps"):
         run.train("interrupted", Options("", str(tmp_path / "run"), STEPS, 0), kill_after=killed_after(STEPS))

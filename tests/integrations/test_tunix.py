@@ -151,8 +151,7 @@ def test_the_loss_is_the_mean_over_targets_that_take_loss(batches):
     assert float(loss_of(**batch)) == pytest.approx(expected, rel=1e-6)
     loss, gradient = nnx.value_and_grad(packed_loss)(Scaled(model), **batch)  # as Tunix calls it
     assert float(loss) == pytest.approx(expected, rel=1e-6) and float(gradient.scale.get_value())
-    without = {**batch, "targets_segmentation": jnp.zeros_like(batch["targets_segmentation"])}
-    assert float(loss_of(**without)) == 0
+    assert float(loss_of(**{**batch, "targets_segmentation": jnp.zeros_like(batch["targets_segmentation"])})) == 0
 
 
 PROGRAM = (

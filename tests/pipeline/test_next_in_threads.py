@@ -14,6 +14,7 @@ from batches import pipeline_of
 
 from grain_sft import WindowLayout, open_corpus
 
+pytestmark = pytest.mark.usefixtures("quiet_finalizers", "no_tracer")
 LENGTH = 16
 
 

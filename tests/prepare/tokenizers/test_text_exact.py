@@ -97,8 +97,7 @@ def test_ten_times_the_documents_take_the_same_memory(tmp_path: Path) -> None:
         (tmp_path / f"{times}.jsonl").write_text("".join(texts) * times)
         words = (str(tmp_path / f"{times}.jsonl"), str(path), str(tmp_path / f"out-{times}"))
         peaks.append(run_program(_MEMORY, *words)["peak_mb"])
-    size = (tmp_path / "100.jsonl").stat().st_size
-    print(f"{size:,} bytes: {peaks[1]:.0f} MB at most, a tenth: {peaks[0]:.0f} MB")
+    print(f"{(tmp_path / '100.jsonl').stat().st_size:,} bytes: {peaks[1]:.0f} MB at most, a tenth: {peaks[0]:.0f} MB")
     assert peaks[1] < 600 and peaks[1] < peaks[0] + 100
 
 
