@@ -81,14 +81,16 @@ def trait(transform: object, name: str) -> bool:
     """Return whether a transform has a trait: its attribute `name` exists and is true.
 
     Args:
-      name: Name of the trait, which is one of
-        "shifts_targets": the transform turns the source's dict into a trainer's batch;
-        "splits_rows": the transform returns arrays of other lengths than the sequence length, the same in every batch;
-        "trims_columns": the transform cuts off the last columns that are padding in all rows, so lengths of batches differ;
-        "cuts_columns": the transform cuts the same columns off every batch;
-        "divides_segments": the transform divides segments of the batch into shorter segments;
-        "positions_apart": the transform makes positions and segments begin at different tokens: for example, positions begin
-          anew inside a segment;
-        "filters_repetition": the transform has a method `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
+      name: Name of the trait:
+        - "shifts_targets": the transform turns the source's dict into a trainer's batch;
+        - "splits_rows": the transform returns arrays of other lengths than the sequence length, the same in every batch;
+        - "trims_columns": the transform cuts off the last columns that are padding in all rows, so lengths of batches
+          differ;
+        - "cuts_columns": the transform cuts the same columns off every batch;
+        - "divides_segments": the transform divides segments of the batch into shorter segments;
+        - "positions_apart": the transform makes positions and segments begin at different tokens: for example,
+          positions begin anew inside a segment;
+        - "filters_repetition": the transform has a method `fails(tokens, segment_ids)`, and takes the loss off rows that
+          fail.
     """
     return bool(getattr(transform, name, False))
