@@ -42,8 +42,8 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step for one item: (number of the unit, group or task; scanned unit; failure). Only the step `scan` returns a
-scanned unit; the other steps return None. The failure is None if the step succeeded."""
+"""Result of a step for one item: (number, scanned unit, failure). The number is that of the unit, group or task. Only the step
+`scan` returns a scanned unit; the other steps return None. The failure is None if the step succeeded."""
 
 
 def prepare(

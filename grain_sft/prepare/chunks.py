@@ -49,9 +49,8 @@ class Header:
       binary: Whether the loss of every token is 0 or 1.
       dropped: Number of dropped documents by reason.
       counts: Counts by name. "rejected" counts rejected records. "without_final_eos" counts documents whose last token is not
-        EOS. "with_inner_eos" counts documents with an EOS before their last token. "text_bytes" and "text_tokens" are the
-        total size of the plain documents that were not dropped. For a document that was cut, they count the size before the
-        cut.
+        EOS. "with_inner_eos" counts documents with an EOS before their last token. "text_bytes" and "text_tokens" are totals
+        of the kept plain documents, before they are cut.
       tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
         the section of the loss is empty, which saves 6 % of the CPU time of a preparation of plain texts.
     """

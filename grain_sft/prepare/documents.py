@@ -30,8 +30,8 @@ Ids = npt.NDArray[Any]
 rejected record has no number."""
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
-"""Function of (start, tokens, loss) that reads tokens of a part and their loss into the arrays `tokens` and `loss`, from the
-part's token `start` on."""
+"""Function of (start, tokens, loss). It fills the arrays `tokens` and `loss` with tokens of a part and their loss, beginning at
+the part's token `start`."""
 
 ChunkFile = io.FileIO | io.BytesIO
 

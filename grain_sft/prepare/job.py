@@ -36,7 +36,7 @@ class Job(Renderer):
 
     Attributes:
       output: Local or remote folder of the corpus.
-      groups: Groups of units; a unit is some MiB of an input. Each group is rendered to one chunk file.
+      groups: Groups of units; a unit is a few MiB of an input. Each group is rendered to one chunk file.
     """
 
     output: str
@@ -153,13 +153,13 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Do the work that iterating over `steps` does, report its progress, and return the items of `steps`.
+    """Iterate over `steps`, report the progress after each step, and return the items.
 
     Args:
       what: Name of the work.
       steps: Iterable that does a step of the work before it yields the step's item.
       total: Sum of the sizes of all steps, including the steps of an earlier run.
-      progress: Function that is called with `what`, the size that is done, and `total`, first and after each step.
+      progress: Function that is called with `what`, the size that is done, and `total`: before the first step, and after each.
       size: Function that returns the size of a step, given its item; by default 1.
       done: Sum of the sizes of the steps that an earlier run did.
     """

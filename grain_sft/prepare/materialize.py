@@ -80,8 +80,8 @@ class _Target(Target):
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or continue the work of `identity`.
 
-        If there is unfinished work on other rows, the work of a local output is removed: it is in a folder of its own. For an
-        output in a bucket, such work is an error, because its files are in the output itself.
+        Unfinished work on other rows is removed if the output is local. In a bucket, it is an error, because its files are in
+        the output itself.
         """
         super().begin(identity, overwrite=not self.remote)
 
@@ -174,8 +174,8 @@ def _write_shard(
         for begin in range(shard_rows.start, shard_rows.stop, chunk):
             element = source.read(range(begin, min(begin + chunk, shard_rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
-            # Arrays int64 [segments]: `row` counts from row `begin` of the layout, and `segment` from 1 in its row.
-            # The tokens of the segment are in columns `start` to `stop - 1` of its row.
+            # `row`, `segment`, `start` and `stop` are int64 [segments]. Row 0 is row `begin` of the layout. The first segment
+            # of a row has number 1. The tokens of a segment are in columns `start` to `stop - 1` of its row.
             first = pieces.segment_begins  # index of each segment's first piece
             segment_numbers, _ = pieces.segment_columns
             row, segment, start = pieces.row[first], segment_numbers[first], pieces.column[first]

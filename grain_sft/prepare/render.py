@@ -1,4 +1,4 @@
-"""`Renderer`: it turns records into documents (tokens and loss), and makes a chunk of a group of units (ranges of records)."""
+"""`Renderer`: turns records into documents (tokens and loss), and the records of a group of units into a chunk."""
 
 import base64
 import dataclasses
@@ -33,7 +33,7 @@ _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renderer of records, as the options of a request state.
+    """Renderer of records with the options of a request.
 
     Attributes:
       request: Options of the preparation.
@@ -101,8 +101,8 @@ class Renderer:
         """Return the uncut document of each conversation, or a RecordError if the conversation can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # A response may have no text. With `empty="keep"`, such a response still has its BOS and EOS. Templates refuse "keep"
-        # without BOS and EOS. With "drop", such a response has no tokens, and `pair_of` refuses the pair.
+        # A response may have no text. With `empty="keep"`, it still has its BOS and EOS. The template refuses "keep" if both
+        # options are off. With "drop", the response has no tokens, and `pair_of` refuses the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
@@ -200,5 +200,5 @@ class Renderer:
                 contents.counts["text_bytes"] += result.text_bytes
                 contents.counts["text_tokens"] += total
         number, line = source
-        # all tokens of a dropped document count as cut, but not in the statistics: a dropped document is in no split
+        # All tokens of a dropped document count as cut. The statistics leave it out, because it is in no split.
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

@@ -60,7 +60,7 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """Split as the episode tools do: choose the documents of val at random, but keep the order in each split.
 
-    The permutation is numpy's `RandomState(seed).permutation`. If the request asks for a shuffle, each split is in its order.
+    The random order is numpy's `RandomState(seed).permutation`. If the request asks for a shuffle, each split has this order.
     """
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _divide(ids, kept, order, request, request.shuffle is True)

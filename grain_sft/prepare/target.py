@@ -200,7 +200,7 @@ class Target:
     def discarded_if_refused(self) -> Iterator[None]:
         """Discard the unfinished work if the context raises a PrepareError.
 
-        Otherwise, `begin` would raise an error for the corrected request, because it differs from that of the unfinished work.
+        Otherwise, `begin` would refuse the corrected request, because the unfinished work is of another request.
         """
         try:
             yield
@@ -249,7 +249,7 @@ def read_object(path: str) -> dict[str, Any]:
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of an identity that `changed` compares.
 
-    The inputs are a dict by path, so that an added input is one difference. If two inputs have the same path, they are a list.
+    The inputs become a dict by path, so that an added input is one difference. If a path occurs twice, they stay a list.
     """
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}

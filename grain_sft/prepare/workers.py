@@ -1,7 +1,7 @@
 """`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render records for it.
 
 A worker reads lines from its standard input. The first line is a job as JSON. Each other line is the number of a group of units
-to render. A unit is some MiB of an input file. The worker exits when its standard input ends, which also happens if the parent
+to render. A unit is a few MiB of an input file. The worker exits when its standard input ends, which also happens if the parent
 is killed. Workers are not processes of `multiprocessing`, which would run the caller's main module again.
 """
 

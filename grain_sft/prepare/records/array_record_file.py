@@ -64,7 +64,10 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
-    """Yield the records of a unit: dicts of features or RecordErrors, {"text": ...}, or bytes of JSON."""
+    """Yield the records of a unit: dicts of features, {"text": ...}, or bytes of JSON.
+
+    A record that is not an Example, in a file of Examples, becomes a RecordError.
+    """
     for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
             yield record
@@ -106,7 +109,7 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
             try:
                 records: list[bytes] = reader.read(first, first + count) if count else []
             finally:
-                reader.close()  # raises errors of the file that `read` hides
+                reader.close()  # raises the errors that `read` hides
         except (RuntimeError, ValueError, IndexError, OSError) as error:
             raise CorpusFileError(f"{where}: can't be read as ArrayRecord ({error}). Write the file again.") from error
     if len(records) != count:
@@ -159,7 +162,7 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
         header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
-        # Riegeli's formula: 65,472 bytes from byte 64 on end at the end of a block; one byte more meets a block header
+        # Riegeli's formula. From byte 64 on, 65,472 bytes fill the block: 0 headers. With 65,473 bytes, it is 1 header.
         num_block_headers = (data_size + (scanner.position + _BLOCK_CONTENT - 1) % _BLOCK) // _BLOCK_CONTENT
         data_end = scanner.position + data_size + num_block_headers * _BLOCK_HEADER
         end = max(data_end, _least_end(begin, records))

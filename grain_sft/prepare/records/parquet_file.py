@@ -30,8 +30,8 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file. See `inputs.ROW_FILES`.
 
-    Parquet stores each column by itself, so the rows of a part are not consecutive bytes. `start` and `stop` of a part
-    therefore divide the file evenly, for its hash: part 2 of 5 has the second fifth of the bytes.
+    Parquet stores each column by itself, so the rows of a part are not consecutive bytes. `start` and `stop` only divide the
+    file evenly, so that the hashes of all parts cover it: part 2 of 5 has the second fifth of the bytes.
     """
     version = _version(path)
     metadata = _open(path).metadata

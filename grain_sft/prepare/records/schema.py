@@ -185,8 +185,8 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 def _parse_preference(record: Record) -> Conversation:
     """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
 
-    If both responses begin with the messages of the prompt, these messages are removed from both. Further messages with which
-    both responses begin move to the prompt, but each response keeps its last message. The assistant's messages in the prompt
+    If both responses begin with the messages of the prompt, these messages are removed from both. If they still begin with the
+    same messages, these move to the prompt, but each response keeps its last message. The assistant's messages in the prompt
     get weight 0. If the responses are texts, the prompt may be Alpaca's "instruction", "input" and "history". Texts without a
     prompt are plain documents.
     """

@@ -149,7 +149,10 @@ def shown(value: object) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> str:
-    """Return " Did you mean ...?" if one of `choices` has at least the similarity `least`, 0 to 1, to `word`, else ""."""
+    """Return " Did you mean 'X'?" for the choice X that is most similar to `word`, or "" if none is similar.
+
+    `least` is the minimum similarity, from 0 to 1.
+    """
     matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least) if isinstance(word, str) else []
     return f" Did you mean {matches[0]!r}?" if matches and matches[0] != word else ""
 

@@ -102,8 +102,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        An EOS that the template writes after the control token belongs to the turn, too. A control token that the template does
-        not write ends no turn. Example: If the template writes nothing between two messages, and the second message begins with
+        An EOS that the template writes after the control token belongs to the turn, too. A control token in the text of a
+        message ends no turn. Example: If the template writes nothing between two messages, and the second message begins with
         "<|im_end|>", the first message's turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
@@ -148,7 +148,7 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
         if error.text and error.text in text:
             return RecordError(f"{path}: {shown(error.text)} {error}. Remove it{option}.")
     for path, text in texts:
-        # such as a text that ends in "<|im_", before a text that begins with "end|>"
+        # the spelling may have two parts: a text ends in "<|im_", and the text after it begins with "end|>"
         if beginnings and text.rstrip().endswith(beginnings):
             return RecordError(f"{path}: with the template around it, {shown(error.text)} {error}. Remove it{option}.")
     return RecordError(f"messages: a text {error}. Remove the spelling of special tokens{option}.")

@@ -66,8 +66,8 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
-    # thoughts. So the chat is rendered once more, with the words unchanged that the template looks for. If both renderings have
-    # the same ids, the unchanged words add no control token.
+    # thoughts. So the chat is rendered once more, and the words that the template looks for stay unchanged. If both renderings
+    # have the same ids, the unchanged words add no control token.
     second = disguise.expected_controls(find, keep_compared=True)
     return second if second is not None and second.placed and second.ids == expected.ids else expected
 

@@ -60,8 +60,8 @@ class Encoder(abc.ABC):
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
 
-        The error names the first unexpected control token. If the chat has too few controls, the text
-        of a message has changed one of the template's.
+        The error names the first unexpected control token. If the chat has too few control tokens, the text of a message has
+        changed a control token of the template.
         """
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
@@ -155,8 +155,8 @@ class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
     These libraries never make control tokens of text. A document ends in EOS. Whitespace after the template's EOS is left out.
-    If the template writes no EOS, one is added. The added EOS takes loss if the last turn takes
-    loss and no control token ends the turn.
+    If the template writes no EOS, one is added. The added EOS takes loss if the last turn takes loss and no control token ends
+    the turn.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -195,7 +195,7 @@ class ChatPieces(Encoder):
         return Rendered(ids, np.concatenate(loss))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:
-        """Return the loss of a piece, bool [ids]: for each span, the first to the last token that overlap it take loss."""
+        """Return the loss of a piece, bool [ids]. A token takes loss if it overlaps a span."""
         loss = np.zeros(len(ids), np.bool_)
         inside = [(start, stop) for start, stop in spans if start < len(text) and stop > 0 and start < stop]
         if not len(ids) or not inside:
@@ -209,10 +209,10 @@ class ChatPieces(Encoder):
 
 
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return the loss of a chat, bool [tokens]: for each span, the first to the last token that overlap it take loss.
+    """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span.
 
-    Only the tokens at the ends of spans are looked up. To get the offsets of all tokens would take
-    half as long as the tokenization itself.
+    Only the tokens at the ends of spans are looked up. To get the offsets of all tokens would take half as long as the
+    tokenization itself.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:

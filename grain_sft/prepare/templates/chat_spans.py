@@ -106,8 +106,8 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     The chat is rendered with a mark as the content of the turn. The span is between the text before the mark and the text after
     it. But the template may write other text around the mark than around the content. Then the span
 
-    - starts where the messages before the turn end, rendered with the beginning of a turn such as "<|im_start|>assistant";
-    - stops where the messages up to and including the turn end, without the token that ends the turn.
+    - starts after the rendered messages before the turn and the beginning of a turn, such as "<|im_start|>assistant";
+    - stops after the rendered messages up to and including the turn, but before the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -141,10 +141,10 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return messages to render in place of `message`: one with mark 0 as content, and if it has thoughts, a second one.
+    """Return the messages to render in place of `message`. The first has mark 0 as content, and no thoughts.
 
-    The second message also has mark 1 as thoughts. A template may write "<think></think>" for the first one, which has no
-    thoughts.
+    If `message` has thoughts, a second message also has mark 1 as thoughts. A template may write "<think></think>" for the
+    first one.
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):

@@ -6,7 +6,7 @@ opening tag takes loss. `<myPT_eot>` takes loss, too. A tag that is not a token 
 a content that spells it is an error, even with `--special-text encode`.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
-of assistant messages, but not the `context` of a record or the content of a tool call.
+of assistant messages. They do not render the `context` of a record or the content of a tool call.
 
 Source of these rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """

@@ -57,7 +57,7 @@ class OpenChat(PiecesTemplate):
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
         """See `PiecesTemplate.document`. With `seq_level_weight`, a message's weight is divided by its number of tokens.
 
-        This is the number of tokens after the prefix, which takes no loss.
+        The tokens of the prefix, which takes no loss, are not counted.
         """
         if self.chosen.seq_level_weight:
             pieces = list(pieces)

@@ -178,7 +178,7 @@ class PiecesTemplate(Template):
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """See `Template.render`. If a text can't be encoded, render each conversation alone, so that only its own one fails."""
+        """See `Template.render`. If a text can't be encoded, render each conversation alone, so that the others succeed."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]

@@ -242,7 +242,7 @@ def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
         return renamed(piece) if piece in special else piece
 
     def is_kept(merge: Any) -> bool:
-        """Return whether neither a part nor the result of a merge is a renamed token, whose old spelling has no id now."""
+        """Return False if a part or the result of a merge is a renamed token: its old spelling has no id any more."""
         parts = merge.split(" ") if isinstance(merge, str) else merge
         return not ("".join(parts) in special or any(part in special for part in parts))
 

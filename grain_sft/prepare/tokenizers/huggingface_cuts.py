@@ -88,7 +88,7 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 def _keeps_words(step: Mapping[str, Any]) -> bool:
     """Return whether a pre-tokenizer splits a word in the same way in a piece and in the whole text.
 
-    "Split" does if its pattern is known, and if it makes words of the matches ("Isolated") or drops them ("Removed").
+    A "Split" must have a known pattern. It must make words of the matches ("Isolated") or drop them ("Removed").
     """
     if step["type"] == "Split":
         is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None

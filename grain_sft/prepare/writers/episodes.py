@@ -1,7 +1,9 @@
 """Writer of format episodes: the episode-indexed dataset that MyPT's `prepare_chat_sft.py` and `prepare_tool_sft.py` write.
 
-Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files: `tokens.bin` (uint32, although the documentation of the
-two tools states uint16), `mask.bin` (uint8) or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 (start, length)).
+Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files:
+  - `tokens.bin`: uint32. The documentation of the two tools states uint16, but they write uint32.
+  - `mask.bin`: uint8. If a loss weight is neither 0 nor 1, `mask_weighted.bin`: float32.
+  - `episodes.idx`: uint64 pairs (start, length), one for each document.
 """
 
 from collections.abc import Callable
@@ -55,8 +57,8 @@ def write_shard(
     Args:
       plan, task: Corpus and shard.
       index_name, mask_name: Names of the files for the index and the mask.
-      columns: Function of a block of documents. It returns the mask of their tokens, and the columns of the index after the
-        first column. This function computes the first column: the number of tokens in the shard before each document.
+      columns: Function of a block of documents. It returns the mask of their tokens, and the columns of the index without the
+        first column. `write_shard` computes the first column: the number of tokens in the shard before each document.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]

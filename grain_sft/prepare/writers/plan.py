@@ -82,7 +82,7 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the documents of a task, several at a time. All are whole, even those of which the task has only a part."""
+        """Yield the documents of a task, several at a time. They are whole, even if the task has only a part of one."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
@@ -94,7 +94,7 @@ class Plan:
         files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
-        """Return the id that ends a document: EOS, or in a chat the first of the tokens `special` in the tokenizer."""
+        """Return the id that ends a document. For chats, it is the first of `special` that the tokenizer has, else EOS."""
         ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
         return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
