@@ -71,7 +71,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
 
 
 def read_config(config: Config) -> tuple[str, dict[str, Any]]:
-    """Return the name of a config for messages, and its sections with all inherited values, validated.
+    """Return the config's name for messages, and its validated sections with all inherited values.
 
     Raises:
       ConfigError, CorpusFileError: A config is wrong, as in `load`, or can't be read.
@@ -85,11 +85,11 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
-    with naming(where):  # errors about an unknown layout or transform do not state the config
+    with naming(where):  # errors about an unknown layout or transform do not name the config
         validate(sections, where)
         with_stages = with_stages_of_replacements(sections, where)
         if with_stages is not sections:
-            # An amendment `replace` may give a source a key that its other keys forbid: `sampler.epochs` forbids `max_epochs`.
+            # A `replace` amendment may add a key that the source's other keys forbid: `sampler.epochs` forbids `max_epochs`.
             validate(with_stages, where)
     return where, with_stages
 
@@ -107,7 +107,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section in which new names replace former names of keys, also in the sections inside it.
+    """Return a section with its former keys renamed. The sections inside it are renamed, too.
 
     The names of a mixture's sources are not keys, so they stay. Lists are not searched: no key in a list was ever renamed.
     """

@@ -26,10 +26,10 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of a `withdraw` amendment, besides `from`.
 
     Args:
-      documents: Documents whose tokens become padding. An entry is one of these: the number of a document, as
-        `grain-sft trace` prints it; `code:17`, document 17 of the source `code` of a mixture; `chats.jsonl:17`, line 17 of an
-        input that the corpus was prepared from; `code` or `chats.jsonl`, all documents of a source or an input; or the path
-        of a file that has such entries, one a line.
+      documents: Documents whose tokens become padding. An entry is the number of a document, as `grain-sft trace` prints it;
+        `code:17` for document 17 of the source `code` of a mixture; `chats.jsonl:17` for line 17 of an input that the corpus
+        was prepared from; `code` or `chats.jsonl` for all documents of a source or an input; or the path of a file with such
+        entries, one a line.
     """
 
     documents: int | str | list[int | str]
@@ -64,7 +64,7 @@ class Reweight(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, float | str]
 
 
-# `from` is a keyword of Python, which can't be a field of a Struct.
+# `from` is a keyword of Python, so it can't be a field of a Struct.
 _FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that the amendment changes.")
 _KINDS = {"skip": Skip, "withdraw": Withdraw, "replace": Replace, "reweight": Reweight}
 
@@ -73,11 +73,11 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Section) -> dict[str, Any]:
-    """Return the part of a `replace` amendment that needs a new stage.
+    """Return the keys of a `replace` amendment that need a new stage.
 
-    Without a new stage, only the weight of a source of the outermost mixture can change (`weights_of`).
+    The weight of a source needs no new stage (`weights_of`), unless the source is in an inner mixture.
     """
-    # "web/news" is a source of the inner mixture "web", so a new weight of it needs a new stage, too
+    # "web/news" is a source of the inner mixture "web"
     names = ("path", "max_epochs", "on_exhausted", *(["weight"] if "/" in section["source"] else []))
     return {name: section[name] for name in names if section.get(name) is not None}
 
@@ -102,7 +102,7 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, one for each entry, and a list of the amendments of each stage.
+    """Return the amendments of a run, and the amendments of each stage. Each list has one item for each entry.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
     documents, and None for the other stages. The list of the run has only the first of these amendments.

@@ -1,4 +1,4 @@
-"""GPTConfig: the config file of trainers with the episode-indexed loader, and its translation to our config's sections."""
+"""Translation of a GPTConfig, the config file of trainers with the episode-indexed loader, to sections of our configs."""
 
 import difflib
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       epoch_seed: `sampler.seed`.
       epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random".
       epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if
-        batch_sampling_mode is "random", or in a mixture, whose sources always run on into their next epochs.
+        batch_sampling_mode is "random". It has no effect in a mixture either: its sources always run on into their next epochs.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -69,7 +69,7 @@ _REPLACED_BY = {
 }
 """Required keys of a GPTConfig. Each may be replaced by one of several keys of a section: (name of the section, keys)."""
 
-_NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
+_NEAR = 0.8  # an unknown key with this similarity (of difflib) to a key of ours is refused as misspelt
 
 
 def is_gpt_config(stated: Section) -> bool:
@@ -97,8 +97,8 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # An order with `runs_on`, and a mixture, fill the last batch of an epoch from the next epoch, even with "drop". The mode
-    # "random" ignores `epoch_shuffle`, because `shuffle: false` would make its order sequential.
+    # A mixture, or an order with `runs_on`, always fills the last batch of an epoch from the next epoch. "drop" is only the
+    # default there. The mode "random" ignores `epoch_shuffle`, because `shuffle: false` would make its order sequential.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus

@@ -39,7 +39,7 @@ class PartsMaker:
         sampler.pop("global_batch_tokens", None)
         schedule = sizes_of(sampler.get("schedule", ()), layout["sequence_length"])
         where = f"{self._where}: transforms"
-        # Make the transforms before the corpus is opened, because their errors are found at once.
+        # Transforms are made first, so that a wrong transform is an error before the corpus is opened, which may take long.
         transforms = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
         make = self._single if corpus.get("mixture") is None else self._mixture
         source, row_sampler = make(corpus, layout, sampler, schedule)

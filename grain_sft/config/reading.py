@@ -1,6 +1,6 @@
 """Reading of config files. A config is merged with the configs that it inherits.
 
-To locate a path of a config is to join it to the config's folder, if the path is relative and exists there.
+In this file, to locate a path means: join it to the config's folder, if the path is relative and exists there.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Return the tag of a node; that of text for 2:17."""
+        """Return the tag of a node. A number with a colon, such as 2:17, has the tag of text."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
@@ -73,7 +73,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file, merged with those that it inherits. They are not validated yet.
 
-    `inheriting` [a, b] means: a inherits b, and b inherits `path`. Append `path`, and the paths that it inherits.
+    `inheriting` [a, b] means: a inherits b, and b inherits `path`. The function appends `path` and the paths that `path` inherits.
     """
     if path in inheriting:
         circle = " -> ".join([*inheriting[inheriting.index(path) :], path])
@@ -111,7 +111,7 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return the inherited sections of a config in `folder`, with the config's own sections, `stated`, laid over them.
+    """Return `stated`, the sections of a config in `folder`, laid over the sections that the config inherits.
 
     A relative path starts at `folder`. If the path does not exist there, it starts at the working directory. For `inheriting`,
     see `read`.
@@ -185,7 +185,7 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the `ListFile` (a file that lists documents) `name` in `folder`; `name` itself if `folder` has no such file."""
+    """Return `name` as a `ListFile`, a file that lists documents, if `folder` has this file. Otherwise return `name`."""
     is_document = isinstance(name, str) and re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)  # such as "5" and "web:5"
     if not isinstance(name, str) or files.is_remote(name) or is_document:
         return name
@@ -204,7 +204,7 @@ class TokenizerPath(str):
 
 
 def _locate_tokenizer(name: object, folder: str) -> object:
-    """Return the `TokenizerPath` of `name` in `folder`; `name` itself if one of the two is remote, or no such path exists."""
+    """Return `name` as a `TokenizerPath` if it exists in `folder` and both are local. Otherwise return `name`."""
     if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
         return name
     path = TokenizerPath(_joined(folder, name))

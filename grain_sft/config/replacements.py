@@ -1,4 +1,4 @@
-"""Replaced sources: a config with `replace` amendments becomes a config with a new stage where each replacement begins.
+"""Replacement of sources: each `replace` amendment of a config becomes a new stage, which begins at the amendment's step.
 
 Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches before step 10,
 step 20 reads data step 25.
@@ -25,7 +25,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     weights that a schedule set before the new stage begins (`_weights_to_restate`).
 
     Raises:
-      ConfigError: A replacement changes nothing, or no stage that it could change has its source.
+      ConfigError: A replacement changes nothing, or no stage from its step on has its source.
     """
     amendments: Sequence[Mapping[str, Section]] = config.get("amendments", ())
     sections = sorted((entry["replace"] for entry in amendments if "replace" in entry), key=lambda each: each["from"])
@@ -179,7 +179,7 @@ def _weights_to_restate(
 
 
 def _scheduled_weights(stage: Section, begin: int, last: int) -> dict[str, tuple[int, Any]]:
-    """Return the data step and the weight of the schedule's latest change of each source's weight, up to data step `last`.
+    """Return {source: (data step, weight)} of the latest changes by the stage's schedule, up to data step `last`.
 
     `begin` is the first data step of the stage. Sources whose weight the schedule has not changed are left out.
     """

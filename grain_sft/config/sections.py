@@ -1,4 +1,4 @@
-"""Tables of the keys of each section of a config, and the JSON Schema of configs."""
+"""Keys of each section of a config, and the JSON Schema of configs."""
 
 import inspect
 from collections.abc import Mapping
@@ -197,7 +197,7 @@ def all_layout_options() -> Options:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config. Only amendments have required keys: a config may inherit any other key."""
+    """Return the JSON Schema of a config. No section and no stage has required keys, because a config may inherit them."""
     sections = {"Corpus": CORPUS, "Sampler": SAMPLER, "Source": SOURCE, "Config": TOP, "Stage": STAGE}
     sections |= {f"Layout{kind.title()}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
     definitions: dict[str, Any] = {}

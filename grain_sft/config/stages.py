@@ -32,9 +32,9 @@ def check_stages(config: Section, where: str) -> None:
 def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    Stages with rows of 2048 and 8192 tokens must read the corpus in the same order. So both stages order windows of 8192
-    tokens. The first stage cuts each window into four rows, which stay together. For this, the length of the longest rows of
-    all stages becomes the default of the layout's option `max_target_sequence_length`.
+    All stages must read the corpus in the same order. So the length of the longest rows of all stages becomes the default of
+    the layout's option `max_target_sequence_length`. For example, two stages with rows of 2048 and 8192 tokens both order
+    windows of 8192 tokens. The first stage cuts each window into four rows, which stay together.
     """
     configs = []
     for stage in config["stages"]:
@@ -52,7 +52,7 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
 
 
 def _replaces(own: object, inherited: object) -> bool:
-    """Return whether a stage inherits no key of the config's `corpus`, because its own `corpus` names other files.
+    """Return whether a stage's `corpus` replaces the config's `corpus` as a whole, because it names other files.
 
     Two mixtures are merged source by source, so a stage may change one weight.
     """
