@@ -73,7 +73,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
     """Return the sections of a config file, merged with those that it inherits. They are not validated yet.
 
-    `inheriting` [a, b] means: a inherits b, and b inherits `path`. The function appends `path` and the paths that `path` inherits.
+    `inheriting` [a, b] means: a inherits b, and b inherits `path`. The function appends `path`, and the paths that it inherits.
     """
     if path in inheriting:
         circle = " -> ".join([*inheriting[inheriting.index(path) :], path])
