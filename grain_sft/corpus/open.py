@@ -80,7 +80,6 @@ def open_corpus(
     """
     check_type("format", format, str, "a string")
     check_type("tokenizer", tokenizer, str | None, "a string")
-    check_type("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")
     check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
     check_type("split", split, str | None, "a string such as '969,30,1'")
     if subset is not None and (split is None or subset not in SUBSETS):

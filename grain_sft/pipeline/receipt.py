@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -59,6 +60,7 @@ class Receipt:
           before: Step; amendments and stages that begin at this step or later are not compared. None compares all.
         """
         check_type("other", other, Mapping, "the `parts` of another receipt")
+        check_type("before", before, numbers.Integral | None, "a step, or None")
         sentences = []
         data_before = self.data_step(before - 1) + 1 if before else before  # `before` as a data step
         for name in {**self.parts, **other}:

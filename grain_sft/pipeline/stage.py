@@ -12,6 +12,7 @@ from grain_sft.pipeline.amendments import Amendment, reweights_of
 from grain_sft.pipeline.check_rows import check_rows
 from grain_sft.sampling import EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
+from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
 """How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and `EpochStream.batching` of
@@ -32,7 +33,8 @@ class Stage:
         lacks the documents. If `amendments` is None, documents have the same numbers in all stages.
 
     Raises:
-      PipelineError: Both `steps` and `tokens` are given, one is below 1, or the sampler is for another number of rows.
+      PipelineError: Both `steps` and `tokens` are given, one is below 1, the sampler is for another number of rows, or a
+        transform is not a `Map`.
     """
 
     source: NpyDataSource | MixtureSource
@@ -44,6 +46,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         check_rows(self.source, self.sampler)
+        check_maps(self.transforms)
         if self.steps is not None and self.tokens is not None:
             raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
         check_type("stage: amendments", self.amendments, Sequence | None, "a list of amendments")

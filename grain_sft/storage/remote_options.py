@@ -68,6 +68,10 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     cache: CacheOptions | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_type("remote: cache", self.cache, CacheOptions | None, "CacheOptions")
+
     @property
     def limits(self) -> Limits:
         """This object itself. Deprecated."""
@@ -98,7 +102,9 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         Raises:
           CorpusError: The mapping has an unknown key, or an option has a wrong value.
           StorageError: `seconds` or `requests` is not above zero, or its environment variable is not a number.
+          WrongTypeError: `given` has another type.
         """
+        check_type("remote", given, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")
         if isinstance(given, RemoteOptions):
             return given
         from_environment = cls.from_environment()

@@ -56,7 +56,7 @@ def test_wrong_arguments_are_errors_that_say_what_was_expected(corpus, layout, o
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("layout", [MegatronGptLayout, OlmoVslLayout, PairsLayout])
+@pytest.mark.parametrize("layout", [*LAYOUTS, MegatronGptLayout, OlmoVslLayout, PairsLayout])
 def test_a_path_in_the_place_of_a_corpus_is_an_error(layout):
     with pytest.raises(WrongTypeError, match=r"corpus is .*expected the result of open_corpus"):
         layout("corpus", 512)

@@ -117,16 +117,16 @@ def test_arguments_of_other_types_are_errors_that_state_the_expected_type(source
         (r"sources: an item is \w+Layout.*expected an object of RowSource", lambda: MixtureSource({"a": layout})),
         (r"slots=\[0\.5\]: expected a sequence of integers", lambda: Pipeline(source, sampler).read(0, [0.5])),
         (r"amendments is 5.*expected a list", lambda: Stage(source, sampler, amendments=5)),
+        (r"transforms is 5.*expected a list", lambda: Stage(source, sampler, 5)),
         (r"other is None.*expected the `parts`", lambda: Pipeline(source, sampler).receipt.differences(None)),
+        (r"before is 'x'.*expected a step", lambda: Pipeline(source, sampler).receipt.differences({}, "x")),
         (r"max_open_files is '3'.*expected an integer", lambda: NpyDataSource(layout, max_open_files="3")),
         (r"remote: seconds is 'x'.*expected a number", lambda: RemoteOptions(seconds="x")),
+        (r"remote: cache is 5.*expected CacheOptions", lambda: RemoteOptions(cache=5)),
         (r"columns=\(1,\): expected two integers", lambda: Pipeline(source, sampler).read(0, [0], columns=(1,))),
         ("threads=1000000000: expected at most 10000", lambda: pipeline(source).iter(threads=10**9)),
         (r"path is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
         (r"state is .*expected bytes", lambda: iter(pipeline(source).data_loader()).set_state({"next_step": 3})),
-        ("corpus is .*expected the result of open_corpus", lambda: WindowLayout("a", 8)),
-        ("corpus is .*expected the result of open_corpus", lambda: PaddedLayout("a", 8)),
-        ("corpus is .*expected the result of open_corpus", lambda: PackedLayout("a", 8)),
     ):
         with pytest.raises((WrongTypeError, PipelineError, RowIndexError), match=message):
             make()
