@@ -9,7 +9,7 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-# A median wait counts as no wait up to the larger of `TOLERATED_MS` and the `TOLERATED_SHARE` of the step.
+# A median wait counts as no wait if it is at most `TOLERATED_MS`, or at most the `TOLERATED_SHARE` of the step.
 TOLERATED_SHARE = 0.02
 TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it

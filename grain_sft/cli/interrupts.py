@@ -108,7 +108,7 @@ class Guard:
 
 
 def _kill_children() -> None:
-    """Kill all descendants of this process but multiprocessing's resource tracker, which frees the memory that they shared."""
+    """Kill all descendants of this process, except multiprocessing's resource tracker: it frees the memory that they shared."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

@@ -29,7 +29,7 @@ COMMANDS = {
     "report": ("view", "write a page with the figures and pictures of a config's run"),
     "config": ("config", "print a config with what it inherits, or the JSON Schema of configs"),
     "receipt": ("config", "print a short hash of everything that decides a run's batches"),
-    "diff": ("config", "print from which step on two configs have other batches, and why"),
+    "diff": ("config", "print the first step at which two configs have different batches, and why"),
     "audit-check": ("config", "check an audit log against the run that a config states"),
     "verify": ("config", "check that a corpus, a plan or a config is sound"),
     "index": ("pack", "scan token files and write an index"),

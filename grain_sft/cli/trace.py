@@ -115,8 +115,8 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            # `matches` are numbers in the part's corpus. `numbers_in` maps them to numbers in the part. The sum with the number
-            # of the part's first document is the number in `layout`, which `run.of` maps to the number in the run.
+            # `matches` are numbers in the part's corpus. `numbers_in` maps them to numbers in the part. With the number of the
+            # part's first document added, they are numbers in `layout`. `run.of` maps these to numbers in the run.
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # such as a source without a tokenizer; it is raised only if every source fails
             if len(parts) == 1:

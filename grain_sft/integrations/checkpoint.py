@@ -1,4 +1,4 @@
-"""States of a run's data for checkpoints: the next step, and the receipt, the hash of all that decides the run's batches.
+"""State of a run's data in a checkpoint: the next step, and the receipt (the hash of all that decides the run's batches).
 
 A run on other data has another receipt, and refuses the state.
 """

@@ -141,7 +141,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return global_batch
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
-        """Return the arrays of `batch`, changed by `prepare`, whose shapes are checked."""
+        """Return the arrays of `batch`, changed by `prepare`. Refuse arrays of a wrong shape."""
         prepared = batch if self._prepare is None else self._prepare(step, block, batch)
         first, end = block.columns or (0, 0)
         widths = self._placements_at(step) if block.columns is None else (end - first,)

@@ -70,7 +70,7 @@ def process_rows(sharding: Sharding, shape: Shape, process: int | None = None) -
 
 
 def _parts(sharding: Sharding, shape: Shape) -> dict[Any, tuple[slice, slice]]:
-    """Return, by device, the rows and columns of an array on this device, in the order of the sharding's devices."""
+    """Return the rows and columns of an array that each device has, in the order of the sharding's devices."""
     parts = {}
     try:
         for device, (rows, columns) in sharding.devices_indices_map(shape).items():
@@ -176,7 +176,7 @@ class LoaderPlacement(Placement):
     number of rows on each device. The devices of the loaders get the batch, and the other devices get zeros. A collective in
     `finish` moves the rows to the devices where the trainer needs them.
 
-    Example: a batch of 6 rows, and devices 0 to 3, of which 1 and 3 are those of the loaders:
+    Example: a batch of 6 rows, and devices 0 to 3. Devices 1 and 3 are those of the loaders.
 
       device                          0        1        2        3
       rows of the array from `put`    0 1 2    3 4 5    6 7 8    9 10 11

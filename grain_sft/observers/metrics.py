@@ -69,9 +69,9 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So about 1,000 batches are counted
-    together, and the batches since then are counted when the metrics are collected. If $PROMETHEUS_MULTIPROC_DIR is set, each
-    batch is counted immediately. Without prometheus_client, nothing is exported.
+    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So batches are counted about 1,000
+    at a time, and a collection of the metrics first counts the rest. If $PROMETHEUS_MULTIPROC_DIR is set, each batch is counted
+    immediately. Without prometheus_client, nothing is exported.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,8 @@ class Metrics(Observer):
             return
         # `registry=None`, because this object is in the registry, and its `collect` returns the metrics
         histogram: Any = BulkHistogram
-        if (
-            not MOST_UNCOUNTED
-        ):  # $PROMETHEUS_MULTIPROC_DIR is set, and only prometheus_client's histogram can write to it
+        if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set
+            # only prometheus_client's own histogram can write to that folder
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."

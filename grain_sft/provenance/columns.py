@@ -35,7 +35,7 @@ class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
     If a corpus has no file of sources, each label of its shards counts as an input. `names` has "" for an input without a name.
-    In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. The only input of a source is named `SOURCE`.
+    In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. If a source has one input, it is `SOURCE`.
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -158,10 +158,10 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # A document of a corpus may have two numbers or two sources. If the pipelines read two copies of the corpus, it has two
-    # numbers, but one (source, record), such as line 7 of a.jsonl. If two mixtures give the corpus different names, it has one
-    # number, but two sources, because a source's name begins with the mixture's name for the corpus. So this function leaves
-    # out documents that both pipelines read: first those with equal numbers, then those with equal (source, record).
+    # A document that both pipelines read may have two numbers or two sources. If they read two copies of the corpus, the
+    # document has two numbers, but one (source, record), such as line 7 of a.jsonl. If two mixtures give the corpus different
+    # names, the document has one number, but two sources, because a source's name begins with the mixture's name for the
+    # corpus. So this function leaves out documents with equal numbers first, then documents with equal (source, record).
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))

@@ -30,8 +30,8 @@ class Trace:
     """Lines of a trace, as columns int64 [lines], ordered by step and slot.
 
     A line is a piece: consecutive tokens of one document in one shard, read in one row. A document that continues in the next
-    shard has two lines. A row that holds only padding is one line of 0 tokens, whose instance, segment, shard, document,
-    source and record are -1. In a mixture, its epoch is -1 too.
+    shard has two lines. A row that holds only padding has one line of 0 tokens. Its instance, segment, shard, document, source
+    and record are -1. In a mixture, its epoch is -1 too.
 
     Attributes:
       step: Step, from 0.

@@ -95,7 +95,7 @@ def make_eval_iterator(
 
 
 def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipeline, str]:
-    """Return the pipeline of training or of evaluation, which fits MaxText's `config`, and the path of its config."""
+    """Return the pipeline of training or of evaluation, and the path of its config. Refuse what MaxText's `config` excludes."""
     checks.check_trainer(config)
     if training:
         where = options.required("config", TRAINING_CONFIG)
@@ -113,8 +113,11 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. If the config lacks the keys, `epochs` is 1 and `last_batch` is "fill".
 
-    These keys are not added to a config with a mixture, with an order whose batches may have rows of two epochs
-    (`Order.runs_on`), or without a corpus or a sampler outside its stages.
+    The keys are not added if the config
+
+    - has a mixture;
+    - has an order whose batches may have rows of two epochs (`Order.runs_on`);
+    - states its corpus or its sampler only in its stages.
     """
     _, sections = read_config(where)
     sampler, corpus = sections.get("sampler", {}), sections.get("corpus", {})
