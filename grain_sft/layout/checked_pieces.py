@@ -12,10 +12,10 @@ from grain_sft.types import Ints
 
 
 def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
-    """Return the `columns` that `layout` returned for `rows` as int64 `Pieces`, after checks.
+    """Check `columns`, which `layout` returned for `rows`, and return them as int64 `Pieces`.
 
     Raises:
-      LayoutError: A reader could not fill the rows from these columns.
+      LayoutError: The columns are not pieces that fit the rows and the corpus.
     """
     method = f"{type(layout).__module__}:{type(layout).__qualname__}.pieces"
     try:
@@ -41,7 +41,7 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
 
 
 def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return a mask for each fault, by its text: True for the pieces that have the fault, bool [pieces]."""
+    """Return {text of a fault: mask of the pieces that have it, bool [pieces]}."""
     row, shard = pieces.row, pieces.shard
     segment, position = pieces.segment_columns
     document = np.full(len(row), -1) if pieces.document is None else pieces.document

@@ -51,7 +51,7 @@ class ColumnsLayout(Layout):
         return len(self._layout)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the parts of the pieces of whole rows that lie in these columns, counted from the first of these columns."""
+        """Return the pieces of whole rows, cut to these columns. Column 0 is the first of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
         # a piece outside these columns gets length 0 or less
@@ -65,7 +65,7 @@ class ColumnsLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Estimate of the mean number of segments in these columns, if segments end equally often in all columns."""
+        """Estimate of the mean number of segments in a row. It assumes that segments end equally often in all columns."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:

@@ -57,7 +57,10 @@ class FromPieces(Traits):
 
     @property
     def stream_key(self) -> str:
-        """Text that is equal for two layouts of one corpus if their rows are the same tokens in the same order."""
+        """Key of the tokens of all rows. Layouts of one corpus with equal keys read the same tokens in the same order.
+
+        Their rows may have different lengths: `WindowLayout` returns "windows of 4096" also for rows of 1024 tokens.
+        """
         return repr(self)
 
     @property
@@ -92,10 +95,7 @@ class FromPieces(Traits):
         return costs
 
     def left_out(self) -> list[LeftOut]:
-        """Return the numbers of documents and tokens that no row has, and the amount of padding.
-
-        By default, return only the amount of padding.
-        """
+        """Return counts of the documents and tokens that no row has, and of padding. By default, return only the padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:

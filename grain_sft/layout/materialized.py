@@ -25,7 +25,8 @@ class MaterializedLayout(Layout):
 
     kind = "materialized"
     follows_documents = True
-    _rows_receipt = property(repr)  # the fingerprint of the corpus covers the rows themselves
+    # `repr` has only options, but `receipt` also has the fingerprint of the corpus, which depends on the files of the rows.
+    _rows_receipt = property(repr)
 
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
@@ -42,7 +43,7 @@ class MaterializedLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         """Return the documents of the stored rows: each document of the corpus is one segment."""
-        starts, lengths = self.corpus.documents  # these are the segments of the rows
+        starts, lengths = self.corpus.documents
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)
         end_document = starts.searchsorted(first_token + self.sequence_length)

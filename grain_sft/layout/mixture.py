@@ -131,7 +131,7 @@ class MixtureLayout(Layout):
 
     @property
     def receipt(self) -> dict[str, str]:
-        """Texts that decide the rows, under the keys "corpus of NAME" and "layout of NAME" for each source."""
+        """Receipt of each source, under the keys "corpus of NAME" and "layout of NAME"."""
         return {f"{key} of {name}": text for name, part in self.parts.items() for key, text in part.receipt.items()}
 
     def __repr__(self) -> str:

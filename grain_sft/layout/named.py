@@ -31,7 +31,7 @@ class ListFile(str):
 
 
 def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
-    """Return the numbers of documents in the layout of each stage of a run: int64 [n] each, ascending.
+    """Return the named documents of each stage, as numbers in the layout of the stage: int64 [n] each, ascending.
 
     Args:
       layouts: Layout of each stage.
@@ -43,8 +43,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         list.txt: path of a file that has such names, one a line.
 
     If a name finds a document in one stage, the result has this document in all stages that read it. If the run has one layout,
-    the result may have a number that the layout lacks: the check of a number would count the documents, which may read all
-    tokens.
+    the result may have a number that the layout lacks. Such a number is not checked, because a check counts the documents, and
+    a count may read all tokens.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a named record.
@@ -83,7 +83,7 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
       named: Names of documents, as in `documents_named_in`, without sources of a mixture.
 
     Raises:
-      RowIndexError: The corpora have no document of a number, or an error of `documents_named_in`.
+      RowIndexError: A number is too high, a name is not one of these, or no document was made of a named record.
       CorpusError, CorpusFileError: As in `documents_named_in`.
     """
     inputs = list(map(_Inputs, corpora))
@@ -198,7 +198,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
 
 
 class _Inputs:
-    """Inputs that a corpus was prepared from, by the corpus's file of sources, which is read on first use."""
+    """Inputs that a corpus was prepared from. The corpus's file of sources, which lists them, is read on first use."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus

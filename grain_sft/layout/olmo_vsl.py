@@ -19,8 +19,8 @@ class OlmoVslLayout(Layout):
 
     A document is cut into chunks of `sequence_length` tokens. The remainder is cut into shorter chunks, longest first. Their
     lengths are the powers of two that add up to the remainder. Chunks shorter than `min_sequence_length` are dropped. Each row
-    holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the
-    rows of a batch from one bucket. Every batch has the same number of tokens.
+    holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a batch from
+    one bucket. Every batch has the same number of tokens.
 
     Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 

@@ -45,9 +45,9 @@ class PackedLayout(Layout):
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
         anew packs all shards together.
       ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is the order of numpy's sort,
-        as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" sort
-        as numpy does on a CPU with AVX-512, with AVX2, and with neither. The CPU of this machine must have these instructions,
-        too.
+        as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512" is the order on a CPU with AVX-512,
+        "numpy:avx2" on a CPU with AVX2 but without AVX-512, and "numpy:baseline" on any other CPU. This machine's CPU must have
+        AVX-512 for "numpy:avx512", and AVX2 for "numpy:avx2".
       max_segments: Maximum number of documents in a row; None for any number.
       boundaries: Where documents end. With "auto", documents are those of the corpus. With "eos", a document ends after each
         EOS token, as in OLMo-core for local files, and tokens after the last EOS of a file are left out.
@@ -231,7 +231,7 @@ class PackedLayout(Layout):
         return pieces_of(self.corpus, *join_parts(epoch, lambda number, rows: self.plans[number].segments(local[rows])))
 
     def left_out(self) -> list[LeftOut]:
-        """Return what all epochs cut, drop, split and pad, and the tokens of one epoch that are in no document."""
+        """Return what all epochs cut, drop, split and pad, and the number of tokens of the corpus that are in no document."""
         counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [
@@ -261,7 +261,7 @@ class PackedLayout(Layout):
         self._open(self.plan_folder, self._olmo)
 
     def __repr__(self) -> str:
-        """Return exactly what decides the rows: Grain compares this text with that of a saved iterator when it restores one."""
+        """Return what decides the rows, and nothing else. Grain compares this text when it restores an iterator."""
         fields = self.packing.stated()
         del fields["epoch"]
         if self.packing.plan is None:

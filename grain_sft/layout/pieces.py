@@ -127,16 +127,15 @@ def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Join the columns of several parts, such as the sources of a mixture.
+    """Join the columns of several parts, such as the sources of a mixture, into columns sorted by row.
 
-    A column has one entry for each item of the rows, such as a piece. The returned columns are sorted by row. The first of them
-    is the item's row, an index into `part`.
+    Each column has an entry for each piece of the rows. The first column has the piece's row, as an index into `part`.
 
     Args:
       part: int64 [rows], number of the part that each row is in; one row or more.
-      columns_of: Function that returns the columns of one part. The first argument is the part's number. The second is the
-        indices of its rows in `part`, int64 [n]. The first column that it returns is an index into these indices: if they are
-        [4, 7], it is 0 for items of row 4, and 1 for items of row 7.
+      columns_of: Function (number, rows) that returns the columns of the part with this number. `rows`, int64 [n], are the
+        part's rows, as indices into `part`. The first column of the result is an index into `rows`: if `rows` is [4, 7], 0
+        stands for row 4, and 1 for row 7.
     """
     by_part = []
     for number, index in groups(part):

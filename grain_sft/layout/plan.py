@@ -34,9 +34,7 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 class Plan:
     """Packed rows, as columns. A piece is the part of a document that is in one row, usually the whole document."""
 
-    start: (
-        Ints  # int64 [pieces], each piece's first token, counted from the corpus's first; a row's pieces are adjacent
-    )
+    start: Ints  # int64 [pieces], token offset of each piece in the corpus; a row's pieces are adjacent
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
     document: Ints  # int64 [pieces], number of each piece's document
     ends: Ints  # int64 [rows], number of pieces in this row and all rows before it

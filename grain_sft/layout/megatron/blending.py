@@ -1,16 +1,16 @@
 """Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
 Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. A data set's `taken` is the number
-of its earlier samples. If several data sets are equal, the first is chosen. In megatron-core this is a loop over all samples.
+of its earlier samples. If several data sets have this value, the first is chosen. megatron-core loops over all samples.
 This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of one block. Thousands of
 chains run at once:
 
 1. When a chain starts, the values of `taken` are unknown. The chain guesses them in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
    too high by 1, the data set is chosen once less, and `taken` is right again.
-3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. A chain for which they differ
-   runs again from the values of chain i - 1, until all values agree. So the result is always the loop's result, even if a guess
-   was wrong.
+3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. If they differ, chain i runs
+   again from the values of chain i - 1. This repeats until no chain differs. So the result is always the loop's result, even
+   if a guess was wrong.
 
 `bench --only megatron` compares the speed of this module with that of megatron-core's compiled loop.
 """
@@ -40,7 +40,7 @@ _CHAINS = 1 << 13  # maximum number of chains that run at once: so their arrays 
 
 
 class Blend(NamedTuple):
-    """The data set of each sample, with the counts that find a sample's number in its data set."""
+    """The data set of each sample, and counts from which `numbers_of` computes the sample's number in its data set."""
 
     chosen: UInt[np.ndarray, " samples"]  # number of the data set of each sample
     taken: Int64[np.ndarray, "blocks datasets"]  # samples taken from each data set before each block of `BLOCK` samples
@@ -121,7 +121,7 @@ def _guess(weights: Floats, step: Floats) -> Floats:
     """
     exact = np.multiply.outer(weights, step)
     taken = np.floor(exact)
-    # rank 0 has the greatest fraction; as many ranks are rounded up as `taken` lacks samples
+    # rank 0 has the greatest fraction; if `taken` lacks 2 samples, ranks 0 and 1 are rounded up
     rank = np.argsort(np.argsort(taken - exact, axis=0, kind="stable"), axis=0, kind="stable")
     taken += rank < step - taken.sum(axis=0)
     return taken

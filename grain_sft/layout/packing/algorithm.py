@@ -46,7 +46,7 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Return the `columns` that an algorithm made for `lengths`, int64 [documents], as int64 `PackedRows` after checks.
+        """Check `columns`, which an algorithm made for `lengths`, and return them as int64 `PackedRows`.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.
@@ -65,7 +65,7 @@ class PackedRows(NamedTuple):
         return rows
 
     def _faults(self, lengths: Ints, sequence_length: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return a mask for each fault, by its text: True for the pieces or rows that have the fault."""
+        """Return {text of a fault: mask of the pieces or rows that have it}."""
         document, offset, length, ends = self
         counts, stop = np.diff(ends, prepend=0), offset + length
         order = np.lexsort((offset, document))  # pieces of one document become neighbors, ascending by offset
@@ -138,7 +138,7 @@ class PackingAlgorithm:
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the sampler's order that reads the rows as the original system does; None if no order does.
+      order: Name of the sampler's order that equals the original system's, such as "openchat"; None if no order does.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]

@@ -1,8 +1,8 @@
 """NumPy's default argsort as another CPU computes it.
 
 The sort has one implementation for CPUs with AVX-512, one for CPUs with AVX2, and one for all others. The three differ in the
-order of equal values. To sort as on a CPU without some features, this module starts a process whose numpy does not use these
-features.
+order of equal values. To sort as on a CPU without AVX-512, for example, this module starts a process whose numpy does not use
+AVX-512.
 """
 
 import subprocess
