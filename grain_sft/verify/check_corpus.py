@@ -38,7 +38,7 @@ class VocabularyCheck:
         shard_of_each = self._corpus.shard_borders.searchsorted(begin + too_high, side="right") - 1
         shards, firsts, counts = np.unique(shard_of_each, return_index=True, return_counts=True)
         for shard, first, added in zip(shards.tolist(), too_high[firsts].tolist(), counts.tolist(), strict=True):
-            # an entry of an earlier block stays the first one of its shard
+            # keep the index and the id if an earlier block already had an id that is too high
             index, token, count = self._too_high.get(shard, (begin + first, int(tokens[first]), 0))
             self._too_high[shard] = index, token, count + added
 
@@ -218,7 +218,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         sentence = f"{counts.max():,} {checked} end with the token {last_tokens[counts.argmax()]}, not with EOS ({eos})"
         report.note("boundaries", path, f"{sentence}. OLMo-core splits files at EOS: it would not find these ends.")
     else:
-        reason = f"ends with {last[ends_wrong][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
+        reason = f"ends with {last[ends_wrong][0]}. The boundaries belong to other tokens, or eos_token_id is wrong."
         report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
 
 
@@ -257,9 +257,10 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Return the number of ids of the tokenizer next to a corpus, or None if there is none.
+    """Return the number of ids of the tokenizer next to a corpus, or None if no tokenizer is there.
 
-    If the tokenizer can't be loaded, or the corpus was made with another one, add a wrong finding and return None.
+    If the tokenizer can't be loaded, or the corpus was made with another tokenizer, add a wrong finding and return None. If a
+    package is not installed that loads the tokenizer, add a note and return None.
     """
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)

@@ -231,7 +231,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     if repeated.any():
         piece = repeated.argmax()
         row = np.searchsorted(ends, piece, side="right")
-        sentence = f"of document {document[piece]} is repeated in row {row}.{_count(repeated, 'Pieces')}"
+        sentence = f"is in two pieces of document {document[piece]}, one in row {row}.{_count(repeated, 'Pieces')}"
         report.wrong("plan", where, sentence, f"token {start[piece]}")
     if corpus is not None:
         with report.errors("boundaries", corpus.shards[0].path):

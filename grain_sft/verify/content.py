@@ -26,7 +26,7 @@ class ScannedDocuments(NamedTuple):
     first: Ints  # first token
     last: Ints  # last token
     trainable: Ints  # number of tokens that take loss
-    hash: Hashes  # hash of 64 bits of the tokens
+    hash: Hashes  # 64-bit hash of the tokens
 
 
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
@@ -36,10 +36,10 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 
     Args:
       corpus: Corpus to read.
-      check: Function that is called for each block, with the index in the corpus of the block's first token, and its tokens.
+      check: Function that is called for each block. Its arguments are the first token's index in the corpus, and the tokens.
     """
     start, length = corpus.documents
-    order = corpus.documents.by_start()  # numbers of all documents that are not empty, by their first token
+    order = corpus.documents.by_start()  # numbers of all documents that are not empty, in order of their first tokens
     starts, stop = start[order], start + length
     first, last, trainable = (np.zeros(len(start), np.int64) for _ in range(3))
     hashes = np.zeros(len(start), np.uint64)
@@ -73,7 +73,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 
 
 class Duplicates(NamedTuple):
-    """Counts of duplicate documents. A group is all documents, two or more, that have the same tokens."""
+    """Counts of duplicate documents. Two or more documents with the same tokens are a group."""
 
     documents: int  # number of documents that could be left out: all but one of each group
     groups: int
@@ -137,7 +137,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
                 if len(wrong):
                     row = begin + int(wrong[0])
                     path = corpus.shards[int(corpus.shard_borders.searchsorted(row * length, side="right")) - 1].path
-                    sentence = "differs from what the documents and their loss make. Later rows are not checked."
+                    sentence = "differs from the value that documents and loss give. Later rows are not checked."
                     report.wrong("rows", path, f"{name} {sentence}", f"row {row}")
                     return
         report.figures["rows"] = len(layout)

@@ -40,7 +40,7 @@ def verify(
       what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
       vocab_size: Number of ids of the vocabulary. None means the number that prepare.json or the tokenizer next to the corpus
         states.
-      corpus: Corpus that a plan is compared with. If it is None, the plan is checked alone.
+      corpus: Path of the corpus that a plan is compared with. If it is None, the plan is checked alone.
       receipt: Code that a config's receipt must have.
       host: Host whose batches of a config are checked. None means `Host(0, 1)`.
       options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
@@ -66,7 +66,7 @@ def verify(
         if is_given and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
             raise CorpusError(f"{path} is read as a {kind}, but {name} applies only to a {used_by}. {fix}.")
-    report = Report(kind, path, full or kind == "plan")  # the checksum of a plan is always checked in full
+    report = Report(kind, path, full or kind == "plan")  # a plan is always read in full, for its checksum
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))
     elif kind == "plan" and corpus is None:

@@ -16,7 +16,7 @@ from grain_sft.view.rows import RowView, describe_origin, segment_runs, view_row
 from grain_sft.view.text import TokenTexts, split_characters, visible, visible_line
 
 MOST_TOKENS = 1 << 22
-"""Maximum number of tokens of a page: about 20 MB, which a browser opens."""
+"""Maximum number of tokens on a page. Such a page has about 20 MB, which a browser still opens."""
 
 
 def inspect_page(
@@ -81,7 +81,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     for _, first, stop in runs:
         for begin, end, whole in split_characters([texts.text(token) for token in view.tokens[first:stop].tolist()]):
             split.append([first + begin, first + end, visible(whole)])
-    # index 0, and the index of each token whose position is not the previous token's position + 1; `prepend` makes index 0 one
+    # indices of the tokens whose position is not 1 more than the previous token's; `prepend` includes index 0
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:

@@ -13,8 +13,8 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""By name of a picture, two functions. The first returns whether a report has the numbers of the picture. The second draws the
-picture on an empty figure of matplotlib."""
+"""Two functions for each name of a picture. The first returns whether a report has the numbers of the picture. The second draws
+the picture on an empty figure of matplotlib."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the lines, bars or areas of a picture, in order."""

@@ -88,7 +88,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Return the columns of `summarize` for all `steps`, the steps, and the tokens of each source in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            # read and cache the file of sources once, so that the traces below need not read it; they raise its errors again
+            # Cache the file of sources, so that it is read once, not once a trace. The traces below raise its errors again.
             with contextlib.suppress(GrainSftError):
                 _ = layout.corpus.sources
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
@@ -130,7 +130,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus of `layout` and None. If a search for its documents takes too long, return `_some_shards` of it."""
+    """Return the corpus of `layout` and None, or `_some_shards` of it if a search of all shards would take too long."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -157,7 +157,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            # `corpus` may have only some of the shards already; the new sample is of all shards, with `MOST_PACKED` documents
+            # `corpus` may be a sample of the shards already. The new sample is taken from all shards.
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -235,7 +235,7 @@ def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
 
 
 def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
-    """Return a corpus of evenly spaced shards, a `share` of all, and a sentence for the report, which ends with `why`."""
+    """Return a corpus of a `share` of the shards, evenly spaced, and a sentence about this sample that ends with `why`."""
     total = len(corpus.shards)
     count = max(1, int(total * share))
     numbers = np.linspace(0, total - 1, count).astype(int).tolist()

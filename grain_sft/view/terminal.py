@@ -132,7 +132,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     used = 0  # columns of the tokens in `line`, and of each pair of brackets after the first
     most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
     for cell in cells:
-        # A token that is wider than a line is divided into parts of `size` characters, each at most two columns wide.
+        # A token that is wider than a line is divided into parts of `size` characters. A character takes at most two columns.
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])

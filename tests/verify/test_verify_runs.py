@@ -66,7 +66,7 @@ def _put(name, place, value):
 
 
 PLAN_FAULTS = {
-    "a document twice": (_twice, r"token \d+: of document \d+ is repeated in row \d+"),
+    "a document twice": (_twice, r"token \d+: is in two pieces of document \d+, one in row \d+"),
     "a row that is too long": (_put("length", 0, LENGTH + 1), r"holds \d+ tokens, more than 64"),
     "a piece outside its document": (_put("start", 5, 1), "but document"),
     "a document that is not there": (_put("document", 5, 300), "its documents are 0 to 300, but the corpus has 300"),
