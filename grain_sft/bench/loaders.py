@@ -192,7 +192,7 @@ CASES = {
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the time of a batch with no document withdrawn and with 4.4 % withdrawn, and the ratio of the times."""
+    """Yield a table of the time of a batch: with no document withdrawn, and with 4.4 % of the documents withdrawn."""
     figures = {}
     for median, cases in CASES.items():
         here = folder / str(median)

@@ -14,9 +14,9 @@ class ContextOrder:
     """Order of a row's columns in the global array.
 
     In the natural order, causal attention gives the devices with the beginning of a row less work than the devices with its
-    end. The load-balanced order divides a row among n shards of devices: it cuts the row into 2n chunks, and shard k has chunks
-    k and 2n - 1 - k. With 2 shards, the order of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced` makes this
-    order on TPUs (DUAL_CHUNK_SWAP).
+    end. The load-balanced order divides a row among n shards of devices. It cuts the row into 2n chunks, and gives shard k the
+    chunks k and 2n - 1 - k. With 2 shards, the order of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced`
+    makes this order on TPUs (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.

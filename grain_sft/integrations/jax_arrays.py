@@ -27,8 +27,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
     Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
     only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process also reads only the
-    columns on its devices; but with `loaders`, or if `Pipeline.reads_columns` is False, it reads whole rows. If the sharding
-    puts a row on the devices of several processes, each of these processes reads the row.
+    columns on its devices. It reads whole rows with `loaders`, or if `Pipeline.reads_columns` is False. If the sharding puts a
+    row on the devices of several processes, each of these processes reads the row.
 
     Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
     (`grain_sft.integrations.checkpoint`), the same for any number of processes.

@@ -1,8 +1,12 @@
 """Chunk files, in which a preparation stores the tokens and the loss of rendered documents until it writes the corpus.
 
-A chunk has the documents of one group of units; a unit is a few MiB of an input file. A chunk file has five sections, in this
-order: the header (JSON, padded with spaces to 4096 bytes), a `RECORD` for each valid record, the tokens of all kept documents,
-the loss of these tokens, and the rejected records as lines of JSON.
+A chunk has the documents of one group of units; a unit is a few MiB of an input file. A chunk file has five sections:
+
+1. the header: JSON, padded with spaces to 4096 bytes;
+2. a `RECORD` for each valid record;
+3. the tokens of all kept documents;
+4. the loss of these tokens;
+5. the rejected records, as lines of JSON.
 """
 
 import collections
@@ -31,7 +35,7 @@ RECORD = np.dtype(
     ]
 )
 """Dtype of a valid record's entry in a chunk file."""
-AT_ONCE = 16  # number of chunks that are read concurrently, whole or in part
+AT_ONCE = 16  # number of chunks that are read concurrently
 
 _HEADER_BYTES = 4096
 
@@ -51,8 +55,8 @@ class Header:
       counts: Counts by name. "rejected" counts rejected records. "without_final_eos" counts documents whose last token is not
         EOS. "with_inner_eos" counts documents with an EOS before their last token. "text_bytes" and "text_tokens" are totals
         of the kept plain documents, before they are cut.
-      tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
-        the section of the loss is empty, which saves 6 % of the CPU time of a preparation of plain texts.
+      tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. The section of the loss is
+        empty if all tokens have the loss 1. This saves 6 % of the CPU time of a preparation of plain texts.
     """
 
     key: str
@@ -144,7 +148,7 @@ class Chunks:
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        """Return what `header` returns for each of the first `count` chunks: its header, or None."""
+        """Return `header(number)` of each of the first `count` chunks."""
         return list(self._read_each(self.header, range(count)))
 
     def headers(self, count: int) -> tuple[Header, ...]:

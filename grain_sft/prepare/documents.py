@@ -107,7 +107,7 @@ class Documents(abc.ABC):
     def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the concatenated tokens and loss of the documents `ids`. Each part is read once.
 
-        Documents that are adjacent both in `ids` and in their part make a run, which one call of a `Reader` reads. Example:
+        Documents that are adjacent both in `ids` and in their part make a run. One call of a `Reader` reads a run. Example:
 
           ids                    5       0       1       2
           part                   1       0       0       0

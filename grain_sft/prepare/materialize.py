@@ -141,7 +141,7 @@ def _write(
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
-        if not files.exists(paths[0]):  # of the shard's files, this one appears last
+        if not files.exists(paths[0]):  # the file of the shard that appears last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
     # `corpus.sources` is read first, because this read checks that the file of sources has one entry for each document

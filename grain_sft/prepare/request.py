@@ -110,13 +110,13 @@ class Request(TemplateOptions):
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
       normalize: Form of Unicode to which texts are normalized; by default none (text).
       fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
-      fim_spm_rate: Order of documents with a moved middle: this share of them has the order suffix, prefix, middle, and the
-        others have the order prefix, suffix, middle (text).
+      fim_spm_rate: Share of the documents with a moved middle that have the order suffix, prefix, middle. The others have the
+        order prefix, suffix, middle (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
       fim_split_sample: Special token between the parts of a document, such as its files. The middle of each part is moved
         within the part (text).
-      fim_fragment_rate: Share of the parts whose middle is moved, in documents that fim_rate chooses (text).
+      fim_fragment_rate: In the documents that fim_rate chooses, share of the parts whose middle is moved (text).
       fim_no_prefix: If a document or part begins with this text, its middle is not moved (text).
       part_bytes: Bytes of tokens in one token file (olmo).
       shard_tokens: Tokens in one shard (episodes).

@@ -82,8 +82,8 @@ class AuditLog(Observer):
     """Observer that logs at which steps a run starts, resumes, starts an epoch, and completes an epoch.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. An `AuditLog` writes this entry again if a file no longer ends with the
-        last entry of this `AuditLog`: the file was moved away, or another process or pipeline has added entries.
+      dataset_load: A process reads its first batch. An `AuditLog` writes this entry again if its last entry is no longer the
+        last line of a file. Then the file was moved away, or another process or pipeline has added entries.
       resume: The run continues in another process, or jumps to a step other than the next one.
       epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the

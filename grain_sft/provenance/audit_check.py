@@ -80,8 +80,8 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else unchanged.
 
-    A number that does not divide all batches may still be right: a run with batches of 8 and then 12 rows may have had 8 hosts
-    first and 12 later. `LineChecker` reports a number that divides no batch size.
+    A number that does not divide all batches may still be right. Example: a run with batches of 8 rows and later of 12 rows may
+    have had 8 hosts and later 12. `LineChecker` reports a number that divides no batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

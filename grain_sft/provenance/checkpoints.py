@@ -55,7 +55,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
       pipeline: Pipeline of the run, of any host.
       every: Number of steps between the lines of the table.
       epochs: Number of epochs after which the table ends. None ends the table with the run. If the run never ends, None ends
-        the table after one epoch of every source or, in a run with stages, after the epoch in which the last stage begins.
+        the table after one epoch of every source. If such a run has stages, None ends the table after the epoch in which the
+        last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

@@ -43,8 +43,8 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    If the runs have no stages, and their receipts differ at most in the sampler and in amendments, the function compares row
-    numbers and withdrawn documents, and reads no tokens. Otherwise it makes and compares the batches.
+    The function reads no tokens, and compares row numbers and withdrawn documents, under two conditions: the runs have no
+    stages, and their receipts differ at most in the sampler and in amendments. Otherwise it makes and compares the batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
@@ -113,7 +113,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            # row i of one batch is compared with row i of the other batch; the extra rows of a larger batch count as different
+            # Row i of one batch is compared with row i of the other batch. Rows that only one batch has count as different.
             num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
             equal = rows == other_rows

@@ -118,7 +118,7 @@ class LineChecker:
                 self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Report each amendment or stage of `pipeline` whose first step was delivered, but which the last load lacks."""
+        """Report each amendment or stage of `pipeline` that the last load lacks, if its first step was delivered."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._position.delivered:
                 without = f"without {change.kind} of the config: {change}"

@@ -55,9 +55,8 @@ class Conditions:
 class Waits:
     """Clock of a run, which tells how long the trainer waits for batches. A step begins when every host has its batch.
 
-    The threads of a host make the batches in turns. A thread begins the batch of a step when two conditions hold: the thread is
-    free, and the trainer has ended the step that is `max(prefetch, threads)` steps earlier. The bucket answers all requests of
-    a step before those of the next step.
+    The threads of a host make the batches in turns. A free thread begins the batch of step k as soon as the trainer has ended
+    step k - max(prefetch, threads). The bucket answers all requests of a step before those of the next step.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

@@ -104,8 +104,8 @@ def _counts() -> dict[str, int]:
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    This is the sum of two waits: that of the main thread, and that of the other thread that waited longest. The waits of the
-    remaining threads are not added, because these threads wait at the same time.
+    The result is the wait of the main thread plus the longest wait of another thread. Other waits are not added, because these
+    threads wait at the same time.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

@@ -66,7 +66,7 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` as a rate per second, for steps that don't wait, and the limit that `--option` states as a line.
+    """Draw the curve `name` as a rate per second of steps that don't wait, and the limit of `--option` as a line.
 
     `unit` is the unit of the rate: 1e6 for a rate in millions.
     """

@@ -1,4 +1,4 @@
-"""`Reads`: which bytes of which files `grain_sft.source` reads for the rows of a batch, computed without reading them."""
+"""`Reads`: the byte ranges of files that `grain_sft.source` reads for the rows of a batch, computed without reading."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self

@@ -1,4 +1,4 @@
-"""What a data pipeline has to know about MaxText's trainers, such as how many batches a step reads."""
+"""Facts about MaxText's trainers that a data pipeline needs, such as the number of batches that a step reads."""
 
 import dataclasses
 from collections.abc import Callable

@@ -27,8 +27,12 @@ _OFTEN_LEFT_OUT = ("developer", "function", "tool")  # roles whose messages some
 class Chat(Template):
     """Chats rendered by a Jinja template.
 
-    The Jinja template is the first of these that exists: the option `chat_template`, the attribute `jinja` of the class, the
-    tokenizer's own template, and the result of `default()`.
+    The Jinja template is the first of these that exists:
+
+    - the option `chat_template`;
+    - the attribute `jinja` of the class;
+    - the tokenizer's own template;
+    - the result of `default()`.
     """
 
     name = "hf"

@@ -127,7 +127,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens, whose spans exclude the spaces around them."""
+        """Return the encoding, its ids, and its control tokens. The span of a control token excludes spaces at its ends."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions

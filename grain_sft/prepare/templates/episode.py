@@ -2,8 +2,10 @@
 
 A block is a text between tags: a turn, or a part of a turn such as `<myPT_think>...</myPT_think>`. Template episode_tool also
 renders tool calls, and adds a line break after each turn and after `<myPT_eot>`. In a turn of the assistant, everything but the
-opening tag takes loss. `<myPT_eot>` takes loss, too. A tag that is not a token of the tokenizer is encoded as ordinary text, so
-a content that spells it is an error, even with `--special-text encode`.
+opening tag takes loss. `<myPT_eot>` takes loss, too.
+
+If a tag is not a token of the tokenizer, it is encoded as ordinary text. Then a content that spells the tag is an error, even
+with `--special-text encode`.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
 of assistant messages. They do not render the `context` of a record or the content of a tool call.

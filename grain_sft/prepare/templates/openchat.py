@@ -1,7 +1,7 @@
 """The template openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-`<|end_of_turn|>` follows the system text and each message. The weight of a message, by default 1 for the assistant and 0 for
-the user, is the loss weight of its text and of the `<|end_of_turn|>` after it. Source: `ochat/config` in imoneoi/openchat.
+`<|end_of_turn|>` follows the system text and each message. The weight of a message is the loss weight of its text and of the
+`<|end_of_turn|>` after it. The default is 1 for the assistant and 0 for the user. Source: `ochat/config` in imoneoi/openchat.
 """
 
 from collections.abc import Mapping, Sequence

@@ -89,8 +89,8 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render.
 
-        Such a conversation has a role that `roles` lacks, a second system text, or, if the option `special_text` is "error", a
-        text that spells a special token.
+        Such a conversation has a role that `roles` lacks, or a second system text. With the option `special_text` "error", a
+        conversation with a text that spells a special token is refused, too.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:

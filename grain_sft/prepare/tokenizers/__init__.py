@@ -91,7 +91,6 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
 
 
 def _names_in(folder: str, pattern: str = "*") -> list[str]:
-    """Return the names in a folder that match a glob pattern."""
     return [files.name_of(path) for path in files.glob(files.join(glob.escape(folder), pattern))]
 
 

@@ -21,8 +21,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # codes of Latin-1
 _OTHERS = [code for code in range(256) if code not in _PRINTABLE]
 _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
-"""Byte of each character in the tokens of byte-level BPE: printable characters of Latin-1 represent their own bytes, and
-U+0100, U+0101, … represent the other bytes, in order. Source: openai/gpt-2, encoder.py.
+"""Byte of each character in the tokens of byte-level BPE. Printable characters of Latin-1 represent their own bytes. U+0100,
+U+0101, … represent the other bytes, in order. Source: openai/gpt-2, encoder.py.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
 _GUARD = "\0"  # see `renamed`. No text has this character, because records with NUL are refused.

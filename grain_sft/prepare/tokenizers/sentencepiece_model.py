@@ -80,7 +80,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
-            # the length of an unknown piece is that of its text, and not that of "<unk>"
+            # an unknown piece has the length of its text, not the length of "<unk>"
             pieces = self._processor.encode(text, out_type=str, num_threads=1)
             for index, number in enumerate(ids):
                 if number == unknown:

@@ -151,7 +151,6 @@ class TiktokenTokenizer(OneFileTokenizer):
 
 
 def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
-    """Return the rank of each token in a tiktoken file."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), 1):
         if not line:

@@ -1,7 +1,7 @@
 """Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
-`pairs.idx` has four uint64 for each pair: the index of its first token in the shard, and the lengths of its prompt, its chosen
-response and its rejected response. The tokens of these three parts follow one another in the shard.
+`pairs.idx` has four uint64 for each pair. The first is the index of the pair's first token in the shard. The others are the
+lengths of its prompt, chosen response and rejected response. The tokens of these three parts follow one another in the shard.
 """
 
 import numpy as np

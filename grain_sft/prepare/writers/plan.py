@@ -90,7 +90,6 @@ class Plan:
         return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file."""
         files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
