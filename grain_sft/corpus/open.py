@@ -155,10 +155,15 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
     if not paths:
         raise CorpusError("where is an empty list of files: a corpus has at least one file. Give its files.")
     remapped = [options.remap(files.normalize(path)) for path in paths]
-    detected = (form for form in formats() if form.detect_list(remapped, listing))
+    detected = (form for form in formats() if _detects_list(form, remapped, listing))
     form: Format = FORMATS.make(format) if format != AUTO else next(detected, FORMATS.make("files"))
     with errors_of(form):
         return form.read_list(remapped, options, listing)
+
+
+def _detects_list(form: Format, paths: Sequence[str], listing: DirectoryListing) -> bool:
+    with errors_of(form):
+        return bool(form.detect_list(paths, listing))
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:

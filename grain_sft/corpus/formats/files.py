@@ -92,7 +92,8 @@ class FileFormats:
         form, token_file = self.owner(path)
         if token_file != path or form.any_path:  # these formats have no loss files: list no folder
             return TokenFile(path)
-        return form.part(path, self._listing)
+        with errors_of(form):
+            return TokenFile(*form.part(path, self._listing))
 
     def followed(self, path: str) -> str:
         """Return the target of `path` if `path` is a link and only the target has sidecar files; else return `path`."""
@@ -103,8 +104,9 @@ class FileFormats:
 
     def _has_sidecars(self, path: str) -> bool:
         form, token_file = self.owner(path)
-        part = form.part(path, self._listing) if token_file == path else TokenFile(path)
-        return bool(part.loss or part.boundaries)
+        with errors_of(form):
+            part = form.part(path, self._listing) if token_file == path else TokenFile(path)
+            return bool(part.loss or part.boundaries)
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -132,10 +134,9 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             home = form.home(path)
             if (form, home) not in split_at:
                 split_at[form, home] = form.split(home, listing)
-            part = form.part(path, listing)
-        split = split_at[form, home]
-        continues = _continues(part, split, parts[-1].tokens if parts else "")
-        parts.append(part._replace(label=label, continues=continues))
+            part, split = form.part(path, listing), split_at[form, home]
+            continues = _continues(part, split, parts[-1].tokens if parts else "")
+            parts.append(part._replace(label=label, continues=continues))
         splits.append(split)
 
     token_files = [part.tokens for part in parts]
@@ -148,15 +149,16 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
         raise CorpusError(f"{labelled[0][0]}: holds no tokens, and no other file is named. Name the token files.")
     forms = dict.fromkeys(form for form, _ in split_at)
     for form in forms:
-        if not form.takes_lists:
-            form.check_parts(parts, options, listing)
-            continue
-        if len(forms) > 1:
-            raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
-        corpus = form.read_list(token_files, options, listing)
-        pairs = zip(corpus.shards, parts, strict=True)
-        shards = tuple(dataclasses.replace(shard, label=part.label) for shard, part in pairs)
-        return dataclasses.replace(corpus, shards=shards)
+        with errors_of(form):
+            if not form.takes_lists:
+                form.check_parts(parts, options, listing)
+                continue
+            if len(forms) > 1:
+                raise CorpusError(f"{token_files[0]}: only some files are Megatron's. Make a mixture of two corpora.")
+            corpus = form.read_list(token_files, options, listing)
+            pairs = zip(corpus.shards, parts, strict=True)
+            shards = tuple(dataclasses.replace(shard, label=part.label) for shard, part in pairs)
+            return dataclasses.replace(corpus, shards=shards)
     return scan_corpus(joined_split(token_files, splits, options), parts, options)
 
 
@@ -176,11 +178,10 @@ def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) 
     if is_glob(path) or path.endswith(TOKEN_SUFFIXES):
         return ()
     for form in formats():
-        home = None if form.any_path else form.detect(files.absolute(path), listing)
-        if home is not None:
-            split = form.whole_split(home, options, listing)
-            if split.files:
-                return split.files
+        with errors_of(form):
+            home = None if form.any_path else form.detect(files.absolute(path), listing)
+            if home is not None and (found := form.whole_split(home, options, listing).files):
+                return tuple(found)
     return ()
 
 
@@ -204,7 +205,8 @@ def expand(path: str) -> list[str]:
     if not found:
         raise CorpusFileError(f"{path}: holds no .npy file. Give a glob, if its token files have another suffix.")
     for form in formats():
-        found = form.training_files(found)
+        with errors_of(form):
+            found = [os.fspath(path) for path in form.training_files(found)]
     return found
 
 
