@@ -112,6 +112,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     """Refuse an index whose entries contradict each other or the sizes of local files. Reading checks remote files."""
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
+        if shard.row is not None:  # only materialized rows have it, and no index lists them
+            raise CorpusError(f"{path}: shard {number} ({shard.path}) has `row`; expected no such key. {_EDITED}")
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
         # The index of a split has a range of a file's sequences, so the file may have bytes after the range.
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
