@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import JoinedSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.sampler import Sampler
@@ -16,7 +16,7 @@ from grain_sft.types import Ints
 class StagedSampler(Sampler):
     """Sampler of a run with stages. A stage begins at its sampler's `first_step`, and ends where the next stage begins.
 
-    A row number refers to the layout of its stage. So this sampler has no streams, and `find_slots` raises an error.
+    A row number refers to the layout of its stage. So this sampler has no streams, and `find_slots` raises a `SamplerError`.
 
     Args:
       stages: Samplers of consecutive stages, in order, for the same host.
@@ -72,7 +72,7 @@ class StagedSampler(Sampler):
         return BatchSlots.joined(parts)
 
     def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
-        raise RowIndexError("find_slots: each stage has row numbers of its own. Search the sampler of a stage.")
+        raise SamplerError("find_slots: each stage has row numbers of its own. Search the sampler of a stage.")
 
     @property
     def changes(self) -> list[int]:
