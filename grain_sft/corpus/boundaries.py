@@ -46,8 +46,8 @@ class BoundaryFile(FileStamp):
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
         """Return the first token and the length of each document: two arrays, int64 [documents].
 
-        First tokens are counted from the start of the shard. With `by_sequence`, the arrays have an item for each sequence
-        instead, if the file groups sequences into documents.
+        First tokens are counted from the start of the shard. If the file groups sequences into documents, `by_sequence` makes
+        the arrays list sequences: int64 [sequences].
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -97,7 +97,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
 
 
 def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
-    """Return the numbers in whole lines from line `line` on, int64 [lines, 2], parsed at once at about 12 ns a byte."""
+    """Return the numbers in `lines`, int64 [lines, 2], at about 12 ns a byte. `line` is the number of the first line."""
     if b"\r" in lines:
         lines = lines.replace(b"\r\n", b"\n")
     if not lines.endswith(b"\n"):  # the last line of the file

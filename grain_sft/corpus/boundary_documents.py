@@ -86,7 +86,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     `_touching` returns the pairs of shards between which a document may continue. If `BoundaryFile.continues` is None for the
     second shard of a pair, there are three possible answers:
 
-    1. In a pair, a document continues if `continues` is True, or if the last token of the first shard is not an EOS.
+    1. A document continues in those pairs where `continues` is True, or the last token of the first shard is not an EOS.
     2. A document continues in every pair.
     3. A document continues in no pair.
 

@@ -1,4 +1,4 @@
-"""Content hashes: hashes of every byte of a file's data, and of a corpus. The hashes of files are cached.
+"""Content hashes of files and of corpora: hashes of every byte of their data. The hashes of files are cached.
 
 A core hashes about 1 GB/s, so 1 TB takes 17 minutes.
 """
@@ -62,7 +62,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
-    Return None if the hashes are not cached, because the files are small, an object has no version, or a file was written to in
+    Return None if the hashes are not to be cached: the files are small, an object has no version, or a file was written to in
     the last two seconds. A second write within this time might leave the file's times as they are.
     """
     if sum(file.size for file in stored) < _CACHED_FROM:
@@ -93,7 +93,8 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
     Two more facts may decide whether a document continues in the next shard: the last token of a shard, and the number of
-    documents that `corpus.sources_file` lists. The shard's digest covers the first, and the size of that file the second.
+    documents that `corpus.sources_file` lists. The shard's digest covers its last token. The number of documents follows from
+    the size of the file.
     """
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
@@ -106,7 +107,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return a hash of all that decides where documents end without boundary files. `hashes` are as in `hash_of_tokens`."""
+    """Return a hash of all that decides where documents end if EOS tokens end them. `hashes` are as in `hash_of_tokens`."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
@@ -133,9 +134,9 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the argument `of` of `hashes_of` for a scan, which hashes the tokens of each shard of `corpus`.
+    """Return the argument `of` of `hashes_of` for a `read` that hashes the tokens of each shard of `corpus`.
 
-    If each shard is a whole file, the scan hashes files: "bytes". A shard may also be a part of its file: a range of Megatron's
+    If each shard is a whole file, the result is "bytes". A shard may also be a part of its file: a range of Megatron's
     sequences, or the tokens of materialized rows without the other arrays. The hash of such a part must not be cached as the
     hash of the file.
     """

@@ -87,7 +87,7 @@ class Corpus(CorpusData):
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` with these arguments. Raise a CorpusError for arguments that it does not accept.
 
-        If the arguments find the same documents as `documents`, return the finder of `documents`, so that files are read once.
+        If `documents` holds the same documents, both share one finder, so that files are read once.
         """
         check_choice("boundaries", boundaries, ("auto", "eos"), CorpusError)
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
@@ -158,8 +158,8 @@ class Corpus(CorpusData):
         """
         start, length = self.documents
         stop = start + length
-        # Some formats list documents in any order. A document that begins before its predecessor ends starts a new run. One
-        # read stays within one run.
+        # Some formats list documents in any order. The documents [0, 9), [9, 12), [3, 5) are two runs, because the third begins
+        # before the end of the second. One read stays within one run.
         run_ends = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))
         first = 0
         while first < len(start):

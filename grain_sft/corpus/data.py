@@ -1,4 +1,4 @@
-"""CorpusData: the files of a corpus, its dtype and special token ids, and facts that need no further reading of files."""
+"""`CorpusData`, which describes a corpus by its files, its dtype and its special token ids."""
 
 from __future__ import annotations
 

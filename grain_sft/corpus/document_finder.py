@@ -14,7 +14,7 @@ from grain_sft.storage import ShardReader, artifact, hashing
 from grain_sft.types import Ints
 
 _CACHED_FROM = 1 << 23  # bytes of tokens; fewer bytes are scanned in milliseconds, so their documents are not cached
-_CHUNK_BYTES = hashing.BLOCK  # the hash of a file is a hash of the hashes of its blocks, so each chunk is hashed alone
+_CHUNK_BYTES = hashing.BLOCK  # a chunk is one block, because a file's hash is made from the hashes of its blocks
 
 
 class DocumentFinder:
@@ -78,7 +78,7 @@ class DocumentFinder:
         key = self.content
 
         def take_pending() -> Documents:
-            """Return the documents that were found with the hashes, and forget them. They must have the content hash `key`."""
+            """Return the documents and clear `_pending`. Raise CorpusFileError unless their content hash is `key`."""
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None
@@ -132,9 +132,9 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
             highest = max(highest, chunk_highest)
             block_hashes[shard].append(block_hash)
     stop = np.concatenate(stops)
-    # A document begins at the end of its predecessor, or at the start of its shard. If shard 3 has no EOS, `first_documents`
-    # has the same document for shards 3 and 4. Numpy assigns both starts in order, and the second one stays: the document
-    # begins at the start of shard 4.
+    # A document begins at the end of its predecessor, or at the start of its shard. `first_documents` has for each shard the
+    # first document that ends after the shard's start. If shard 3 has no EOS, this is the same document for shards 3 and 4.
+    # NumPy assigns both starts in order, so the start of shard 4 stays.
     start = np.append(0, stop)[:-1]
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)

@@ -38,7 +38,7 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a file that are not None, without `root`, which `open_corpus` sets."""
+        """Return the fields of a file, without `root`, which `open_corpus` sets, and without fields that are None."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -104,7 +104,7 @@ def _maxtext_json(corpus: CorpusData, sequence_length: int | None, tokenizer: st
 
 
 def maxtext_fingerprint(sequence_length: int, dtype: str, tokenizer: str, entries: list[dict[str, Any]]) -> str:
-    """Return the SHA-256 that MaxText's `compute_fingerprint` returns. Only `path` and `n_tokens` of the entries decide it."""
+    """Return the SHA-256 that MaxText's `compute_fingerprint` returns. Of each entry, it covers only `path` and `n_tokens`."""
     fields = [MAXTEXT_VERSION, str(sequence_length), dtype, tokenizer]
     for entry in entries:
         fields += [str(entry["path"]), str(entry["n_tokens"])]

@@ -61,8 +61,8 @@ class IndexHeader(NamedTuple):
 def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     """Return the header of an index of `size` bytes whose first `HEADER_BYTES` bytes are `head`.
 
-    Some writers state in byte 26 the number of entries of the document index, and others the number of documents, which is one
-    less. The size of the file decides.
+    At byte 26, some writers state the number of entries of the document index. Others state the number of documents, which is
+    one less. The size of the file shows which number it is.
     """
     if len(head) < HEADER_BYTES:
         raise CorpusError(f"{path}: ends at byte {size}; expected a header of {HEADER_BYTES} bytes. {_WRITE_AGAIN}")
@@ -143,9 +143,10 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return first sequences and stops of the documents that have sequences in the range [first, stop), clipped to the range.
+    """Return the first sequence and the stop of each document in the range [first, stop): two arrays, int64 [documents].
 
-    Document i has the sequences [begin[i], end[i]) of `count` in all. The range [5, 10) clips a document [3, 7) to [5, 7).
+    Document i has the sequences [begin[i], end[i]) of `count` in all. Documents are clipped to the range: the range [5, 10)
+    clips a document [3, 7) to [5, 7).
     """
     in_range = (begin < stop) & (end > first)
     # An empty document at sequence 5 belongs to the range that begins at 5, not to the range that stops at 5. An empty

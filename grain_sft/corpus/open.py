@@ -133,7 +133,10 @@ def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`. Refuse files outside of `folder`, if given. For a local folder, later reads do so, too."""
+    """Return the corpus at `where`. If `folder` is given, refuse files outside of it.
+
+    A local folder becomes the `root` of the corpus's files, so that later reads refuse files outside of it, too.
+    """
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)

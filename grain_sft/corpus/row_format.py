@@ -20,14 +20,14 @@ _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 class RowFormat:
     """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
 
-    Rows of short segments have a position and a segment id for each token. Rows of long segments have the column at which each
-    segment ends instead, which needs fewer bytes.
+    Rows of short segments store a position and a segment id for each token. Rows of long segments store only where each segment
+    ends, which needs fewer bytes.
 
     Attributes:
       sequence_length: Number of tokens in every row. A shard holds whole rows.
       positions_dtype: "uint8", "uint16" or "uint32"; "" if rows store the ends of segments.
-      segments_dtype: "uint8", "uint16" or "uint32", the dtype of the arrays `segment_ids` and `target_segment_ids`, which
-        `dtype` describes; "" if rows have neither array.
+      segments_dtype: "uint8", "uint16" or "uint32", the dtype of the arrays `segment_ids` and `target_segment_ids`; "" if rows
+        have neither array.
       most_segments: Highest number of segments in a row if rows store the ends of segments, else 0.
       made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
     """
@@ -42,7 +42,7 @@ class RowFormat:
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
         """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`.
 
-        Rows of long segments store `target_segment_ids` only if `has_loss`, because they follow from the ends otherwise.
+        Rows of long segments store `target_segment_ids` only if `has_loss`. Otherwise, these ids follow from the ends.
         """
         segments_dtype = np.min_scalar_type(most_segments).name
         # `ends`, int64 for each segment, must not take more than a byte for each token

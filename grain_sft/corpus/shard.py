@@ -55,8 +55,8 @@ def token_dtype(name: object, where: str) -> Dtype:
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header must agree with `dtype`. A file without a header is read as `dtype`. If `dtype` is None, such a file must look
-    like uint32, and is read as uint32.
+    A .npy header must agree with `dtype`. A file without a header is read as `dtype`. If `dtype` is None, a file without a
+    header must look like uint32, and is read as uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):
