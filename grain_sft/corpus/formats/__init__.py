@@ -90,7 +90,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` is, or whose sidecar file `path` is; None if `path` has another format."""
+        """Return `path` if it is a token file, and its token file if it is a sidecar file; None if it has another format."""
         return None
 
     def home(self, path: str) -> str:

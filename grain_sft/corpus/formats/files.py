@@ -79,7 +79,7 @@ class FileFormats:
         return any(re.fullmatch(form.metadata_files, name) for form in self._formats)
 
     def owner(self, path: str) -> tuple[Format, str]:
-        """Return the format of a file, and the token file that `path` is or belongs to."""
+        """Return the format of the file `path`, and its token file. This is `path` itself, unless it is a sidecar file."""
         for form in self._formats:
             with errors_of(form):
                 owner = form.owner(path, self._listing)
@@ -90,7 +90,7 @@ class FileFormats:
     def find_loss(self, path: str) -> TokenFile:
         """Return the token file `path` with the loss file that its name implies, if that exists."""
         form, token_file = self.owner(path)
-        if token_file != path or form.any_path:  # these formats have no loss files: list no folder
+        if token_file != path or form.any_path:  # formats with `any_path` have no loss files, so no folder is listed
             return TokenFile(path)
         with errors_of(form):
             return TokenFile(*form.part(path, self._listing))
@@ -110,7 +110,10 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of the files `sources`: (path or URL, label) of each, in order. Sidecar files may be at any place."""
+    """Return the corpus of the files `sources`: (path or URL, label) of each, in order.
+
+    `sources` may also list sidecar files of its token files, at any place.
+    """
     file_formats = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
@@ -214,8 +217,8 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
     `before` is the token file before `part` in the corpus, or "". The result is False if the split lists another file than
-    `before` as the predecessor of `part`. A split may not list `part`: its name has no number, or its folder can't be listed.
-    Then the result is False if the two files are in different folders.
+    `before` as the predecessor of `part`. The split does not list `part` if its name has no number, or its folder can't be
+    listed. Then the result is False if the two files are in different folders.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues

@@ -109,7 +109,7 @@ def _pinned(corpus: Corpus) -> Corpus:
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse an index whose entries contradict each other or the sizes of local files. Reading checks remote files."""
+    """Refuse an index whose entries contradict each other or the sizes of local files. Remote files are checked when read."""
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         if shard.row is not None:  # only materialized rows have it, and no index lists them

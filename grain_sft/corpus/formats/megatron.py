@@ -1,9 +1,9 @@
 """Format megatron: Megatron-LM's indexed datasets. Each is a pair of files, `PREFIX.bin` (tokens) and `PREFIX.idx` (documents).
 
 Each prefix is a shard. A blend is a list of weights and prefixes in turn, such as "0.3 A 0.7 B". A split such as "969,30,1"
-divides the sequences of each prefix into subsets. Blends are parsed as by `get_blend_from_list` (datasets/utils.py) of
-megatron-core 0.16.1, and splits as by its `parse_and_normalize_split` and
-`BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
+divides the sequences of each prefix into subsets. The sources are these functions of megatron-core 0.16.1:
+  - for blends: `get_blend_from_list` (datasets/utils.py);
+  - for splits: `parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
 import dataclasses

@@ -77,8 +77,8 @@ class Olmo(Format):
         stated_dtype = configuration.get("token_dtype", str)
         dtype = None if stated_dtype is None else token_dtype(stated_dtype, statistics.path)
         parts = _numbered(home, listing.names(home), _TOKENS)
-        # Also list the part before each part, which may be missing. If only parts 0 and 3 exist, the list is 0, 2, 3. So part 3
-        # does not follow part 0, and no document continues from part 0 to part 3.
+        # Also list the part before each part, even if it does not exist. If only parts 0 and 3 exist, the list is 0, 2, 3. So
+        # part 3 does not follow part 0, and no document continues from part 0 to part 3.
         for number in list(parts):
             if number > 0:
                 parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")

@@ -51,7 +51,7 @@ class OpenChat(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return `path` if it is a Parquet file, else the Parquet file that it names.
 
-        A folder DIR names its training split, DIR/val the split "eval" of DIR, and PREFIX the file PREFIX.train.parquet.
+        A folder DIR names its training split. DIR/val names the split "eval" of DIR. PREFIX names PREFIX.train.parquet.
         """
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
@@ -133,7 +133,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
-        """Raise ValueError, after which `make` is called again, if the unpacked files are missing or have other hashes."""
+        """Raise ValueError if an unpacked file is missing or has another hash. Then `make` is called again."""
         try:
             hashes = hash_unpacked()
         except CorpusFileError as error:

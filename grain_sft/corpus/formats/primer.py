@@ -91,7 +91,7 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the token file of the split `home`. Its EOS id is from corpus.json, else meta.json, else prepare.json."""
+        """Return the split `home`. Its EOS id is from corpus.json, else meta.json, else prepare.json."""
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)

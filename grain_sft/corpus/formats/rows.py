@@ -98,7 +98,7 @@ def scan_rows(
             loss = scan_loss(paths["loss"], manifest.loss)
             _check_size(loss, num_rows * length * loss.values.dtype.itemsize)
         boundaries = describe_boundaries(paths["documents"], "pairs")
-        row = (length, row_bytes // dtype.itemsize)  # in tokens: the length of a row, and from row to row
+        row = (length, row_bytes // dtype.itemsize)  # in tokens, as in `Shard.row`
         return Shard(**vars(stamp), num_tokens=num_rows * length, loss=loss, boundaries=boundaries, row=row)
 
     counts = manifest.rows_of_shards

@@ -56,8 +56,8 @@ class ReadOptions:
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
         """Raise CorpusError if `self.dtype` is set and is not `dtype`, the dtype that the file `path` states.
 
-        The message calls the file's dtype `name`, if `name` is given. It differs from the name of `dtype` if a file of signed
-        tokens, such as int32, is read as unsigned tokens.
+        `name` is the name of the file's dtype in the message; "" means the name of `dtype`. A file of int32 is read as uint32,
+        but the message calls its dtype int32.
         """
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Omit dtype.")
