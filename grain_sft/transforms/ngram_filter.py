@@ -43,8 +43,9 @@ class NgramFilter(grain.transforms.Map):
 
     Search: call column i equal for p = 2 if `tokens[i] == tokens[i - 2]`. With `max_count` = 32, a row that fails has a run of
     2 * 31 = 62 consecutive equal columns. So the search first tests only every 62nd column: one of these is in the run. If a
-    tested column is equal, the search tests the next 8 columns on each side. In a run of 62 columns, all 8 on at least one side
-    are equal, because 31 or more of the other 61 columns are on that side. Only then does the search measure the whole run.
+    tested column is equal, the search tests the next 8 columns on each side. A column in a run of 62 columns has 31 or more
+    columns of the run on one side. So if neither side has 8 equal columns, the column is in no such run. Otherwise, the search
+    measures the whole run.
 
     Args:
       max_period: Number of tokens of the longest n-grams that are counted.
@@ -82,7 +83,7 @@ class NgramFilter(grain.transforms.Map):
 
         The batch is the same as with `map` before `ShiftTargets`.
         """
-        # if a layout's rows may have padding, its pieces have segments; rows without `pieces` are checked by their segment ids
+        # `pieces.segment` is None only if no row has padding. Rows without `pieces` may have padding.
         padded = read.pieces is None or read.pieces.segment is not None
         failing = self.fails(read.inputs, read.segment_ids if padded else None)
         if not failing.any():
@@ -101,7 +102,7 @@ class NgramFilter(grain.transforms.Map):
           tokens: Rows of tokens.
           segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
         """
-        # The pipeline records which transform runs, but only if it calls it. `ShiftTargets.read` calls `filter_rows` itself.
+        # The pipeline records the transforms that it calls. But `ShiftTargets.read` calls this filter, too.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -151,9 +152,10 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
     An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. A pair may belong to such a run only if its
     next few neighbors on the left, or on the right, are equal pairs, too.
     """
-    # a run that fails a row has p * (repeats - 1) columns or more; without the pair's own column, half of them are on one side
+    # A run that fails a row has n = p * (repeats - 1) columns or more. A pair in the run has at least half of the other n - 1
+    # columns on one side.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
-    # the first round, the next neighbour alone, saves 40% of the time for tokens that follow Zipf's law
+    # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):
         keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
         for side in (distances, -distances):  # on the right of the pair, then on its left

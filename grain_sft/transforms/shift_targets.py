@@ -47,7 +47,7 @@ class ShiftTargets(Map):
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
-        # In the flat arrays, the last token of a row is compared with the first of the next row. Its loss becomes 0 below.
+        # In the flat arrays, the last token of a row is compared with the first of the next row. These results become 0 below.
         flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])
@@ -60,7 +60,7 @@ class ShiftTargets(Map):
         return _batch(ReadRows(tokens, targets, positions, segments, segmentation, weights))
 
     def read(self, source: NpyDataSource, rows: Ints, *, filters: Sequence[NgramFilter] = ()) -> Element:
-        """Return the batch of `rows`: that of `source.read(rows)`, `filters` and `map`, in fewer passes over the arrays.
+        """Return the batch that `source.read(rows)`, `filters` and `map` would make, in fewer passes over the arrays.
 
         Raises:
           TransformError: A token id does not fit in int32.
@@ -84,8 +84,8 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
     """Return a function that reads rows of `source`, and the transforms that are still to be applied to these rows.
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
-    left. The function applies no transform if `source` has no `read_rows`, if no transform is exactly a ShiftTargets (not a
-    subclass), or if a transform before the ShiftTargets is not exactly an NgramFilter.
+    left. It applies no transform in three cases: `source` has no `read_rows`, no transform is a ShiftTargets, or a transform
+    before the ShiftTargets is not an NgramFilter. Objects of subclasses don't count as a ShiftTargets or an NgramFilter.
     """
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:

@@ -54,7 +54,7 @@ class SplitPairs(grain.transforms.Map):
         batch: Element = {}
         first = np.zeros_like(lengths[0])  # column at which the part of this iteration begins in each row
         for (name, size), length in zip(sizes.items(), lengths, strict=True):
-            # position in the part of each output column, which is below 0 in the padding on the left of a prompt
+            # position of each output column in the part; below 0 in the padding on the left of a prompt
             position = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (position >= 0) & (position < length)
             ids = np.take_along_axis(tokens, np.where(inside, position + first, 0), axis=-1)

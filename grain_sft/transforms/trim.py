@@ -23,8 +23,8 @@ class TrimToMultiple(grain.transforms.Map):
     would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
 
     Args:
-      multiple: Number of which the remaining number of columns is a multiple. OpenChat uses 64; a TPU's attention kernels need
-        128 or 512.
+      multiple: Number that divides the number of columns that are left. OpenChat uses 64; a TPU's attention kernels need 128
+        or 512.
     """
 
     trims_columns = True
