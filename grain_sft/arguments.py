@@ -19,7 +19,7 @@ MOST_TOKENS = 2**31 - 1
 """Maximum number of tokens in a row: positions are int32."""
 
 MOST_AHEAD = 10_000
-"""Limit on the number of threads. The numbers of worker processes and of batches that are made ahead have the same limit."""
+"""Maximum number of threads. It is also the maximum number of worker processes, and of batches that are made ahead."""
 
 
 def as_sequence_length(value: object, name: str = "sequence_length") -> int:
@@ -81,7 +81,7 @@ def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
 
 
 def check_choice(name: str, value: object, choices: Collection[str], error: type[GrainSftError]) -> None:
-    """Raise `error` unless `value` is one of `choices`. The message names the argument, `name`."""
+    """Raise `error` unless `value` is one of `choices`."""
     if value not in choices:
         raise error(f"{name}={value!r}: expected one of {', '.join(choices)}.")
 

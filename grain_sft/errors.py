@@ -9,7 +9,7 @@ class GrainSftError(Exception):
 
 
 class CorpusError(GrainSftError, ValueError):
-    """Token files, a mix file (a list of token files) or a saved index of a corpus with invalid content."""
+    """Token files, a mix file or a saved index with invalid content, or an argument that does not fit a corpus."""
 
 
 class WrongTypeError(GrainSftError, TypeError):

@@ -27,7 +27,7 @@ class Registry(Generic[Entry]):
       entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
       kinds: Types that a registered or imported object may have.
-      base: Class from which entries that are classes must derive, and so must the classes of the objects that `make` returns.
+      base: Class from which entries that are classes must derive. Objects that `make` returns must be instances of it.
     """
 
     def __init__(
