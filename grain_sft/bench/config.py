@@ -218,7 +218,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler that repeats the first `count` steps of a pipeline. The repeating pipeline also has it as `withdrawals`."""
+    """Sampler that repeats the first `count` steps of a pipeline. It is also the `withdrawals` of the repeating pipeline."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

@@ -139,7 +139,7 @@ def _grain_without_jax() -> Iterator[None]:
     """Hide JAX from the imports in the context, and import Grain at the end of the context. If JAX is loaded, do nothing.
 
     Without JAX, Grain's import takes a third of the time. The garbage collector pauses during the imports, and later ignores
-    the imported modules. Sparing the garbage collector this work saves 7 % of the CPU time of `grain-sft receipt`.
+    the imported modules. This saves 7 % of the CPU time of `grain-sft receipt`.
     """
     if "jax" in sys.modules:
         yield

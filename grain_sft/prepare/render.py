@@ -102,7 +102,7 @@ class Renderer:
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
         # A response may have no text. With `empty="keep"`, it still has its BOS and EOS. The template refuses "keep" if both
-        # options are off. With "drop", the response has no tokens, and `pair_of` refuses the pair.
+        # `bos` and `eos` are off. With "drop", the response has no tokens, and `pair_of` refuses the pair.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)

@@ -18,7 +18,7 @@ from grain_sft.storage import exclusive, files, is_at
 MANIFEST = "prepare.json"
 """Name of the file that is written last. A folder that contains it is a finished corpus."""
 LOCK = "lock"
-"""Name of the file in the folder of unfinished work that a process locks while it prepares."""
+"""Name of the lock file in the folder of unfinished work. A process locks this file while it prepares."""
 
 
 class Target:
@@ -92,7 +92,8 @@ class Target:
                     return manifest
                 self.discard()  # the folder that `_locked` made
         elif self.remote or os.path.isdir(self.work):
-            # Remove the work of an interrupted run, unless another process holds the lock: it is replacing this corpus.
+            # Remove the work of an interrupted run. If another process holds the lock, it is replacing this corpus, and its
+            # work stays.
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
         return {**manifest, "already": True}

@@ -35,7 +35,7 @@ class Sources:
     """Sources of a layout's documents: the inputs, such as `chats.jsonl`, that the documents were made from.
 
     If a corpus has no file of sources, each label of its shards counts as an input. `names` has "" for an input without a name.
-    In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. If a source has one input, it is `SOURCE`.
+    In a mixture, a name is `SOURCE/INPUT`, or `SOURCE/0` if input 0 has no name. A source's only input has the name `SOURCE`.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -113,7 +113,7 @@ class TrainableTokens:
     response's first token is the prompt. The loss mask decides for the other tokens.
 
     A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. So with such a transform, the counter reads
-    the tokens of all rows. Without such a transform, it reads only rows with withdrawn documents.
+    the tokens of all rows. Without such a transform, it reads only the tokens of rows with withdrawn documents.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:

@@ -114,7 +114,7 @@ class StageColumns:
     def _epochs(self, lines: BatchSlots) -> Ints:
         """Return the epoch of each line, int64 [lines].
 
-        A layout may pack several epochs, each in its own way. With 3 epochs, epoch 1 of the sampler is epochs 3, 4 and 5.
+        A layout may pack several epochs, each in its own way. If it packs 3, epoch 1 of the sampler is epochs 3, 4 and 5 here.
         """
         epochs = lines.epoch.copy()
         with_row = np.flatnonzero(lines.row != FILL_ROW)

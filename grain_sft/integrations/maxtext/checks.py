@@ -98,7 +98,7 @@ def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer)
 
 
 def _check_responses(layout: Layout, where: str) -> None:
-    """Refuse a pair with an empty response: its loss by ORPO is infinite, so all weights become NaN."""
+    """Refuse a pair with an empty response: its ORPO loss is infinite, so all weights become NaN."""
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)

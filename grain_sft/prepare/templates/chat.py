@@ -1,7 +1,7 @@
 """The templates hf and olmo, which render chats with a Jinja chat template.
 
 Token ids are those of transformers' `apply_chat_template`. The assistant's texts take loss, and so does the control token or
-markup that ends each of its turns. If the template marks texts with {% generation %}, only the marked texts take loss.
+markup that ends a turn of the assistant. If the template marks texts with {% generation %}, only the marked texts take loss.
 """
 
 import json
@@ -84,7 +84,7 @@ class Chat(Template):
             raise _refusal(error, conversation, is_plain) from error
 
     def _refuse_unread(self, messages: Messages, tools: Tools, text: str) -> None:
-        """Refuse a chat with calls, thoughts, tools or messages of some role that its template ignores.
+        """Refuse a chat if the template ignores its calls, thoughts, tools, or messages of some role.
 
         For example, the template ignores the tools if the chat without tools is rendered to the same `text`.
         """
@@ -181,7 +181,7 @@ def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
-    # rendered again with a mark in each turn, because a template may mark two spans in one turn and none in another
+    # The chat is rendered again with a mark in each turn. A template may mark two spans in one turn and none in another.
     marks = Marks(chat.messages, chat.tools, chat.template.source)
     marked = list(chat.messages)
     for index in assistants:

@@ -75,7 +75,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 
 
 def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turns: Sequence[int]) -> list[str] | None:
-    """Return the texts before, between and after the contents of `turns`. None unless each content occurs once, in order."""
+    """Return the texts before, between and after the contents of `turns`, if each content occurs once, in order. Else None."""
     marks = Marks(messages, tools, template.source)
     marked = list(messages)
     for turn in turns:
@@ -85,7 +85,7 @@ def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turn
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents in `text`. None if `around` and the contents, perhaps trimmed, do not make up `text`.
+    """Return the spans of the contents in `text`, if `around` and the contents, perhaps trimmed, make up `text`. Else None.
 
     For example, `around` ["<u>", "</u>"] and the content "Hi" make up "<u>Hi</u>". The span is (3, 5).
     """

@@ -35,7 +35,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace. It refuses names that begin with an underscore: by these, a template could leave the sandbox."""
+    """Jinja's namespace. It refuses names that begin with an underscore: with them, a template could leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`

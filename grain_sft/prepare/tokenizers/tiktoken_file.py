@@ -21,7 +21,7 @@ _CHARACTERS = (
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
 
 # All ordered pairs of `_CHARACTERS`, to test a split pattern. tiktoken loses the characters that the pattern does not match.
-# The test does not reveal every such pattern: `a|[^b]` loses "b", which is in no pair.
+# The test does not reveal every pattern that loses text: `a|[^b]` loses "b", which is in no pair.
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
