@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 RECEIPT_VERSION = 2
-"""Version of the hashes in receipts. It increases when their content or method changes, and is a part of every hash."""
+"""Version of the hashes in receipts. Increase it to change what a hash covers or how it is computed. Every hash includes it."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
 """Segments of a row, as (starts, lengths, begin).

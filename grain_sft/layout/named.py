@@ -65,7 +65,7 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
         return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
     numbers, of_names = _resolved(named, find)
-    # `within` drops numbers that a layout lacks, but may keep some that the first layout lacks
+    # `within` drops the numbers that a layout lacks; for the first layout, it may keep some of them
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
@@ -117,8 +117,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
     """Map `documents`, numbers of the layout's corpus, to numbers in `layout.documents`, ascending.
 
-    If the layout ends documents elsewhere than the corpus, as `PackedLayout(boundaries="eos")` may, the result has every
-    document of the layout that shares a token with `documents`.
+    With `PackedLayout(boundaries="eos")`, documents of the layout may end elsewhere than those of the corpus. The result then
+    has every document of the layout that shares a token with `documents`.
     """
     of_layout, of_corpus = layout.documents, layout.corpus.documents
     if of_layout is None or of_layout is of_corpus:

@@ -1,4 +1,4 @@
-"""Reader of plans of packed rows from OLMo-core's `NumpyPackedFSLDataset` (3.0.0), in `dataset-common/` of its work directory.
+"""Reader of OLMo-core's plans of packed rows: files that `NumpyPackedFSLDataset` (3.0.0) writes to `WORK_DIR/dataset-common`.
 
 OLMo-core packs each group of source files by itself. A piece is the part of a document that one row holds. The plan of a group
 is three files of raw uint64:

@@ -14,8 +14,8 @@ class PairsLayout(Layout):
     """One preference pair in each row: a prompt, the chosen response, and the rejected response.
 
     The prompt is segment 1 of the row, the chosen response segment 2, the rejected response segment 3. A long prompt keeps its
-    end, and a long response its beginning, as in MaxText's `DPODataFormatting`. The transform `split_pairs` converts
-    rows to the arrays of a trainer.
+    end, and a long response its beginning, as in MaxText's `DPODataFormatting`. The transform `split_pairs` converts rows to
+    the arrays of a trainer.
 
     Args:
       corpus: Corpus of pairs, in format `pairs`.

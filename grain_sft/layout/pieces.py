@@ -86,8 +86,8 @@ def pieces_of(
 ) -> Pieces:
     """Return the pieces of segments. A segment that crosses a shard border becomes several pieces.
 
-    Each argument after `corpus` is int64 [segments]. It means the same as the attribute of `Pieces` with its name, except that
-    `start` is counted from the first token of the corpus.
+    Each argument after `corpus` is int64 [segments], with the meaning of the attribute of `Pieces` of the same name. But
+    `start` is the token offset in the corpus, not in the shard.
     """
     begins, ends = corpus.shard_borders[:-1], corpus.shard_borders[1:]
     shard, stop = ends.searchsorted(start, side="right"), start + length

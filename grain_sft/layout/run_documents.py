@@ -27,8 +27,8 @@ class RunDocuments:
     The documents of the first stage keep their numbers in its layout, such as 0 to 99. In the second stage, the first document
     that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
-    A layout whose rows do not follow documents reserves as many numbers as its corpus has tokens, because a count of its
-    documents may read all tokens.
+    A layout whose rows do not follow documents reserves a number for each token of its corpus, not for each document. A
+    count of the documents may read all tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -138,8 +138,8 @@ def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layo
     """Yield (name, part, mask, numbers) for each part of a layout, ordered as in `parts_by_documents`.
 
     `documents`, int64 [n], are numbers in `layout`. `mask`, bool [n], is True for the documents of the part. `numbers` are the
-    numbers of these documents in the part. The iterator stops after the part with the highest of `documents`, because to count
-    the documents of the next part may read all tokens of the part.
+    numbers of these documents in the part. The iterator stops after the part with the highest of `documents`. It counts no
+    documents of later parts, because a count may read all tokens of a part.
     """
     end, last = 0, int(documents.max(initial=-1))
     for name, part in parts_by_documents(layout):

@@ -116,8 +116,7 @@ class Traits:
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
             return sources
-        # For each document of the layout, `holder` is the last of the corpus's documents that starts at or before it. It is an
-        # index into `by_start`.
+        # for each document of the layout, the corpus's document that contains its first token, as an index into `by_start`
         by_start = self.corpus.documents.by_start()
         holder = self.corpus.documents.start[by_start].searchsorted(self.finder.documents.start, side="right") - 1
         assert self.corpus.sources is not None

@@ -21,13 +21,13 @@ _VERSION = 1  # increment to rebuild cached indices
 class Variant(NamedTuple):
     """Properties of a system whose rows `MegatronGptLayout` reproduces."""
 
-    extra: bool = True  # whether a row also holds the first token of the next row by default
+    extra: bool = True  # default of `add_extra_token_to_sequence`
     shuffles: bool = True  # whether documents and samples are shuffled
     # Whether blends follow megatron-core: each shard is a data set, and its number of samples is rounded up. With weights 0.5
     # and 0.5, a blend of 5 samples has 3 + 3. If False, all shards of a corpus without weights are one data set.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
-    resets: bool = True  # whether attention and positions begin anew after each EOD by default
+    resets: bool = True  # whether `reset_attention_mask` and `reset_position_ids` are true by default
     segments_per_row: int = 25  # default of `max_segments_per_row`
     masks_targets: bool = False  # whether predictions of EOD take no loss
     splits: bool = False  # whether `document_split` may divide the documents of each data set

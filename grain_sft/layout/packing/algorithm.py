@@ -46,7 +46,9 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Check `columns`, which an algorithm made for `lengths`, and return them as int64 `PackedRows`.
+        """Check `columns`, which an algorithm returned, and return them as int64 `PackedRows`.
+
+        `lengths` is int64 [documents], the argument of the algorithm.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.

@@ -60,7 +60,9 @@ def disabled_for(sort: str) -> str:
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array as on the CPU that `ties` names, or None for each if this process sorts in that order.
+    """Return the argsort of each array as on the CPU that `ties` names.
+
+    The result is None for each array if `ties` is "stable", or if this process sorts as that CPU does.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.

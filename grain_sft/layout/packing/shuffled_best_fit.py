@@ -12,7 +12,7 @@ from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
 # Best fit depends only on lengths. So with one chunk, up to 90% of the rows are the same in two epochs. With 16 chunks of at
-# least 32 rows, 1-4% of the rows are. A small corpus has fewer chunks, but at least two, even if these have under 32 rows.
+# least 32 rows, 1-4% of the rows are the same. A small corpus has fewer chunks, but at least two, even of under 32 rows.
 _CHUNKS = 16
 _LEAST_ROWS = 32  # of a chunk, if there are more than two chunks
 
