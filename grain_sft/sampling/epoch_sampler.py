@@ -23,9 +23,9 @@ class EpochSampler(StreamSampler):
     """
 
     def _set_stream(self, source: SourceOrder, epochs: RunningEpochs, rows_at: RowsAt, batching: str = "") -> None:
-        """Set the stream that the sampler reads: `source`, whose blocks have the epochs `epochs`.
+        """Set the one stream of the sampler.
 
-        `rows_at` and `batching` are those of `EpochStream`.
+        `source`, `rows_at` and `batching` are those of `EpochStream`. `epochs` are the epochs of one block.
         """
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, epochs.num_rows, rows_at
@@ -43,7 +43,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. With steps of two epochs, it may differ from `epochs * steps_per_epoch`."""
+        """Number of steps; None means no end. With `runs_on`, it may differ from `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:

@@ -45,7 +45,7 @@ class _Split:
             num_rows = -((self.offset - self.unit - scaled) // self.share)
         else:
             num_rows = (scaled + self.offset) // (self.unit - self.share) + 1
-        # These formulas ignore that `lefts` gives a branch at most t of t rows. This adds the condition t >= k + 1.
+        # These formulas ignore that a branch gets at most t of t rows. The next line adds the condition t >= k + 1.
         rows: Ints = np.maximum(np.minimum(num_rows, _INT64_LIMIT), numbers + 1).astype(np.int64) - 1
         return rows
 
@@ -90,7 +90,7 @@ class HalvingTree:
         self._root = self._tree(heaviest_first, [], 0.0)
 
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
-        """Return the tree of `sources`, which are sorted, the heaviest first. The sources before a cut are in the left branch.
+        """Return the tree of `sources`, which are sorted, the heaviest first. The first ones of them are in the left branch.
 
         `path` is the path from the root to this tree, as in `_paths`. `distance` is the number of rows by which the sources
         together may differ from their share.
@@ -108,9 +108,9 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
-        # If all `sources` together have a deficit, the node gets more rows to make up for it. The left branch gets its share
-        # of these rows in any case, so the offset adds only the rest of the branch's deficit. With the 1/2, `_Split` rounds
-        # to the nearest integer.
+        # If all `sources` together have a deficit, more rows reach this node. The left branch gets its share of these rows
+        # anyway, so the offset adds only the rest of the branch's deficit. With the 1/2, `_Split` rounds to the nearest
+        # integer.
         offset = Fraction(1, 2) + sum(deficits[:cut]) - share * sum(deficits)
         unit = math.lcm(share.denominator, offset.denominator)
         split = _Split(int(share * unit), int(offset * unit), unit)

@@ -37,9 +37,8 @@ class IndexSampler(EpochSampler):
       global_batch_size: Number of rows of a step, of all hosts together.
       seed: Seed of the order, 0 or more.
       order: Order of the rows in an epoch. `olmo`, `maxtext`, `openchat` and `grain` equal the orders of OLMo-core, MaxText,
-        OpenChat and Grain.
-        `episode` is `RandomState(seed + epoch).permutation` of numpy. `random` draws with replacement. In `balanced`, the
-        rows of a step have similar costs of attention. `package.module:Name` is an order of yours.
+        OpenChat and Grain. `episode` is `RandomState(seed + epoch).permutation` of numpy. `random` draws with replacement. In
+        `balanced`, the rows of a step have similar costs of attention. `package.module:Name` is an order of yours.
       host: Index of this host, and the number of hosts.
       shuffle: Whether rows are shuffled. `false` reads them in ascending order, divided between hosts as in `order`.
       epochs: Number of epochs after which the run ends. Without it, the run never ends.
@@ -53,7 +52,7 @@ class IndexSampler(EpochSampler):
         as `balanced`, need it.
       chunk_size: Number of consecutive rows that stay together, as with `chunk_size` of OLMo-core's data loader.
       start: Epoch of the first row of step 0, and index of that row in the epoch's order. It is (0, 0) unless an earlier stage
-        of the run read rows. In order `maxtext`, it counts the rows that all hosts have read, a multiple of their number.
+        of the run read rows. In order `maxtext`, the index counts the rows of all hosts: a multiple of the number of hosts.
       cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:

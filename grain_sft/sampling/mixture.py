@@ -33,7 +33,7 @@ class Mixture:
         `epochs`. "stop": the mixture ends before the first row that the source lacks. "fail": as "stop", but the step that
         needs the missing row raises a SamplerError. "renormalize": the other sources divide the share of the ended source. The
         mixture ends when every source with a weight above 0 has ended, even if `schedule` gives another source a weight
-        later. For a source with an `on_exhausted` of its own, that one holds.
+        later. A source's own `on_exhausted` takes precedence.
       schedule: Pairs (step, weights by name). The weights hold from the step on, and do not change earlier rows. From the step
         on, a source that is behind its share gets more rows, and a source that is ahead gets fewer. A mixture that ends
         cannot have a schedule if it is a source of another mixture.

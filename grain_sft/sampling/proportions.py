@@ -36,16 +36,16 @@ class _Phase(NamedTuple):
 class Proportions:
     """The source of each row of a mixture, in proportion to the shares: a pure function of the row, in constant time.
 
-    With constant weights whose common denominator is at most `TABLE_ROWS`, each source is always less than one row from its
-    share (`ScheduleTable`). With other weights, such as 0.123456789, each source is less than two rows from its share
-    (`HalvingTree`).
+    Constant weights are converted to integers: 0.7 and 0.3 to 7 and 3. If these sum to at most `TABLE_ROWS`, each source is
+    always less than one row from its share (`ScheduleTable`). With other weights, such as 0.123456789, each source is less than
+    two rows from its share (`HalvingTree`).
 
     Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
     all rows so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row.
 
     After a change, up to three sources stay within one row of their share. With more sources, no rule can promise that without
-    knowing the change in advance. Example: the sources A to F have a weight of 1/6 each. D, E and F have given no row before
-    row 3. From row 3 on, they go on alone, with a weight of 1/3 each:
+    knowing the change in advance. Example: the sources A to F have a weight of 1/6 each, and A, B and C gave the first 3 rows.
+    From row 3 on, A, B and C have the weight 0, and D, E and F have a weight of 1/3 each:
 
       rows so far   sources of these rows   share of F           rows of F   deficit of F
       3             A B C                   3/6 = 1/2            0           1/2
@@ -61,7 +61,8 @@ class Proportions:
 
     Attributes:
       length: Number of rows of the mixture; None if it never ends, or ends in a failure.
-      failure: First row of the mixture that a source with "fail" lacks, and the number of that source; None if no source fails.
+      failure: First row of the mixture that needs a missing row of a source with "fail", and the number of this source; None if
+        no source fails.
     """
 
     def __init__(
@@ -131,8 +132,11 @@ class Proportions:
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
             limit, after_last = self._limits[source], int(on_exhausted == "renormalize")
-            # number of a row of the source, from 0 in this phase: its last row with "renormalize", else the first that it lacks
-            number = -1 if limit is None else limit - phase.counts[source] - after_last
+            if limit is None:
+                continue
+            # rows of the source, counted from 0 in this phase
+            first_missing = limit - phase.counts[source]
+            number = first_missing - after_last  # with "renormalize", the last row that the source has
             if number < 0:
                 continue
             row = int(phase.chooser.find(source, np.array([number]))[0])
@@ -173,7 +177,7 @@ class Proportions:
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return, for each i, the row of the mixture that is row `numbers[i]` of `source`, or -1 for none: int64 [n]."""
         rows = np.full(len(numbers), -1, np.int64)
-        # row k of the source is in the last phase before which the source gave at most k rows
+        # If the source gave 3 rows before phase 1 and 8 rows before phase 2, phase 1 has its rows 3 to 7.
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
             phase = self._phases[phase_number]

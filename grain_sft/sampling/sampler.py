@@ -90,10 +90,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps from step 0 to the last one that reads a row of the first `epochs` epochs.
+        """Return the number of steps, from step 0 on, that read the first `epochs` epochs.
 
         None means the epochs of the run, or one epoch if the run never ends. More epochs than the run has are a
-        `SamplerError`.
+        `SamplerError`. A step that also reads the next epoch counts in a mixture, but not in other samplers.
         """
 
     @abc.abstractmethod

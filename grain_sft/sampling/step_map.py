@@ -143,7 +143,7 @@ class MappedSampler(Sampler):
 
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
         ranges = self._map.read_between(span.first, end)
-        # (range of data steps, first row of `span` that these steps read, row after the last one), then without empty ranges
+        # each range of data steps, with the first row of `span` that these steps read, and the row after the last one
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
         read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]
         if not read:  # the epoch is skipped as a whole

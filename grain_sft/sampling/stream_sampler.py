@@ -44,8 +44,8 @@ class StreamSampler(Sampler):
     def _rows(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of the run's sequence of rows, int64 [n]. Index 0 is the first row of `step`.
 
-        Past the end of the run, the row is `FILL_ROW`, which is padding. Without `runs_on`, it is also `FILL_ROW` past the end
-        of the epoch.
+        An index past the end of a mixture has the row `FILL_ROW`, which is padding. Without `runs_on`, an index past the end of
+        the epoch has this row, too.
         """
 
     @abc.abstractmethod

@@ -24,7 +24,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
 
     @functools.cache
     def cost_of() -> Ints:
-        """Return the cost of each row, int64 [num_rows]; raise a `SamplerError` if the caller's costs are not as many."""
+        """Return the cost of each row, int64 [num_rows]; raise a `SamplerError` for another number of costs."""
         row_costs = np.asarray(costs.rows())
         if row_costs.shape != (num_rows,):
             expected = f"expected the cost of each of {num_rows} rows, such as layout.row_costs"
@@ -39,7 +39,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]
         steps = random.permutation(len(cuts) - 1)  # step `steps[0]` gets the cheapest rows, step `steps[1]` the next
-        # index i of `by_cost` is for slot `slot[i]` of step `steps[rank[i]]`
+        # row i of `by_cost` goes to step `steps[rank[i]]`; row i of `shuffled_in_steps` goes to slot `slot[i]` of that step
         rank, slot = expand_counts(np.diff(cuts)[steps])
         shuffled_in_steps = by_cost[np.lexsort((random.random(len(by_cost)), rank))]
         rows[cuts[steps][rank] + slot] = shuffled_in_steps

@@ -58,7 +58,7 @@ def _grain_seed(seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _key(seed: int, epoch: int) -> int:
-    """Return 32 bits of a hash of seed and epoch. Their sum would make epoch 1 of seed 0 equal to epoch 0 of seed 1."""
+    """Return 32 bits of a hash of seed and epoch. With `seed + epoch`, epoch 1 of seed 0 would equal epoch 0 of seed 1."""
     digest = hashlib.blake2b(f"grain_sft shuffle:{seed}:{epoch}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 

@@ -60,7 +60,7 @@ def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) ->
 
 def _block_bits(last: int) -> int:
     """Return the number of bits of a block, as the library computes it: one bit too few if `last` is 4^k, k >= 8."""
-    bits = (last - 1).bit_length()  # one too few if `last` is 2^bits; rounding up repairs odd and small `bits`
+    bits = (last - 1).bit_length()  # one too few if `last` is 2^bits; the next line adds it if `bits` is odd or small
     return max(bits + bits % 2, _LEAST_BITS)
 
 
