@@ -24,7 +24,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays of one value a row stay whole.
+    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays with one value a row stay whole.
 
     Raises:
       PipelineError: The batch does not have all these columns.

@@ -23,7 +23,7 @@ class FirstSteps:
     """Check of a pipeline's first batches. It warns once if no target in these batches takes loss."""
 
     def __init__(self) -> None:
-        self.left = NUM_CHECKED  # number of batches to check; 0 once a batch takes loss or has no keys of loss
+        self.left = NUM_CHECKED  # number of batches to check; 0 once a batch takes loss, or does not state its loss
         self._steps: list[int] = []  # steps whose batches take no loss
         self._lock = ForkSafeLock()
 

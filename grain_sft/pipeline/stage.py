@@ -16,8 +16,8 @@ from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
 """How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and `EpochStream.batching` of
-the last stage that read it. This is the text of the rule that cuts the epoch into batches. A later stage can continue inside
-the epoch only with the same text, such as "", which means consecutive rows."""
+the last stage that read it. `batching` states the rule that cuts the epoch into batches. A later stage can continue inside the
+epoch only with the same rule. For example, "" means that batches are consecutive rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Stage:
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
       amendments: Amendments (changes of the run, each from a step on), in the order of the run. Stages may number documents
-        differently, so an amendment that withdraws documents has their numbers in this stage here. It is None if the stage
-        lacks the documents. If `amendments` is None, documents have the same numbers in all stages.
+        differently: here, `withdraw` has the numbers of the documents in this stage. An entry is None if the stage lacks the
+        documents. If `amendments` is None, documents have the same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, one is below 1, the sampler is for another number of rows, or a
@@ -87,7 +87,6 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     reweights = reweights_of(amendments)
     applied = set[Amendment]()
     for number, stage in enumerate(stages, 1):
-        # the sampler continues where earlier stages ended
         starts, gap = _starts(stage, number, progress)
         gaps.append(gap)
         own_sampler = stage.sampler.continued(starts) if starts else stage.sampler
