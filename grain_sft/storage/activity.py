@@ -55,11 +55,11 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each batch that a thread makes now, then a line for each open request, both sorted by start time.
 
-    With a `pipeline`, the list has only the batches of this pipeline. It has the requests of all pipelines.
+    With a `pipeline`, batches of other pipelines are left out. The open requests are always those of all pipelines.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    oldest_first = sorted(making.copy().items(), key=lambda item: item[1][1])  # by the time of the start
+    oldest_first = sorted(making.copy().items(), key=lambda item: item[1][1])
     for thread, (step, since, its_pipeline) in oldest_first:
         if pipeline is None or its_pipeline is pipeline:
             describe, *arguments = doing.get(thread, ("no details".format,))

@@ -52,8 +52,8 @@ def load_or_make(
       make: Function that makes the arrays. A lock stops two processes of a machine from making them at once.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
         are downloaded into the user's cache. Arrays that the URL lacks are made, and then uploaded.
-      check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. `make` then makes them
-        again.
+      check: Function that raises ValueError if cached arrays are wrong, for example if a row number is below 0. `make` then
+        makes them again.
     """
     target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
     cache = files.cache_url() if folder is None else os.fspath(folder)
@@ -126,7 +126,7 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the arrays to the file `path`. The file appears under this name when it is complete."""
+    """Write the arrays to the file `path`. The file appears under this name only when it is complete."""
     contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
     described = {}
     offset = 0  # from the end of the header
@@ -172,7 +172,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def _mapped(file: IO[bytes]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays and the `depends` of an open file. Raise an exception that is not an OSError if the file is damaged."""
+    """Return the arrays and the `depends` of an open file. A damaged file raises an exception other than OSError."""
     start = file.read(_HEADER_START)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")

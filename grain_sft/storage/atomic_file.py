@@ -24,7 +24,8 @@ from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # maximum bytes of NAME; the whole name of the temporary file may have 255 bytes
-# seconds after the last write until a file of another host may be removed; this host may not see the other host's lock
+# A temporary file of another host is removed only if its last write was this many seconds ago, because this host may not see
+# the other host's lock.
 _ABANDONED_AFTER = 86_400.0
 
 _cleaned_folders: set[str] = set()  # folders that this process has cleaned
@@ -129,9 +130,10 @@ def _host() -> str:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """Make a temporary folder, and remove it at the end, even if Ctrl-C ends the process during the removal.
+    """Make a temporary folder, and remove it at the end, even if Ctrl-C arrives during the removal.
 
-    `TemporaryDirectory` alone forgets the folder when it begins to remove it. Here, the folder is empty by then.
+    `TemporaryDirectory` does not repeat a removal that Ctrl-C interrupts. So this function removes the folder first. If Ctrl-C
+    interrupts this, `TemporaryDirectory` removes the rest.
     """
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         try:

@@ -48,7 +48,7 @@ def _num_checked(size: int) -> int:
 
 
 class Block(NamedTuple):
-    """Bytes `start` to `stop` of one version of a remote file."""
+    """Bytes [start, stop) of one version of a remote file."""
 
     file: RemoteFile
     start: int
@@ -220,7 +220,7 @@ class Space:
         return used
 
     def _list(self) -> tuple[list[tuple[int, int, str]], int, int]:
-        """Return a list of (last use, size, path) of each finished file, the bytes of unfinished files, and those of all files.
+        """Return (last use, size, path) of each finished file, the bytes of unfinished files, and the bytes of all files.
 
         Remove unfinished files of killed processes.
         """

@@ -79,7 +79,7 @@ def digest_of(head: bytes, tail: bytes) -> str:
 
 
 def size_change(stored: FileStamp, size: int) -> str:
-    """Return the message for a file whose size, now `size` bytes, changed after it was indexed."""
+    """Return the message for a file that has `size` bytes now, and had another size when it was indexed."""
     verb = "grew" if size > stored.size else "shrank"
     problem = f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}"
     return f"{problem}. Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."

@@ -152,7 +152,7 @@ def glob(pattern: str) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> None:
-    """Raise a CorpusFileError for a folder that can't be listed, because its files would be missing. Ignore lost+found."""
+    """Raise a CorpusFileError for a folder that can't be listed: its files would be missing unnoticed. Ignore lost+found."""
     if os.path.basename(error.filename.rstrip("/")) != "lost+found":
         raise remote_files.failure(error.filename, error) from error
 
@@ -225,13 +225,13 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write `data` to a local or remote file. The file appears when it is complete."""
+    """Write `data` to a local or remote file. The file appears only when it is complete."""
     with atomic_write(path, "wb") as file:
         file.write(data)
 
 
 def upload(local: str | os.PathLike[str], url: str) -> None:
-    """Copy a local file to `url`. The remote file appears when it is complete."""
+    """Copy a local file to `url`. The remote file appears only when it is complete."""
     try:
         filesystem(url).put_file(os.fspath(local), url)
     except GrainSftError:

@@ -1,4 +1,4 @@
-"""Content hashes of files: the SHA-256 of the SHA-256s of their 4 MiB blocks, so that threads share the work (1 GB/s each)."""
+"""Content hashes of files. Threads hash 4 MiB blocks, 1 GB/s each. A file's hash is the SHA-256 of its blocks' hashes."""
 
 import concurrent.futures
 import hashlib

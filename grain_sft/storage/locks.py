@@ -59,7 +59,7 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
         _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
-            # native code may have forked a child with a copy of the descriptor: then closing it here frees no lock
+            # if native code has forked a child with a copy of the descriptor, closing it here would not free the lock
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -95,7 +95,7 @@ def is_at(fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of `target` (for `plan.npz`, the file `plan.lock`), so that one process of the machine makes `target`.
+    """Hold the lock of `target`, so that only one process of the machine makes it. `plan.npz` has the lock file `plan.lock`.
 
     Raises:
       StorageError: The folder can't be written to, or its file system has no locks.

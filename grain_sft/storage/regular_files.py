@@ -42,7 +42,7 @@ def inside(root: str | None, but: str = "") -> contextlib.AbstractContextManager
 
     Args:
       root: Real path of the folder, with a slash at its end; None changes nothing.
-      but: Path of a file that is allowed although it may lie outside of `root`, because the user gave the path.
+      but: Path of a file that the user gave. This file is allowed even outside of `root`.
     """
     return _allowing(_allowed.get() if root is None else _Allowed((root,), but))
 

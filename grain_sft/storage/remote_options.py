@@ -83,7 +83,8 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         """Return the options that environment variables set.
 
         $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS set the limits. $GRAIN_SFT_SHARD_CACHE sets the folder of the
-        cache; without it, nothing is cached. $GRAIN_SFT_SHARD_CACHE_BYTES and $GRAIN_SFT_SHARD_CACHE_UNIT set its sizes.
+        cache; without it, nothing is cached. $GRAIN_SFT_SHARD_CACHE_BYTES sets the maximum size of the cache, and
+        $GRAIN_SFT_SHARD_CACHE_UNIT the size of its blocks.
         """
         limits = super().from_environment()
         folder = os.environ.get(SHARD_CACHE_VARIABLE)

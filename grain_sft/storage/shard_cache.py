@@ -109,7 +109,7 @@ class ShardCache:
     def _fetch(self, pieces_of: PiecesOf, out: memoryview) -> PiecesOf:
         """Copy pieces of blocks to `out`. Fetch blocks that the cache lacks, and keep them if it has room.
 
-        Return the blocks that other processes are fetching, whose pieces are not copied.
+        Return the blocks that other processes are fetching. Their pieces are not copied.
         """
         reserved: dict[Block, int] = {}  # descriptors of the files of blocks to keep
         awaited, uncached = {}, []
@@ -193,7 +193,7 @@ class ShardCache:
         """Log the first failure to write to the cache."""
         if not self._has_warned:
             self._has_warned = True
-            text = "The shard cache %s can't be written to (%s). What it has is used; the rest is read from the bucket."
+            text = "The shard cache %s can't be written to (%s). Blocks that it lacks are read from the bucket."
             logging.warning(text, self._folder, getattr(error, "strerror", None) or error)
 
 

@@ -17,10 +17,10 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
-_FEWEST_COPIED = 24  # fewer pieces are read: 8 pieces of 180 tokens are read in 0.6 of the time that a copy takes
-_LARGEST_COPIED = 1 << 13  # bytes; pieces whose mean size is larger are read
+_FEWEST_COPIED = 24  # fewer pieces are read, not copied: reading 8 pieces of 180 tokens takes 0.6 of the time of a copy
+_LARGEST_COPIED = 1 << 13  # bytes; pieces of a larger mean size are read, not copied
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # calls of `gather` that only read after a copy that waited too often
+_READS_AFTER_SLOW_COPY = 1 << 8  # after a copy that waited too often, this many calls of `gather` make no copy
 _COPIES_PER_RELEASE = 1 << 12  # copies after which the pages of the maps are released
 
 IntsOrList = Sequence[int] | Ints
@@ -43,8 +43,8 @@ class ShardReader:
 
     A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
     copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
-    in the page cache, copies take 1.3 to 2 times as long as reads. So `gather` only reads for a while after a copy that often
-    waited for the disk.
+    in the page cache, copies take 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, `gather`
+    makes no copies for a while.
 
     Args:
       shards: Files to read. Methods name a file by its number in this sequence.
@@ -53,8 +53,8 @@ class ShardReader:
       scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
         A trace of a corpus that is not in the page cache then takes a third of the time.
       remote: Options for reading remote files. None means those that environment variables set.
-      whole_rows: For files of materialized rows, which store the arrays of each row together: whether a value is a whole row
-        instead of a token.
+      whole_rows: Whether a value is a whole row instead of a token. Only files of materialized rows can be read so, because
+        they store the arrays of each row together.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -152,7 +152,7 @@ class ShardReader:
         return values
 
     def fill(self, rows: Sequence[RowPieces]) -> Iterator[None]:
-        """Fill the rows in order, and yield after each, while the row is still in the processor's cache.
+        """Fill the rows in order. Yield after each row, so that the caller can use it while it is in the processor's cache.
 
         The files are checked after the last row.
         """
@@ -182,7 +182,7 @@ class ShardReader:
         activity.count("local_bytes", total)
 
     def _pieces(self, row: RowPieces) -> Pieces:
-        """Return the pieces of a row with a buffer for each, in place of its end in the row's memory."""
+        """Return the pieces of a row, each with its buffer in the row's memory."""
         shards, starts, ends, memory = row
         buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
         return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
@@ -273,7 +273,7 @@ def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -
 
 
 def _describe_read(files: Sequence[FileStamp], itemsize: int, shards: Sequence[int], starts: Sequence[int]) -> str:
-    """Describe a read of pieces for the watchdog. To describe each read would take 3 % of the time of a batch of chat rows."""
+    """Describe a read of pieces. Only the watchdog calls this: for each read, it would take 3 % of the time of chat rows."""
     if not starts:
         return "reading 0 pieces"
     first = files[shards[0]]

@@ -87,7 +87,7 @@ def _configured(*protocols: str) -> dict[str, Any]:
 
 
 def _session_options(key: str, *protocols: str) -> dict[str, Any]:
-    """Return options of an aiohttp session with `CheckedResponse`s, and those that fsspec's configuration has under `key`."""
+    """Return the options of an aiohttp session under `key` in fsspec's configuration, with `CheckedResponse` added."""
     from grain_sft.storage.remote.checked_response import CheckedResponse
 
     configured = dict(_configured(*protocols).get(key, {}))

@@ -37,7 +37,7 @@ class RemotePiece(NamedTuple):
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
     """Return the bytes of each range. A range beyond the end of a file has fewer bytes.
 
-    In place of a range that can't be read, return the exception of the first of its requests that failed.
+    For a range that can't be read, return the first exception of its requests instead.
 
     Raises:
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.

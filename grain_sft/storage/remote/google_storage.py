@@ -1,4 +1,4 @@
-"""gcsfs file system with the retries and deadlines of module `retries` in place of its own. Importing this needs gcsfs."""
+"""gcsfs file system with the retries and deadlines of module `retries` in place of gcsfs's own. Importing this needs gcsfs."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Requests for ranges of bytes of remote files, and checks of the size and the version of what the server sends."""
+"""Requests for ranges of bytes of remote files, and checks of the size and the version of each body."""
 
 import asyncio
 import itertools
@@ -18,8 +18,8 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A request: the URL of a file; the part as text, such as "bytes 0 to 9 ", or "" for the whole file; and the function that
-makes the request, whose argument is the fsspec file system."""
+"""A request: (URL, part, function). `part` is a text such as "bytes 0 to 9 "; "" means the whole file. The function makes the
+request with its argument, the fsspec file system."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
@@ -114,7 +114,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # a version is known only from an earlier answer of the server, perhaps to another process
+    # with a version, the server counts as reached: it has sent the version before, perhaps to another process
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 

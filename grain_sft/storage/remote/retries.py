@@ -24,7 +24,7 @@ FIRST_CONTACT = 6.0
 """Seconds for all attempts at a server that never answered this process. Its name or the network is probably wrong."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
-_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; each later attempt has twice as long
+_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; each later attempt may take twice as long as the one before
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for unknown statuses
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
@@ -164,7 +164,7 @@ def server_of(client: Any, path: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed later: after status 408, 429 or 5xx, a broken connection, or a wrong body."""
+    """Return whether a repetition may succeed: after status 408, 429 or 5xx, a broken connection, or a wrong body."""
     if isinstance(error, (ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
     if isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error):
