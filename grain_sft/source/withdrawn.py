@@ -111,7 +111,7 @@ class _PaddedSource(RowSource):
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
         """Return the arrays of `NpyDataSource.read_rows`, with padding in all arrays but `loss`.
 
-        `loss` needs no change, because it is ignored where `target_segment_ids` is 0, as it is for padding.
+        `loss` needs no change, because it is ignored where `target_segment_ids` is 0. Padding has 0 there.
         """
         read = self._source.read_rows(indices)
         if read is None:
@@ -123,7 +123,7 @@ class _PaddedSource(RowSource):
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            # the token before the span, if it is in the same row, has the first token of the span as its target
+            # if the token before the span is in the same row, its target is the first token of the span
             first = begin - (begin % length > 0)
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
@@ -139,7 +139,7 @@ class _PaddedSource(RowSource):
 
 
 class _WithdrawnDocuments:
-    """Withdrawn documents of one layout. `documents` are their numbers in this layout, and `steps` their first steps."""
+    """Withdrawn documents of one layout. Its document `documents[i]` is withdrawn from step `steps[i]` on."""
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
         order = np.argsort(steps)  # `np.unique` then keeps the lowest step of a document that is listed twice

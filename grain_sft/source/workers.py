@@ -1,4 +1,4 @@
-"""Start and end of Grain's worker processes, in any program: a script, a notebook, a test, or one that runs under absl.app."""
+"""Start and end of Grain's worker processes, in any program: a script, a notebook, a test, or a program of absl.app."""
 
 import _thread
 import atexit
@@ -76,7 +76,7 @@ class InOrder:
         return next(self.iterator)
 
     def check(self) -> None:
-        """Raise a RuntimeError, as Grain does, if a worker died 10 s ago. A thread that waits for `next` calls this.
+        """Raise a RuntimeError, as Grain does, if a worker has been dead for 10 s. A thread that waits for `next` calls this.
 
         Grain itself raises within some seconds, unless the worker was killed while it held a lock. Then Grain waits forever.
         """
@@ -150,7 +150,7 @@ def _close(iterator: Any, tree: Iterable[Any]) -> None:
 
 
 def _end_waits(tree: Iterable[Any]) -> None:
-    """Put a last element, an error, into the queues of the iterators in `tree`, for the threads that wait for an element."""
+    """Put an error into the queue of each iterator in `tree`, as the last element for the threads that wait for one."""
     for each in tree:
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
@@ -201,8 +201,8 @@ def _tree(iterator: Any) -> Iterator[Any]:
 def _startable() -> Iterator[None]:
     """Let Grain start worker processes in the context.
 
-    Grain reads its absl flags, which fails before the command line is parsed, so the flags get their defaults. Workers would
-    run the main script again, which fails without an `if __name__ == "__main__"` guard, so the script is hidden. Workers do not
+    Grain reads its absl flags. This fails before the command line is parsed, so the flags get their defaults. Workers would
+    run the main script again. This fails without an `if __name__ == "__main__"` guard, so the script is hidden. Workers do not
     need the script: cloudpickle sends them all that they run, including classes of the script.
     """
     with _lock.lock:
