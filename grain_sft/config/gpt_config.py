@@ -13,7 +13,7 @@ from grain_sft.errors import ConfigError
 from grain_sft.options import REQUIRED, Section, check_value, options_of
 from grain_sft.sampling import ORDERS
 
-TRAINERS = (
+TRAINER_KEYS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
     *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
 )
@@ -120,7 +120,7 @@ def _check_others(others: list[Any], where: str) -> None:
     """Refuse keys that look like misspelt keys of ours. Log the other keys, which belong to the trainer and are ignored."""
     for key in others:
         near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
-        if near and key not in TRAINERS:
+        if near and key not in TRAINER_KEYS:
             why = "A trainer's other keys are ignored, but this key looks like a misspelt key of ours"
             raise ConfigError(f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. {why}.")
     if others:

@@ -39,7 +39,7 @@ class PartsMaker:
         sampler.pop("global_batch_tokens", None)
         schedule = sizes_of(sampler.get("schedule", ()), layout["sequence_length"])
         where = f"{self._where}: transforms"
-        # Transforms are made first, so that a wrong transform is an error before the corpus is opened, which may take long.
+        # Opening the corpus may take long. So make the transforms first: a wrong transform is an error at once.
         transforms = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
         make = self._single if corpus.get("mixture") is None else self._mixture
         source, row_sampler = make(corpus, layout, sampler, schedule)

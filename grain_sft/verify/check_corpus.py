@@ -46,7 +46,7 @@ class VocabularyCheck:
         """Add the highest id to a report, and a wrong finding for each shard with ids that are too high."""
         report.figures["highest_token"] = self._highest
         for shard, (index, token, count) in self._too_high.items():
-            more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
+            more = f"; {count - 1:,} more ids in this file are too high" if count > 1 else ""
             sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
             place = f"token {index - self._corpus.shard_borders[shard]}"
             report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, place)

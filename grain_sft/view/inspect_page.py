@@ -40,8 +40,9 @@ def inspect_page(
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in (step, *neighbours):  # `step` first, so that errors are about it
-        count = len(pipeline.sampler.rows(number))  # not the same for all steps if the batch size has a schedule
-        most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(number).source.layout.sequence_length))  # of each of 3 steps
+        count = len(pipeline.sampler.rows(number))  # a schedule may change the number of rows from step to step
+        length = pipeline.at(number).source.layout.sequence_length
+        most_rows = max(1, MOST_TOKENS // (3 * length))  # a page has up to 3 steps
         chosen = range(min(count, most_rows)) if rows is None else rows
         if number != step:
             # a row that a neighbour lacks is left out; if `step` lacks a row, `view_rows` raises an error
