@@ -93,10 +93,12 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
         raise ConfigError(f"{path}: line {error}") from None
     # PyYAML raises more than YAMLError: ValueError for 2024-13-01, LookupError and AttributeError for odd scalars.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        hint = "" if is_yaml else ". A YAML config is named .yaml."
-        raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{hint}") from error
+        # errors of PyYAML end with a line that points to a column
+        fix = "\nFix the file." if is_yaml else ". A YAML config is named .yaml. Fix the file, or its name."
+        raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{fix}") from error
     if not isinstance(stated, dict):
-        raise ConfigError(f"{path}: expected sections {', '.join(SECTIONS)}; found a {type(stated).__name__}.")
+        found = f"{path}: expected sections {', '.join(SECTIONS)}; found a {type(stated).__name__}"
+        raise ConfigError(f"{found}. Write these sections.")
     inheriting.append(path)
     return inherit(path, os.path.dirname(path), stated, inheriting)
 
@@ -121,7 +123,7 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[st
     if parent is None:
         return stated
     if not isinstance(parent, str):
-        raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config.")
+        raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config. Give one.")
     parent = files.normalize(parent)
     if not files.is_remote(parent):
         in_working_directory, parent = os.path.abspath(parent), _joined(folder, parent)

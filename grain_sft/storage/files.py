@@ -221,7 +221,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     except GrainSftError:  # raised inside the context; some classes of GrainSftError derive from OSError
         raise
     except OSError as error:
-        raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
+        fix = "Check the permissions and the free space of its folder"
+        raise StorageError(f"{name}: can't be written ({error.strerror or error}). {fix}.") from error
 
 
 def write_bytes(path: str, data: bytes) -> None:
@@ -237,7 +238,8 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
     except GrainSftError:
         raise
     except Exception as error:  # clients raise their own kinds of exceptions
-        raise StorageError(f"{url}: can't be written ({type(error).__name__}: {error}).") from error
+        found = f"{url}: can't be written ({type(error).__name__}: {error})"
+        raise StorageError(f"{found}. Check the URL and your permission to write there.") from error
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:

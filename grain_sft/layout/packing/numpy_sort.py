@@ -80,15 +80,16 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
     try:
         done = subprocess.run(command, env=environment, input=values, capture_output=True)
     except OSError as error:
-        raise LayoutError(f"ties='numpy:{sort}': no process could be started to sort ({error}).") from error
+        problem = f"no process could be started to sort ({error})"
+        raise LayoutError(f"ties='numpy:{sort}': {problem}. Free memory, or end other processes.") from error
     greeting, _, answer = done.stdout.partition(b"\n")
     if greeting:
         _check_process(greeting.decode(), sort)
     if len(answer) != 8 * ends[-1]:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise LayoutError(
-            f"ties='numpy:{sort}': the process that sorts ended with status {done.returncode} ({lines[-1]})."
-        )
+        problem = f"the process that sorts ended with status {done.returncode} ({lines[-1]})"
+        fix = f"Free memory, or copy the plan from a machine whose own sort is numpy:{sort}"
+        raise LayoutError(f"ties='numpy:{sort}': {problem}. {fix}.")
     return np.split(np.frombuffer(answer, np.int64), ends[:-1])
 
 

@@ -102,7 +102,8 @@ def _write(target: Path, key: Mapping[str, Any], generator: tuple[str, int]) -> 
     try:
         result = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     except OSError as error:
-        raise StorageError(f"{target}: no process could be started to make it ({error}).") from error
+        problem = f"no process could be started to make it ({error})"
+        raise StorageError(f"{target}: {problem}. Free memory, or end other processes.") from error
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit status {result.returncode}"]
         size = num_rows * permute.row_dtype(num_rows).itemsize / 1e9

@@ -121,8 +121,10 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
     if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
         kind = RemoteTimeoutError if isinstance(error, RequestFailedError) else CorpusFileError
         return kind(f"{path}: {part}can't be read: {error}.")
-    reason = f": {NO_CREDENTIALS}" if lacks_credentials(path, error) else ""
-    return CorpusFileError(f"{path}: {part}can't be read{reason} ({type(error).__name__}: {error}).")
+    found = f"({type(error).__name__}: {error})"
+    if lacks_credentials(path, error):
+        return CorpusFileError(f"{path}: {part}can't be read: {NO_CREDENTIALS} {found}.")
+    return CorpusFileError(f"{path}: {part}can't be read {found}. Check the path and its permissions.")
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
