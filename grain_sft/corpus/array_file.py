@@ -79,7 +79,7 @@ def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequen
 
 
 def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
-    """Return the dtype as the header states it, the shape, and the byte offset of the data of a .npy file of `size` bytes.
+    """Parse the header of a .npy file of `size` bytes. Return the dtype as stated, the shape, and the byte offset of the data.
 
     `numpy.lib.format` is not used: it makes a dtype of any text, and np.dtype("m8[s/0]") kills the process (numpy 2).
     """

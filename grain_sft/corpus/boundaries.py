@@ -46,8 +46,8 @@ class BoundaryFile(FileStamp):
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
         """Return the first token and the length of each document: two arrays, int64 [documents].
 
-        First tokens are counted from the start of the shard. If the file groups sequences into documents, `by_sequence` makes
-        the arrays list sequences: int64 [sequences].
+        First tokens are counted from the start of the shard. With `by_sequence`, a file that groups sequences into documents
+        gives the first token and the length of each sequence: int64 [sequences].
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)

@@ -125,17 +125,17 @@ def test_parts_of_two_tokenizers_are_not_one_corpus(tmp_path):
 
 
 def test_a_split_without_metadata_is_reported_if_its_format_has_metadata(tmp_path, caplog):
-    sft.write_episodes(tmp_path / "e", sft.documents())
+    shutil.copytree(sft.write_episodes(tmp_path / "e", sft.documents()) / "train", tmp_path / "alone")
     sft.write_olmo(tmp_path / "o", sft.documents())
-    shutil.copytree(tmp_path / "e" / "train", tmp_path / "alone")
+    (tmp_path / "alone" / "dataset_metadata.json").write_text('{"pad_token_id": 5}')
     with caplog.at_level(logging.WARNING, logger="absl"):
         for path in (tmp_path / "e", tmp_path / "o"):
             open_corpus(path)
         open_corpus(tmp_path / "alone", eos_token_id=sft.EOS)
         assert not caplog.records  # raw corpora of OLMo-core have no metadata
         assert open_corpus(tmp_path / "alone").eos_token_id is None
-    (record,) = caplog.records
-    assert "alone: lacks corpus.json and" in record.getMessage() and "give eos_token_id" in record.getMessage()
+    (message,) = caplog.messages
+    assert all(part in message for part in ("alone: lacks corpus.json and", "with token 5", "give eos_token_id"))
 
 
 def test_metadata_of_the_parent_folder_apply_to_a_split_only(tmp_path):

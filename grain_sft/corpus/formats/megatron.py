@@ -140,7 +140,7 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Return the shard of a prefix (of the subset, if the caller gave a split), and the header of the prefix's index."""
+    """Return the shard of a prefix and the header of its index. With `options.split`, the shard holds only the subset."""
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
     index_stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=index_stamp.version)

@@ -237,10 +237,11 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
     """Warn if both the EOS id and the tokenizer of a split are unknown. `lacks` names the metadata files that are missing."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
-            "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are unknown; "
-            "rows are padded with token 0. Copy a file that states them from the original corpus, or give eos_token_id.",
+            "%s: lacks %s, so its tokenizer and the id of the token that ends a document are unknown; rows are padded "
+            "with token %d. Copy a file that states them from the original corpus, or give eos_token_id.",
             folder,
             f"ids in {metadata.path}" if metadata.path else lacks,
+            metadata.pad_token_id or 0,
         )
 
 
