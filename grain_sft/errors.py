@@ -37,7 +37,7 @@ class TransformError(GrainSftError, ValueError):
 
 
 class PipelineError(GrainSftError, ValueError):
-    """Parts of a pipeline that don't fit together, or an iterator state of another pipeline."""
+    """Parts of a pipeline that don't fit together, an iterator state of another pipeline, or a child process that fails."""
 
 
 class ConfigError(GrainSftError, ValueError):
@@ -53,7 +53,7 @@ class StorageError(GrainSftError, OSError):
 
 
 class RecordError(GrainSftError, ValueError):
-    """A conversation that is not what its schema or template expects.
+    """A record that can't be decoded, or that is not what its schema or template expects.
 
     Attributes:
       record: Raw bytes of a record that could not be decoded; otherwise empty.

@@ -23,7 +23,7 @@ DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
     """Return OpenChat's learning rate: 3e-4 * sqrt(batch_tokens * ranks * supervised_ratio / 4,000,000) / divisor.
 
-    `supervised_ratio` is the share of the corpus's tokens that take loss.
+    `supervised_ratio` is the share of the documents' tokens that take loss.
 
     Args:
       corpus: Training corpus.

@@ -11,8 +11,8 @@ from grain_sft.transforms.element import require_keys
 class MaskEod(grain.transforms.Map):
     """Transform that takes the loss off each token after an EOD (end of document) token, as Megatron's `eod_mask_loss` does.
 
-    So the model does not learn to predict the first token of a document from the EOD before it. Put the transform before
-    `ShiftTargets`, because it maps the source's dict.
+    So the model does not learn to predict the first token of a document from the EOD before it. The transform maps the source's
+    dict, so put it before `ShiftTargets`.
 
     Args:
       eod_token_id: Token that ends a document.

@@ -102,7 +102,7 @@ class NgramFilter(grain.transforms.Map):
           tokens: Rows of tokens.
           segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
         """
-        # The pipeline records the transforms that it calls. But `ShiftTargets.read` calls this filter, too.
+        # The pipeline records a transform when it calls it. A filter that `ShiftTargets.read` calls records itself here.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:

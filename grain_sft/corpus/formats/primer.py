@@ -34,8 +34,9 @@ class Primer(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return the `home` of the split that `path` names.
 
-        A file names the split that it belongs to. A folder names the first of its splits that has tokens and labels. If none
-        has both, but other files of this format exist, the result is a `home` for which `read` reports the missing file.
+        A file names the split that it belongs to. The folder DIR names its training split. DIR/train and DIR/val name their own
+        split. If the split lacks tokens or labels, but the folder has other files of this format, the result is a `home` for
+        which `read` reports the missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):
