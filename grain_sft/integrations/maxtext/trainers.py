@@ -91,7 +91,7 @@ class Tunix(Trainer):
     def batches_per_step(self, config: Any) -> int:
         batches = int(config.gradient_accumulation_steps)
         if batches > 1 and not config.use_tunix_gradient_accumulation:
-            found = f"gradient_accumulation_steps is {batches} and use_tunix_gradient_accumulation false"
+            found = f"gradient_accumulation_steps is {batches} and use_tunix_gradient_accumulation is false"
             reason = "Tunix would take whole batches for its micro-batches"
             raise ConfigError(f"MaxText's {found}: {reason}. Set use_tunix_gradient_accumulation=true.")
         return batches
@@ -106,7 +106,7 @@ class Tunix(Trainer):
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
             steps = self.batches_per_step(config)
             if self.accumulates and steps > 1 and getattr(trainer, "grad_accumulator", None) is None:
-                reason = "train_sft fails above 1 with this google-tunix, whose trainer has no grad_accumulator"
+                reason = "train_sft fails above 1 with this google-tunix: its trainer has no grad_accumulator"
                 problem = f"MaxText's gradient_accumulation_steps is {steps}, but {reason}"
                 raise ConfigError(f"{problem}. Set it to 1, or install a later version (docs/maxtext.md).")
             continue_at(trainer.train_steps)

@@ -53,7 +53,7 @@ class Chat(Template):
         # without `encodes_whole_chats`, the encoder adds an EOS that takes loss
         if tokenizer.encodes_whole_chats and self._chat.leaves_turns_open():
             problem = f"template {self.name}: the chat template writes no token after the assistant's last turn"
-            logging.warning("%s, so a model does not learn to end it. Give a template that ends turns.", problem)
+            logging.warning("%s, so a model does not learn to end its turn. Give a template that ends turns.", problem)
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none, or raise a PrepareError."""
@@ -130,7 +130,7 @@ class Olmo(Chat):
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")
         if missing:
-            problem = f"template olmo: the tokenizer has no chat template, and lacks {', '.join(missing)} for OLMo's"
+            problem = f"template olmo: the tokenizer has no chat template, and lacks OLMo's {', '.join(missing)}"
             raise PrepareError(f"{problem}. Give a template with --chat-template, or choose another tokenizer.")
         return OLMO_TEMPLATE
 

@@ -46,7 +46,7 @@ def squeezed(runs: list[Run]) -> list[Run]:
 @pytest.mark.parametrize(("name", "warned"), [("glm", True), ("plain", True), ("chatml", False), ("generation", False)])
 def test_a_template_that_ends_no_turn_is_reported(name, warned, tmp_path, caplog):
     TEMPLATES["hf"](BY_NAME[name].load(tmp_path), TemplateOptions())
-    assert ("does not learn to end it" in caplog.text) == warned
+    assert ("does not learn to end its turn" in caplog.text) == warned
     caplog.clear()
     TEMPLATES["hf"](load_tokenizer(KINDS["tiktoken"](tmp_path)), TemplateOptions(chat_template=BY_NAME[name].template))
     assert not caplog.text
