@@ -271,7 +271,7 @@ class Pipeline:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the global batches, without the amendments. It is the same on every host."""
+        """Text of all that decides the global batches, without amendments. With `Sampler.host_blocks`, it names the host."""
         return data_key_of(self.source, self.planned_sampler, self.transforms)
 
     @functools.cached_property

@@ -30,9 +30,11 @@ class Receipt:
     example, if one has a filter that rejects no row, and the other has no filter.
 
     A receipt includes which tokens each row has, and the sizes and the first and last bytes of the token files, as in
-    `Corpus.ends_fingerprint`. If the layout finds documents by EOS tokens, it also includes a hash of all tokens. It leaves out
-    paths, threads, caches, the options of packing, and a seed that is not used. It includes hosts only if the order depends on
-    them.
+    `Corpus.ends_fingerprint`. If the layout finds documents by EOS tokens, it also includes a hash of all tokens. Otherwise, a
+    change in the middle of a token file does not change the receipt.
+
+    A receipt leaves out paths, threads, caches, the options of packing, and a seed that is not used. It includes hosts only if
+    the order depends on them.
 
     Attributes:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,

@@ -24,7 +24,7 @@ from grain_sft.types import Ints
 
 
 class StagedPipeline(Pipeline):
-    """Pipeline of a run in stages. It returns the batch of any step. Shapes of batches change only where a stage begins.
+    """Pipeline of a run in stages. It returns the batch of any step. The shapes of batches may change where a stage begins.
 
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence

@@ -81,7 +81,7 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def data_key(self) -> str:
-        """All that decides the global batches, as text of one line. It is part of iterator states."""
+        """All that decides the global batches, as one line of an iterator's state. With `host_blocks`, it names the host."""
 
     @property
     def receipt(self) -> str:

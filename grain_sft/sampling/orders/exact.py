@@ -65,7 +65,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 
 
 def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
-    """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from a file in the cache folder.
+    """Return a permutation: uint32 [rows] (uint64 above 2^32 rows), in memory or mapped from a file in the cache folder.
 
     A child process makes the file, so that no training process needs the memory. A lock admits one such process at a time. To
     make a file of 724,000,000 rows takes a minute. Each process that opens it checks its hash, in 3.5 s of processor time.
