@@ -1,4 +1,4 @@
-"""Replacement of sources: each `replace` amendment of a config becomes a new stage, which begins at the amendment's step.
+"""Stages for `replace` amendments: a config gets a new stage where an amendment begins that needs one (`keys_of_stage`).
 
 Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches before step 10,
 step 20 reads data step 25.

@@ -1,4 +1,4 @@
-"""Allocator of the arrays of batches. It reuses memory, and places arrays at addresses to which copies are fast."""
+"""Allocator of the arrays of batches. It reuses memory, and chooses addresses that make copies fast."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReadRows(NamedTuple):
 
 
 class Arrays:
-    """Thread-safe allocator of arrays. It reuses the memory of an array to which nothing refers any more, not even a view.
+    """Thread-safe allocator of arrays. It reuses the memory of an array when no object, not even a view, refers to the array.
 
     The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
     maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.

@@ -199,7 +199,7 @@ class NpyDataSource(RowSource):
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout."""
-        # 1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`, of which `tokens` is a view. Other tokens
+        # 1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`, and `tokens` is a view of it. Other tokens
         # are read into `tokens`, and step 4 copies them into `inputs`.
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None  # every row is one full segment, without padding

@@ -33,8 +33,8 @@ Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
 RowPieces = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
 """Pieces that fill the memory of a row without gaps: file number, first value and end of each piece, then the memory.
 
-The end of a piece is its end in the memory, whose items are values. ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with
-values 50 to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
+The end of a piece is an index into the memory, counted in values. Example: ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3]
+with values 50 to 52 of file 0, and memory[3:5] with values 7 and 8 of file 0.
 """
 
 
@@ -73,8 +73,8 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        # (number of values of a row, number of values from one row to the next), the same for all files of a corpus; only
-        # stamps of materialized rows have it
+        # Of materialized rows: (number of values of a row, number of values from one row to the next), the same in all files.
+        # None for other files, and with `whole_rows`.
         self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)

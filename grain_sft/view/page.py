@@ -37,7 +37,7 @@ def make_page(title: str, body: str, *, styles: str, data: Any, script: str = ""
 
     Args:
       title: Title, as plain text.
-      body: HTML of the body, in which the caller has escaped all texts.
+      body: HTML of the body. The caller has escaped all texts in it.
       styles: Style sheet of this page, in addition to the style sheet of all pages.
       data: JSON value for the script and for other programs. The page has it in the element with the id `data`.
       script: JavaScript; "" for none.

@@ -41,8 +41,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
       Dict of JSON values:
       - name, version, corpus, run, and the receipt with its parts;
       - lengths, packing, attention, left_out: results of the functions of these names;
-      - sampled: `steps`, the number of sampled steps; `of`, the number of steps from which they were chosen; `ends`, whether
-        the run ends;
+      - sampled: `steps`, the number of sampled steps; `of`, the number of steps that could be sampled; `ends`, whether the run
+        ends;
       - sources: tokens of each source in the sampled steps;
       - filter: rows of the sampled steps that `NgramFilter` rejects;
       - throughput: None; the caller may set it to a result of `grain_sft.bench.config.report_speed`.

@@ -138,7 +138,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch whose loss an `NgramFilter` of the pipeline removed."""
+    """Return the rows of a batch from which an `NgramFilter` of the pipeline removed the loss."""
     rows = set[int]()
     tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
     for transform in transforms:

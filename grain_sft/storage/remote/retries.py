@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits of the time and the number of requests for remote files.
 
     Args:
-      seconds: Time in which a failed request is repeated. When it is up, the last failure is an error.
+      seconds: Time for which a failing request is repeated. After this time, the failure is an error.
       requests: Maximum number of concurrent requests of one read.
 
     Raises:
