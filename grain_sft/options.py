@@ -147,7 +147,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
             # for the key `layout`, "a.yaml" becomes "a.yaml: layout"; for the key `kind` in it, "a.yaml: layout.kind"
             check_value(section[name], option.type, f"{where}.{name}" if ": " in where else f"{where}: {name}")
         elif require and option.default is REQUIRED:
-            raise ConfigError(f"{where} lacks the key {name!r}.")
+            raise ConfigError(f"{where} lacks the key {name!r}. Add it.")
 
 
 def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
@@ -155,7 +155,8 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
     names = list(known)
     for key in section:
         if key not in names:
-            raise ConfigError(f"{where}: unknown key {key!r}.{_nearest(key, names) or ' Expected no keys.'}")
+            hint = _nearest(key, names) or " Expected no keys."
+            raise ConfigError(f"{where}: unknown key {key!r}.{hint} Fix or remove it.")
 
 
 def _nearest(word: object, known: list[str]) -> str:

@@ -75,7 +75,7 @@ def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) ->
     mixture = corpus.get("mixture")
     if mixture is None:
         if corpus.get("path") is None:
-            raise ConfigError(f"{where} lacks the key {lacking}.")
+            raise ConfigError(f"{where} lacks the key {lacking}. Add it.")
         return
     where = f"{where}.mixture"
     if corpus.get("path") is not None:

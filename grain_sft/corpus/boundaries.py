@@ -83,7 +83,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
             break
         if len(end_of_line) == _LONGEST_LINE:
             last_line = line + block.count(b"\n")
-            raise CorpusError(f"{path}:{last_line}: expected 'start,end', found {_quoted(end_of_line)}.")
+            raise CorpusError(f"{path}:{last_line}: expected 'start,end', found {_quoted(end_of_line)}. Fix the line.")
         numbers = _parse_lines(path, line, block + end_of_line)
         _check_order(path, line, numbers, previous_end, num_tokens)
         previous_end = int(numbers[-1, 1])
@@ -114,7 +114,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
             return values.reshape(-1, 2)
     texts = lines.split(b"\n")
     wrong = next(i for i, text in enumerate(texts) if not _PAIR.fullmatch(text))
-    raise CorpusError(f"{path}:{line + wrong}: expected 'start,end' in digits, found {_quoted(texts[wrong])}.")
+    raise CorpusError(f"{path}:{line + wrong}: expected 'start,end' in digits, found {_quoted(texts[wrong])}. Fix it.")
 
 
 def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tokens: int) -> None:
@@ -163,7 +163,8 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():
         i = min(int(np.flatnonzero(wrong)[0]), len(starts) - 1)  # the last bound is `num_tokens`, not a start
-        raise CorpusError(f"{path}: start {i} is {bounds[i]}; expected starts from 0, ascending, below {num_tokens}.")
+        expected = f"expected starts from 0, ascending, below {num_tokens}"
+        raise CorpusError(f"{path}: start {i} is {bounds[i]}; {expected}. Copy the file again, from the same corpus.")
     return starts, np.diff(bounds)
 
 

@@ -118,7 +118,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
             return continued
     found = f"boundary files hold {num_pieces} pieces, of which {len(touching)} may continue a document"
     problem = f"{corpus.sources_file.path}: lists {num_documents} documents, but {found}"
-    raise CorpusError(f"{problem}. The files don't match, or eos_token_id ({corpus.eos_token_id}) is wrong.")
+    raise CorpusError(f"{problem}. Copy the files again, or fix eos_token_id ({corpus.eos_token_id}).")
 
 
 def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:

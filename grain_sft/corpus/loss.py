@@ -85,7 +85,8 @@ def scan_loss(path: str, kind: LossKind) -> LossFile:
         losses: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
         wrong = values.find_invalid(losses, losses)
         if wrong.any():
-            raise CorpusError(f"{path}: holds {losses[wrong][0]}; expected {values.expected} for each token.")
+            found = f"{path}: holds {losses[wrong][0]}; expected {values.expected} for each token"
+            raise CorpusError(f"{found}. Write the file again.")
     return LossFile(**vars(array.stamp), kind=kind)
 
 

@@ -76,7 +76,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
         raise CorpusError(f"{path}: byte 17: dtype code {code}; expected 1 to 5 or 8. {_WRITE_AGAIN}")
     stored = np.dtype(CODES[code])
     if stored.kind == "f":
-        raise CorpusError(f"{path}: byte 17: dtype code {code} is {stored}; expected integers. It holds no token ids.")
+        raise CorpusError(f"{path}: byte 17: dtype code {code} is {stored}; expected integers. Give token ids.")
     document_bytes = size - HEADER_BYTES - 12 * sequences
     valid = (8 * documents, 8 * documents + 8)  # bytes of the document index
     if document_bytes - sequences in valid and document_bytes not in valid:

@@ -187,7 +187,8 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
             found = candidate if needs_no_detection else form.detect(candidate, listing)
             if found is not None:
                 return form.read(found, options, listing)
-    raise CorpusError(f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}.")
+    problem = f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}"
+    raise CorpusError(f"{problem}. Give another path or format.")
 
 
 def _folder_of(root: str | os.PathLike[str] | None) -> str | None:

@@ -164,7 +164,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             _say(f"  killed: {killed}; newest checkpoint: step {newest_step(options.folder)}")
             return records
     if was_killed:  # by the system: if this function kills the process, it returns or raises above
-        last_line = "most likely the machine ran out of memory. A run takes about 1 GB."
+        last_line = "most likely the machine ran out of memory. Free 1 GB, which a run takes."
     if status:
         end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         raise GrainSftError(f"the {name} run ended with {end}: {last_line}")

@@ -45,7 +45,8 @@ def resume_step(
     if isinstance(state, Mapping):
         step, parts = state.get(_STEP), state.get(_PARTS)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
-        raise PipelineError(f"{holder}: not a data state: {state!r}; expected '{_STEP}' and '{_PARTS}'.")
+        found = f"{holder}: not a data state: {state!r}"
+        raise PipelineError(f"{found}; expected '{_STEP}' and '{_PARTS}'. Restore another.")
     differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if differences:
         receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
@@ -53,7 +54,8 @@ def resume_step(
         fix = "Give the run its old data, or allow_other_data=True to go on at that step with this data."
         raise PipelineError("\n".join([problem, *(f"  {line}" for line in differences), fix]))
     if not 0 <= step <= pipeline.end_step:
-        raise RowIndexError(f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends.")
+        problem = f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends"
+        raise RowIndexError(f"{problem}. Make the run longer, or restore an earlier checkpoint.")
     return step
 
 

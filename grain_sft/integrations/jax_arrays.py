@@ -90,7 +90,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             for batch_rows, width in shapes:
                 rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
                 if rows < batch_rows:
-                    raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
+                    raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows. Give more.")
                 order.check(width)
                 placement = placement_of(sharding, (rows, width), batch_rows, order, divides, loaders)
                 self._placements.setdefault((stage.first_step, batch_rows), {})[width] = placement

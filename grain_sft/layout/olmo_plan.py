@@ -131,7 +131,7 @@ def _read(folder: Path, length: int, group_hash: str) -> _Group:
         try:
             data = read_regular(path)
         except OSError as error:
-            raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
+            raise StorageError(f"{path}: can't be read ({error.strerror or error}). Check its permissions.") from error
         if len(data) == 1:  # OLMo-core writes one byte for an empty array
             data = b""
         if len(data) % width:
@@ -166,7 +166,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
     """Return the number of each piece's document. Raise a LayoutError if these are not the pieces of `documents`."""
     row_length = options.sequence_length
-    reason = "It was made from other tokens, or with another EOS, BOS or boundaries."
+    reason = "It was made from other tokens, or with another EOS, BOS or boundaries. Fix these, or delete the plan."
     document = np.searchsorted(documents.start, start, side="right") - 1
     wrong = document < 0
     if len(documents) and not wrong.any():

@@ -78,7 +78,7 @@ class Job(Renderer):
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
-                raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()}")
+                raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()} Give more records.")
         return self.plan_of(documents, splits, {name: self._statistics(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:

@@ -187,7 +187,8 @@ class Target:
                 os.rename(self.stage, self.output)
                 files.sync_folder(Path(self.output).parent)
             except OSError as error:
-                raise StorageError(f"{self.output}: can't be made ({error.strerror}).") from error
+                problem = f"{self.output}: can't be made ({error.strerror})"
+                raise StorageError(f"{problem}. Give an output in another folder.") from error
         self.discard()
 
     def discard(self) -> None:

@@ -73,7 +73,7 @@ def _reason(internal: str, vocab_size: int) -> str:
         return f"{vocab_size:,} pieces can't hold the different characters of the texts. Give --vocab-size {match[1]} or more."
     if "sentences_.empty()" in internal:
         return "the inputs hold no text to train on. Expected messages with text. Check the inputs and --schema."
-    return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}"
+    return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}. Give another --vocab-size."
 
 
 def conversation_lines(

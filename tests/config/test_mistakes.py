@@ -93,7 +93,7 @@ def test_every_section_and_every_required_key_is_needed(config):
             assert f"config: {section} is {value!r}; expected a section with" in error_of({**config, section: value})
     for section, key in (("corpus", "path"), ("layout", "kind"), ("layout", "sequence_length"), ("sampler", "seed")):
         changed = {name: value for name, value in config[section].items() if name != key}
-        assert error_of({**config, section: changed}) == f"config: {section} lacks the key {key!r}."
+        assert error_of({**config, section: changed}) == f"config: {section} lacks the key {key!r}. Add it."
     del config["corpus"]["eos_token_id"]
     expected = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none. Give corpus.eos_token_id"
     assert expected in error_of(put(config, "corpus.pad_token_id", None))

@@ -79,7 +79,7 @@ class Format:
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus of a list of paths. A subclass that takes lists defines this method."""
-        raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}.")
+        raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}. Give the path alone.")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the token files and the metadata of a split. `home` is a result of `detect` or of the method `home`."""

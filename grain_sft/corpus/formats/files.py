@@ -40,9 +40,10 @@ class Files(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return `path`, since this format is tried last and takes any path. A local path that does not exist is an error."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.exists(path)):
-            list_advice = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
+            words = path.split()
+            fix = f"Write several paths as a list: {words}" if len(words) > 1 else "Fix the path"
             problem = f"{path}: no such file. Expected a mix file, an index, a directory, a glob, a token file"
-            raise CorpusFileError(f"{problem}, or a prefix of Megatron's .bin and .idx.{list_advice}")
+            raise CorpusFileError(f"{problem}, or a prefix of Megatron's .bin and .idx. {fix}.")
         return path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -193,7 +194,7 @@ def expand(path: str) -> list[str]:
     if is_glob(path):
         found = files.glob(path)
         if not found:
-            raise CorpusFileError(f"{path}: the glob matches no file.")
+            raise CorpusFileError(f"{path}: the glob matches no file. Fix the pattern.")
         return found
     if files.is_remote(path):
         if path.endswith(TOKEN_SUFFIXES) or files.is_file(path):

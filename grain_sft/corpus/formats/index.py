@@ -197,14 +197,15 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     """Return the corpus of MaxText's index. The token files are scanned, because the index lists no sidecar files."""
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
-        raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")
+        problem = f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read"
+        raise CorpusError(f"{problem}. Build the index with MaxText 0.2.5.")
     index = data.convert(_MaxTextIndex, _DAMAGED)
     expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.get("files"))
     if index.fingerprint != expected:
         problem = f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries"
         raise CorpusError(f"{problem} ({expected}). {_EDITED}")
     if not index.files:
-        raise CorpusError(f"{path}: the index lists no file.")
+        raise CorpusError(f"{path}: the index lists no file. Build it again.")
     sources = [(options.remap(entry.path), entry.label) for entry in index.files]
     corpus = corpus_of_files(sources, dataclasses.replace(options, dtype=token_dtype(index.dtype, path)), listing)
     if len(corpus.shards) != len(index.files):

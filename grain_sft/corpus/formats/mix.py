@@ -62,7 +62,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
             raise CorpusError(f"{path}:{number}: expected 'label,path', found {shortened(line, 120)!r}. Fix the line.")
         entries.append((fields[1], fields[0]))
     if not entries:
-        raise CorpusError(f"{path}: lists no file; expected lines 'label,path'.")
+        raise CorpusError(f"{path}: lists no file; expected lines 'label,path'. Add one.")
     return entries
 
 

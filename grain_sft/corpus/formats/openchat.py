@@ -124,7 +124,8 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
                 out = [stack.enter_context(files.atomic_write(name, "wb")) for name in unpacked]
                 documents = _unpack(path, stamps[0].version, weights, out)
                 if weights is not None and len(weights) != documents:
-                    raise CorpusError(f"{first_weights}: {len(weights)} weights, but {documents} documents in {path}.")
+                    problem = f"{first_weights}: {len(weights)} weights, but {documents} documents in {path}"
+                    raise CorpusError(f"{problem}. Copy both files again.")
         except StorageError as error:
             raise StorageError(f"{error} Set {files.CACHE_DIR_VARIABLE} to a folder with room.") from error
         metadata = json.dumps(_own_metadata(path, stamps[0].version)).encode()
@@ -226,7 +227,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
 
 
 def _damaged(path: str, row: int, problem: str) -> CorpusError:
-    return CorpusError(f"{path}: row {row}: {problem}. The file is damaged, or not OpenChat's.")
+    return CorpusError(f"{path}: row {row}: {problem}. The file is damaged, or not OpenChat's: copy it again.")
 
 
 @contextlib.contextmanager
@@ -249,7 +250,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
             for name in _COLUMNS:
                 if names.count(name) != 1:
                     found = f"{names.count(name)} columns are named {name}"
-                    raise CorpusError(f"{path}: {found}; expected one each of {', '.join(_COLUMNS)}.")
+                    raise CorpusError(f"{path}: {found}; expected one each of {', '.join(_COLUMNS)}. Fix the file.")
             for group in range(file.num_row_groups):  # one iterator over all groups would keep all groups in memory
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(path, first, batch)
@@ -259,10 +260,11 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
     except GrainSftError:
         raise
     except FileNotFoundError as error:
-        raise CorpusFileError(f"{path}: no such file.") from error
+        raise CorpusFileError(f"{path}: no such file. Check the path.") from error
     except Exception as error:  # for damaged files, pyarrow raises its own errors, MemoryErrors and OSErrors
         text = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
-        raise CorpusError(f"{path}: can't be read as Parquet after row {first - 1} ({text}).") from error
+        problem = f"{path}: can't be read as Parquet after row {first - 1} ({text})"
+        raise CorpusError(f"{problem}. Copy the file again.") from error
 
 
 def _decode(path: str, first: int, batch: Any) -> _Rows:
@@ -274,11 +276,11 @@ def _decode(path: str, first: int, batch: Any) -> _Rows:
         column = inner = batch.column(batch.schema.get_field_index(name))
         if name in _LISTS:
             if not (types.is_list(column.type) or types.is_large_list(column.type)):
-                raise CorpusError(f"{path}: column {name} is {column.type}; expected lists of numbers.")
+                raise CorpusError(f"{path}: column {name} is {column.type}; expected lists of numbers. Fix the file.")
             inner = column.flatten()
             rows.lengths[name] = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
         if not (types.is_integer(inner.type) or (name in _FLOATS and types.is_floating(inner.type))):
-            raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers, as in OpenChat's files.")
+            raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers. Fix the file.")
         if column.null_count or inner.null_count:
             raise CorpusError(f"{path}: column {name} lacks a value in some rows from {first} on. Fix the file.")
         rows.values[name] = inner.to_numpy(zero_copy_only=False)

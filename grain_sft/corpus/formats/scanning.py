@@ -134,7 +134,8 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     if dtype is None:
         dtype = _infer_dtype(parts, losses, split.dtypes)
     if dtype is not None and dtype.name not in split.dtypes:
-        raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; tokens of this format are {' or '.join(split.dtypes)}.")
+        expected = f"tokens of this format are {' or '.join(split.dtypes)}"
+        raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; {expected}. Give one of these, or convert the file.")
     scans = in_threads(lambda part, loss: _scan_part(part, loss, dtype), parts, losses, work="Scanning files")
     first_dtype = scans[0][1]
     for shard, shard_dtype in scans:
@@ -219,7 +220,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
         if len(wrong):
             i = int(wrong[0])
             found = f"label {first + i} is {labels[i]}, but token {first + i} of {shard.path} is {tokens[i]}"
-            raise CorpusError(f"{loss.path}: {found}; expected {values.expected}.")
+            raise CorpusError(f"{loss.path}: {found}; expected {values.expected}. Copy both files again.")
 
 
 def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
@@ -237,8 +238,8 @@ def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
         problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"
-        first = f"The first without a counterpart is {longer[min(len(masks), len(tokens))]}"
-        raise CorpusError(f"{problem}; expected one for each, in the order of the token files. {first}.")
+        fix = f"Add the counterpart of {longer[min(len(masks), len(tokens))]}, or remove this file"
+        raise CorpusError(f"{problem}; expected one for each, in the order of the token files. {fix}.")
     numbers = [[_LAST_NUMBER.sub(r"\1", files.name_of(path)) for path in paths] for paths in (tokens, masks)]
     if sorted(numbers[0]) != sorted(numbers[1]):
         return  # the names are numbered in different ways, or not at all

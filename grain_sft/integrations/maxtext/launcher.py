@@ -77,8 +77,8 @@ def train(arguments: Sequence[str], options: Options) -> None:
 
         module = importlib.import_module(trainer.module)
     except ImportError as error:
-        needed = "it needs Python 3.12 and what docs/maxtext.md installs"
-        raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
+        fix = "Use Python 3.12, and install what docs/maxtext.md lists"
+        raise MissingExtraError(f"MaxText can't be imported ({error}). {fix}.") from error
     originals = [(patched, dict(vars(patched))) for patched in (interface, module)]
     try:
         interface.make_olmo_grain_train_iterator = run.make_training

@@ -223,7 +223,8 @@ def _size(path: str) -> int:
     if not files.is_remote(path) and os.path.isdir(path):
         raise CorpusFileError(f"{path}: is a folder. Name the folder itself instead of a glob, or name its files.")
     if not files.is_remote(path) and not os.path.isfile(path):
-        raise CorpusFileError(f"{path}: is not a regular file. Expected a file that can be read more than once.")
+        problem = f"{path}: is not a regular file. Expected a file that can be read more than once"
+        raise CorpusFileError(f"{problem}. Write its content to a file.")
     return size
 
 

@@ -64,7 +64,7 @@ def expand(path: str) -> Sequence[str]:
     if not paths:
         raise CorpusFileError(
             f"{path}: {problem}. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
-            "a folder of them."
+            "a folder of them. Fix the path."
         )
     return paths
 

@@ -78,7 +78,8 @@ def compile_template(text: str) -> jinja2.Template:
         return ENVIRONMENT.from_string(text)
     except Exception as error:  # deeply nested blocks raise a `RecursionError`, or a `SyntaxError` of Python
         place = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise PrepareError(f"the chat template is not a valid Jinja template: {error}{place}.") from error
+        problem = f"the chat template is not a valid Jinja template: {error}{place}"
+        raise PrepareError(f"{problem}. Fix it, or give another with --chat-template.") from error
 
 
 def marks_turns(text: str) -> bool:

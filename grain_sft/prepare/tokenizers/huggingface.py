@@ -86,7 +86,8 @@ class HuggingFaceTokenizer(Tokenizer):
                     )
             except Exception as error:  # bad files raise errors of any type; tokenizers raises bare Exceptions
                 text = str(error).replace(folder, self._where)
-                raise CorpusError(f"{self._where}: transformers can't load this tokenizer ({text}).") from error
+                problem = f"{self._where}: transformers can't load this tokenizer ({text})"
+                raise CorpusError(f"{problem}. Copy or save its files again.") from error
         if not getattr(loaded, "is_fast", False):
             problem = f"{self._where}: has no tokenizer.json, so the offsets of tokens in a text are unknown"
             raise CorpusError(f"{problem}. Convert it: AutoTokenizer.from_pretrained(...).save_pretrained(...).")
@@ -210,7 +211,8 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             return tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
         except Exception as error:  # tokenizers raises bare Exceptions
-            raise CorpusError(f"{self._where}: tokenizers can't load this tokenizer ({error}).") from error
+            problem = f"{self._where}: tokenizers can't load this tokenizer ({error})"
+            raise CorpusError(f"{problem}. Copy or save its files again.") from error
 
 
 _lock = ForkSafeLock()

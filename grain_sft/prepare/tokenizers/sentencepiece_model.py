@@ -57,7 +57,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
             model, special_tokens = _with_control_pieces(self._contents[FILE])
             processor = self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (ValueError, RuntimeError, message.DecodeError) as error:
-            raise CorpusError(f"{where}: is not a SentencePiece model ({error}).") from error
+            raise CorpusError(f"{where}: is not a SentencePiece model ({error}). Copy it again.") from error
         self.vocab_size = int(processor.get_piece_size())
         ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.pad_id()}
         named = {name: (processor.id_to_piece(number), number) for name, number in ids.items() if number >= 0}

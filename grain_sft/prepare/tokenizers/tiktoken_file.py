@@ -115,7 +115,8 @@ class TiktokenTokenizer(OneFileTokenizer):
         try:
             return tiktoken.Encoding(name=self.sha256, pat_str=pattern, **tokens)
         except Exception as error:  # such as a wrong regular expression, or an id that is not uint32
-            raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
+            problem = f"{self._where}: tiktoken can't load this tokenizer ({error})"
+            raise CorpusError(f"{problem}. Copy its files again, or fix {self._where}.json.") from error
 
     def _check_pattern(self) -> None:
         """Refuse a pattern if tiktoken loses text with it. tiktoken leaves out characters that the pattern does not match."""
@@ -140,7 +141,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         try:
             settings = msgspec.json.decode(sidecar, type=Settings)
         except msgspec.DecodeError as error:
-            raise CorpusError(f"{where}: {error}. Expected an object with the keys {keys}.") from error
+            raise CorpusError(f"{where}: {error}. Expected an object with the keys {keys}. Write it again.") from error
         special = settings.special_tokens
         if set(self._ranks.values()) & set(special.values()) or len(set(special.values())) < len(special):
             raise CorpusError(f"{where}: special_tokens: an id is used twice or is a rank of the file. Fix the ids.")
