@@ -36,8 +36,8 @@ class StagedPipeline(Pipeline):
     Args:
       stages: Stages in order.
       audit, observers: As in `Pipeline`.
-      amendments: Changes of the run, each from a step on, such as steps to skip or documents to withdraw. Their steps are
-        counted from the start of the run, not of a stage. Skipped steps make later stages begin earlier.
+      amendments: Changes of the run, each from a step on, such as steps to skip or documents to withdraw. `Amendment.step`
+        counts from the start of the run, not of a stage. Skipped steps make later stages begin earlier.
 
     Attributes:
       stages: `Pipeline` of each stage. It has the steps `first_step` to `end_step - 1` of the run. A stage is left out if all

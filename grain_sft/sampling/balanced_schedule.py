@@ -4,10 +4,10 @@ The share of a source in the first t rows of the mixture, share(t), is the numbe
 weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share so far minus the rows that it gave. Rows of
 the mixture and of a source count from 0.
 
-The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. It fills the mixture row by
-row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that may take
-it. Of the rows that are due, the rule takes the row with the earliest deadline. The rule keeps each source within 1 - slack
-rows of its share. With n sources, the slack is 1 / (2 (n - 1)). For row k of a source:
+The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. The rule fills the mixture
+row by row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that
+may take it. Of the rows that are due, the rule takes the row with the earliest deadline. The rule keeps each source within
+1 - slack rows of its share. With n sources, the slack is 1 / (2 (n - 1)). For row k of a source:
 
 - The row is due at the first row r with share(r + 1) - k >= slack. Taken earlier, row k would put the source too far ahead.
 - The deadline is the last row r with share(r) - k <= 1 - slack. Taken later, row k would leave the source too far behind.

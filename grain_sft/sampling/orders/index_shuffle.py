@@ -4,8 +4,8 @@ The library computes one index at a time, in 3 to 6 us. For 512 indices at once,
 depending on the number of rows.
 
 The library enciphers an index to get its row. The cipher is Simon (Beaulieu et al. 2013, "The SIMON and SPECK families of
-lightweight block ciphers"). It enciphers a block of an even number of bits, at least 16, which holds the index. The two halves
-of a block are called words. If the result is not below the number of rows, the library enciphers the result again.
+lightweight block ciphers"). A block is an index with an even number of bits, at least 16. The two halves of a block are called
+words. If the result is not below the number of rows, the library enciphers the result again.
 """
 
 import functools
