@@ -35,7 +35,7 @@ class MixtureCorpus(Corpus):
             if part.tokenizer_sha256 != known[0].tokenizer_sha256:
                 own, first = (f"{each.tokenizer!r} (sha256 {each.tokenizer_sha256})" for each in (part, known[0]))
                 problem = f"{part.shards[0].path}: the corpus was made with the tokenizer {own}"
-                other = f"{known[0].shards[0].path} with {first}"
+                other = f"that of {known[0].shards[0].path} with {first}"
                 raise CorpusError(f"{problem}, but {other}. Expected one tokenizer. Prepare one of them again.")
         dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
         return cls(tuple(shard for part in parts for shard in part.shards), dtype, parts=parts)

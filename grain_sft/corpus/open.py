@@ -83,7 +83,7 @@ def open_corpus(
     check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
     check_type("split", split, str | None, "a string such as '969,30,1'")
     if subset is not None and (split is None or subset not in SUBSETS):
-        raise CorpusError(f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as '969,30,1'.")
+        raise CorpusError(f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, and a split, such as '969,30,1'.")
     if label_mask_paths is not None and use_loss_mask is False:
         raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
     remote_options = None if remote is None else RemoteOptions.of(remote)

@@ -247,7 +247,7 @@ def test_paths_and_options_that_do_not_fit_are_refused(tmp_path):
         (one, {"split": "a,b"}, "expected up to three numbers"),
         (one, {"split": "0,0"}, "at least one of them above 0"),
         (one, {"split": "9" * 400}, "finite and at least one"),
-        (one, {"subset": "valid"}, "with split, such as"),
+        (one, {"subset": "valid"}, "and a split, such as"),
         (one, {"split": "1,1", "subset": "val"}, "expected one of train, valid, test"),
         (one, {"use_loss_mask": True}, "this file has no loss mask"),
         (one, {"label_mask_paths": str(tmp_path / "x.npy")}, "all of its tokens take loss"),

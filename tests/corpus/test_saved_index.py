@@ -110,7 +110,7 @@ EDITED_INDEXES = [
     *((None, {key: wrong}, GARBLED) for key, wrong in (("dtype", "int32"), ("tokenizer", 5), ("shards", [1]))),
     (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
     (None, {"shards": []}, GARBLED),
-    (None, {"format": "other"}, "no index of grain_sft or MaxText"),
+    (None, {"format": "other"}, "not an index of grain_sft or MaxText"),
     *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),
 ]
 
@@ -132,7 +132,7 @@ def test_a_file_that_is_not_an_index_is_refused(tmp_path, text):
     path = tmp_path / "index.json"
     path.write_text(text)
     message = error_of(path)
-    assert str(path) in message and ("JSON" in message or "no index of grain_sft or MaxText" in message)
+    assert str(path) in message and ("JSON" in message or "not an index of grain_sft or MaxText" in message)
     assert len(message) < 1000
 
 

@@ -31,7 +31,7 @@ class Episodes(Format):
     index = "episodes.idx"  # name of the boundary file of each shard
     kind: BoundaryKind = "pairs"  # kind of the boundary file
 
-    expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or a train/ or val/ in it"
+    expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or its train/ or val/"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:

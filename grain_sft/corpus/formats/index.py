@@ -46,7 +46,7 @@ class Index(Format):
         elif {"format_version", "files"} <= data.data.keys():
             corpus = _read_maxtext(data, options, listing)
         else:
-            raise CorpusError(f"{found}: no index of grain_sft or MaxText. Make one with `grain-sft index`.")
+            raise CorpusError(f"{found}: not an index of grain_sft or MaxText. Make one with `grain-sft index`.")
         options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):

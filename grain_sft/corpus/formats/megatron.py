@@ -39,7 +39,7 @@ _SPLIT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(,\s*(\d+\.?\d*|\.\d+)\s*){0,2}", r
 class Megatron(Format):
     """Format of one prefix, of several prefixes in order, or of a blend of prefixes."""
 
-    expected = "a prefix of .bin and .idx files, such a file, a folder of them, or weights and prefixes in turn"
+    expected = "a prefix of .bin and .idx files, either file, a folder of prefixes, or weights and prefixes in turn"
     any_path = lists_paths = takes_lists = True
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:

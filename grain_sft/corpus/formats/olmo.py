@@ -29,8 +29,8 @@ class Olmo(Format):
     """Format of a folder of numbered parts. Each part is a shard of the corpus, in the order of the numbers."""
 
     expected = (
-        "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them; or one "
-        "of plain documents, which grain-sft prepare --template text writes"
+        "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or with a train/ that has these files. "
+        "A corpus of plain documents, which grain-sft prepare --template text writes, has no masks"
     )
     metadata_files = r"dataset_statistics\.(json|txt)"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Pairs(Episodes):
     """Format of a split of preference pairs. Its shards are sorted by name."""
 
-    expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or a train/ or val/ in it"
+    expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/"
     rank = 0  # tried before "episodes", whose token and mask files have the same names
     index = "pairs.idx"
     kind = "preference"
