@@ -9,7 +9,8 @@ The reader reads a batch block by block. A block is a few rows. The reader widen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
-from grain_sft.source.segment_reader import ARRAYS, SegmentRow
+from grain_sft.source.segment_reader import ARRAYS, ZERO, SegmentRow
 from grain_sft.storage import Buffers, FileStamp, ShardReader
 from grain_sft.types import Ints
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
 
 _BLOCK_TOKENS = 1 << 15
+_WIDENED = {"positions": 2, "segment_ids": 3, "target_segment_ids": 4}
+"""Number of the array in the stack for each array of small integers in a file, in the order of the file."""
 
 
 class _Block(NamedTuple):
@@ -78,7 +81,7 @@ class RowReader:
         if len(self._first_rows) > 1:
             shards = self._first_rows.searchsorted(rows, side="right") - 1
             rows = rows - self._first_rows[shards]
-        blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
+        blocks, (tokens, targets, positions, segments, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
         # For one block, `fill_rows` takes 4 % less time. It returns False, without reading, if `read_groups` is better.
@@ -118,14 +121,13 @@ class RowReader:
 
     def _blocks(self, stack: Stack) -> list[_Block]:
         """Return the blocks of the batch in `stack`. This is called once for each stack, and batches reuse a stack."""
-        tokens, targets, segments, positions, target_segments = stack.arrays
+        tokens, targets, *_ = stack.arrays
         count, length = tokens.shape
         # rows that store the ends of segments may have only half as many bytes, so a block has twice as many tokens
         tokens_per_block = _BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS
         size = max(1, min(count, tokens_per_block // length))  # rows per block
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]  # the same memory as records: stored["positions"] is [size, L]
-        widened = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
         # tokens of 4 bytes are read straight into the batch; only the values after the tokens are read into `memory`
         num_token_bytes = stored["tokens"].nbytes // size if self._wide else 0
         row_bytes = [row[num_token_bytes:].data for row in memory]
@@ -141,14 +143,26 @@ class RowReader:
                 copied.append((tokens[rows], ..., stored["tokens"]))
             # One copy shifts all rows. It puts the next row's first token at the end of each row; the next line puts 0 there.
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
-            copied.append((targets[rows, -1], ..., 0))
-            copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]
+            copied.append((targets[rows, -1], ..., ZERO))
+            copied += [(stack.arrays[planes, rows], ..., small) for planes, small in self._small_integers(stored)]
             by_ends = []
             if self._counting is not None:
                 for row, ends in enumerate(stored["ends"], begin):
                     by_ends.append((ends.view(np.int64).data, SegmentRow(stack, row, self._counting)))
             blocks.append(_Block(rows, buffers, copied, by_ends))
         return blocks
+
+    def _small_integers(self, stored: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """Yield the stored arrays that have to be widened: (range of arrays in the stack, stored arrays [arrays, rows, L]).
+
+        Neighbours of one dtype are yielded together, because one copy takes 2 % less of a batch's time than three.
+        """
+        names = [name for name in _WIDENED if name in self._fields]
+        for _, group in itertools.groupby(names, lambda name: self._row[name].base):
+            together = list(group)
+            first, plane = stored[together[0]], _WIDENED[together[0]]
+            shape, strides = (len(together), *first.shape), (first[0].nbytes, *first.strides)
+            yield slice(plane, plane + len(together)), np.lib.stride_tricks.as_strided(first, shape, strides)
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
         """Return the loss mask (bool) or weights (float32), [rows, L]. `rows` are numbers in their shards."""
