@@ -185,16 +185,16 @@ def test_sidecars_are_found_for_links_to_tokens(parts, tmp_path, name):
 def test_a_list_and_a_directory_of_corpora_open_as_their_training_splits(tmp_path, write):
     for number, name in enumerate("ab"):
         for split, docs in (("train", sft.documents(seed=number)), ("val", sft.documents(7, seed=number + 2))):
-            if write is sft.write_olmo:
-                sft.write_olmo(tmp_path / name / split, docs, part_tokens=240)
-            else:
-                write(tmp_path / name, docs, split=split)
+            folder = tmp_path / name / split if write is sft.write_olmo else tmp_path / name
+            write(folder, docs, **({"part_tokens": 240} if write is sft.write_olmo else {"split": split}))
     one, other = (open_corpus(tmp_path / name, eos_token_id=sft.EOS).shards for name in "ab")
     places = [[tmp_path / "a", tmp_path / "b"]]
     for where in places if write is not sft.write_olmo else [*places, tmp_path, [tmp_path]]:
         found = open_corpus(where, eos_token_id=sft.EOS).shards
         assert [(shard.path, shard.loss) for shard in found] == [(shard.path, shard.loss) for shard in one + other]
-    if write is sft.write_olmo:  # a validation split without a training split is a corpus
+    if write is sft.write_olmo:  # a validation split without a training split is a corpus, but not in a prepared corpus
         shutil.rmtree(tmp_path / "b" / "train")
         left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
         assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=sft.EOS).shards] == left
+        (tmp_path / "b" / "prepare.json").touch()
+        assert "b: lacks its training split" in sft.error_of(tmp_path)

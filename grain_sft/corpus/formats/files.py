@@ -211,6 +211,10 @@ def expand(path: str) -> list[str]:
     for form in formats():
         with errors_of(form):
             found = [os.fspath(path) for path in form.training_files(found)]
+    for split in sorted({files.parent(file) for file in found} - {path.rstrip("/")}):
+        corpus = files.parent(split)  # `training_files` found no training split in it
+        if files.name_of(split) == "val" and files.exists(files.join(corpus, PREPARE)):
+            raise CorpusError(f"{corpus}: lacks its training split, train/. Copy it, or name {split}.")
     return found
 
 
