@@ -82,7 +82,7 @@ def as_objects(name: str, values: object, kind: type[T]) -> tuple[T, ...]:
 
 def check_choice(name: str, value: object, choices: Collection[str], error: type[GrainSftError]) -> None:
     """Raise `error` unless `value` is one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise error(f"{name}={value!r}: expected one of {', '.join(choices)}.")
 
 

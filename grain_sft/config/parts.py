@@ -72,7 +72,7 @@ class PartsMaker:
         self._corpus(corpus)  # opened first, so that errors of the corpus come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
-        host = self._host or Host.from_jax()
+        host = Host.from_jax() if self._host is None else self._host
         several_lengths = bool(source.layout.row_lengths)
         _check_sampler(sampler, several_lengths, self._where)
         if several_lengths:
@@ -123,7 +123,7 @@ class PartsMaker:
         defaults = {key: value for key, value in corpus.items() if key != "mixture"}
         mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
         options = {name: sampler[name] for name in ("global_batch_size", "last_batch") if name in sampler}
-        host = self._host or Host.from_jax()
+        host = Host.from_jax() if self._host is None else self._host
         return MixtureSource(sources), MixtureSampler(mixture, host=host, schedule=schedule, **options)
 
 

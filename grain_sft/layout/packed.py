@@ -48,10 +48,10 @@ class PackedLayout(Layout):
         as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512" is the order on a CPU with AVX-512,
         "numpy:avx2" on a CPU with AVX2 but without AVX-512, and "numpy:baseline" on any other CPU. This machine's CPU must have
         AVX-512 for "numpy:avx512", and AVX2 for "numpy:avx2".
-      max_segments: Maximum number of documents in a row; None for any number.
+      max_segments: Maximum number of documents in a row; by default any number.
       boundaries: Where documents end. With "auto", documents are those of the corpus. With "eos", a document ends after each
         EOS token, as in OLMo-core for local files, and tokens after the last EOS of a file are left out.
-      bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
+      bos_token_id: Token that must follow an EOS for the EOS to end a document; by default no such token.
       seed: Seed of an algorithm that packs each epoch anew.
       epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. The rows of epoch 1 follow those of epoch
         0. A run reads all rows once, in this order.

@@ -94,7 +94,8 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the arrays of a plan of the finder's documents. Groups of `source_group_size` shards are packed separately."""
     documents = finder.documents
     document, start, length = _pieces_to_pack(documents, options)
-    group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // options.source_group_size
+    group_size = min(options.source_group_size, 2**62)  # fits in int64
+    group = (finder.corpus.shard_borders.searchsorted(start, side="right") - 1) // group_size
     groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
     sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0

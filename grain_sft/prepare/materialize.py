@@ -134,7 +134,7 @@ def _write(
         if os.path.isdir(target.stage):
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
-            problem = f"has {free / 1e9:.1f} GB free, but the rows take another {needed / 1e9:.1f} GB"
+            problem = f"has {free / 1e9:.3f} GB free, but the rows take another {needed / 1e9:.3f} GB"
             raise StorageError(f"{os.path.dirname(target.output)}: {problem}. Give a folder on another disk.")
     source = NpyDataSource(layout)
     begin = 0

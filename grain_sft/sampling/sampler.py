@@ -214,6 +214,7 @@ class Sampler(abc.ABC):
 
     def _check_steps(self, steps: range) -> None:
         """Raise a `RowIndexError` unless the run has the first and the last of `steps`."""
+        check_type("steps", steps, range, "a range of steps")
         for step in (*steps[:1], *steps[-1:]):
             self._checked_step(step)
 

@@ -26,9 +26,8 @@ def test_a_config_makes_the_pipeline_that_it_states(config, data):
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8))
     sampler = grain_sft.IndexSampler(30, global_batch_size=6, seed=3, epochs=2)
     transforms = [NgramFilter(max_period=5, max_count=3), ShiftTargets()]
-    loaded = load(config)
-    assert len(loaded) == 10
-    same_batches(loaded, grain_sft.Pipeline(source, sampler, transforms))
+    same_batches(load(config), grain_sft.Pipeline(source, sampler, transforms))
+    assert len(load(config)) == 10 and "host is 0 (int); expected Host" in error_of(config, host=0)
 
 
 def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_was(config, tmp_path):

@@ -58,9 +58,9 @@ def golden_values(name: str) -> Any:
     return json.loads((Path(__file__).parents[1] / "golden" / name).read_text())
 
 
-def error_of(config: Any) -> str:
+def error_of(config: Any, host: Any = Host(0, 1)) -> str:
     with pytest.raises(grain_sft.GrainSftError) as error:
-        load(config)
+        load(config, host)
     return str(error.value)
 
 

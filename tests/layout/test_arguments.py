@@ -62,9 +62,10 @@ def test_a_path_in_the_place_of_a_corpus_is_an_error(layout):
         layout("corpus", 512)
 
 
-def test_a_surplus_that_is_not_a_number_is_an_error(corpus):
-    with pytest.raises(WrongTypeError, match=r"surplus is None .*; expected a number from 0 to 1000"):
-        MegatronGptLayout(corpus, 5, surplus=None)
+@pytest.mark.parametrize("name", ["surplus", "eod_mask_loss", "reset_position_ids", "index_dir"])
+def test_an_option_of_a_wrong_type_is_an_error(corpus, name):
+    with pytest.raises(WrongTypeError, match=rf"{name} is 1j .*; expected "):
+        MegatronGptLayout(corpus, 5, **{name: 1j})
 
 
 def test_a_long_line_of_a_file_of_documents_is_quoted_in_part(corpus, tmp_path):
@@ -77,6 +78,5 @@ def test_a_long_line_of_a_file_of_documents_is_quoted_in_part(corpus, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_that_does_not_exist_is_an_index_error(corpus, layout, row):
     # Each of the three layouts has two rows.
-    with pytest.raises(RowIndexError, match=rf"row {row!r} of {layout.__name__}.*: expected 0 to 1\.") as error:
+    with pytest.raises(IndexError, match=rf"row {row!r} of {layout.__name__}.*: expected 0 to 1\."):
         layout(corpus, 8 if layout is not WindowLayout else 5).spans(row)
-    assert isinstance(error.value, IndexError)

@@ -106,11 +106,22 @@ class MegatronGptLayout(Layout):
         if num_samples is not None:
             num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
         check_type("surplus", surplus, numbers.Real, "a number from 0 to 1000")
+        if eod_token_id is not None:
+            eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError)
+        check_type("drop_last_partial_sequence", drop_last_partial_sequence, bool, "True or False")
+        check_type("eod_mask_loss", eod_mask_loss, bool, "True or False")
+        for name, value in {
+            "add_extra_token_to_sequence": add_extra_token_to_sequence,
+            "reset_attention_mask": reset_attention_mask,
+            "reset_position_ids": reset_position_ids,
+        }.items():
+            check_type(name, value, bool | None, "True, False or None")
+        check_type("index_dir", index_dir, str | os.PathLike | None, "a path or None")
         traits, length = VARIANTS[variant], as_sequence_length(sequence_length)
-        extra = traits.extra if add_extra_token_to_sequence is None else bool(add_extra_token_to_sequence)
+        extra = traits.extra if add_extra_token_to_sequence is None else add_extra_token_to_sequence
         self.corpus, self.sequence_length = corpus, as_sequence_length(length + extra)
         self.orders_rows = traits.shuffles
-        self._cut = Cut(length, int(extra), bool(drop_last_partial_sequence))
+        self._cut = Cut(length, int(extra), drop_last_partial_sequence)
         used_seed = seed if traits.shuffles else None
         split = None if document_split is None else (document_split, document_subset)
         indices = None if index_dir is None else os.fspath(index_dir)
@@ -144,7 +155,6 @@ class MegatronGptLayout(Layout):
             return transforms
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
             raise LayoutError("eod_token_id is missing: the corpus has no EOS id for masks and resets. Give it.")
-        eod = as_integer("eod_token_id", eod, 0, LayoutError)
         if mask or traits.masks_targets:
             transforms.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})
         if attention or positions:
