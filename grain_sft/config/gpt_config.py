@@ -122,6 +122,6 @@ def _check_others(others: list[Any], where: str) -> None:
         near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
         if near and key not in TRAINER_KEYS:
             why = "A trainer's other keys are ignored, but this key looks like a misspelt key of ours"
-            raise ConfigError(f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. {why}.")
+            raise ConfigError(f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. {why}. Fix or remove it.")
     if others:
         logging.info("%s: ignored keys of the trainer: %s.", where, ", ".join(map(str, others)))

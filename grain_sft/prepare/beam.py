@@ -235,7 +235,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         try:
             importlib.import_module("google.cloud.dataflow")
         except ImportError as error:
-            raise MissingExtraError("the DataflowRunner needs more of Beam: pip install 'apache-beam[gcp]'") from error
+            raise MissingExtraError("DataflowRunner needs more of Beam. Run pip install 'apache-beam[gcp]'.") from error
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError("--no_wait_until_finish: this process needs the results of its pipelines. Leave it out.")
     if runner in LOCAL_RUNNERS:

@@ -159,7 +159,8 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
     usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+nFFFE and U+nFFFF are not characters
     unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
-        raise RecordError("messages: contain too many different characters: none is left to mark places in the text.")
+        problem = "contain too many different characters: none is left to mark places in the text"
+        raise RecordError(f"messages: {problem}. Split the record.")
     return unused
 
 

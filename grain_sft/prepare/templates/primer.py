@@ -81,5 +81,5 @@ def render_chat_sft(
         input_ids += [special[name], *body]
         labels += [IGNORED, *(body if name == "asst" else [IGNORED] * len(body))]
     if not any(message["role"] == "assistant" for message in messages):
-        raise RecordError("messages: no message has the role 'assistant', so no token takes loss.")
+        raise RecordError("messages: no message has the role 'assistant', so no token takes loss. Remove the record.")
     return input_ids, labels

@@ -124,7 +124,7 @@ class Template(abc.ABC):
                 raise RecordError(f"{where}; expected {expected}. Template openchat has weights of any size.")
         if not any(learned):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
-            raise RecordError(f"messages: no message has the role {roles}, so no token takes loss.")
+            raise RecordError(f"messages: no message has the role {roles}, so no token takes loss. Remove the record.")
         return [message.role in self.learned and message.weight != 0 for message in conversation.messages]
 
     def refuse_calls(self, conversation: Conversation) -> None:
