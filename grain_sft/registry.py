@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import hashlib
 import importlib
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ class Registry(Generic[Entry]):
         Every process of a run has to register the entry, worker processes included. A config that names the entry as
         `package.module:Name` needs no registration.
         """
-        if ":" in name or name in self._entries:
+        if not isinstance(name, str) or ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
         self._entries[name] = self._adapted(name, entry)
         return entry
@@ -61,6 +62,8 @@ class Registry(Generic[Entry]):
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
+            if multiprocessing.parent_process() is not None:  # a worker lacks what its parent registered
+                hint += f" A worker process does not know the {self._noun}s that other processes register."
             expected = f"one of {', '.join(self._entries)}, or package.module:Name"
             raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
@@ -73,9 +76,10 @@ class Registry(Generic[Entry]):
         module, _, attribute = name.partition(":")
         try:
             imported = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # whatever the module raises
+        except (Exception, SystemExit) as error:  # whatever the module raises
+            cause = f"{type(error).__name__}: {error}"
             remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
-            raise self._error(f"{self._noun} {name!r} cannot be imported: {error}. {remedy}") from error
+            raise self._error(f"{self._noun} {name!r} cannot be imported: {cause}. {remedy}") from error
         return self._adapted(name, imported)
 
     def _adapted(self, name: str, value: Any) -> Entry:
@@ -93,7 +97,7 @@ class Registry(Generic[Entry]):
         An exception of the entry's code becomes an error of the table, as in `entry_errors`.
         """
         constructor: Any = self[entry] if isinstance(entry, str) else entry
-        name = entry if isinstance(entry, str) else f"{constructor.__module__}:{constructor.__qualname__}"
+        name = entry if isinstance(entry, str) else name_of(constructor)
         with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):
             instance = constructor(*arguments, **options)
         self._check_base(name, type(instance))
@@ -127,6 +131,11 @@ def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[No
         raise
     except Exception as raised:  # whatever the code raises
         raise error(f"{what}: {type(raised).__name__}: {raised}. {fix}") from raised
+
+
+def name_of(entry: Any) -> str:
+    """Return the name of a class or function, such as "my_package.orders:Zigzag"; the repr of an object of another type."""
+    return f"{entry.__module__}:{entry.__qualname__}" if hasattr(entry, "__qualname__") else repr(entry)
 
 
 def is_ours(entry: Any) -> bool:

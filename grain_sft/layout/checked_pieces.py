@@ -1,14 +1,28 @@
-"""Check of the pieces that a layout from another package returns."""
+"""Checks of a layout from another package, and of the pieces that it returns."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import as_integer, check_type
+from grain_sft.corpus import CorpusData
 from grain_sft.errors import LayoutError
 from grain_sft.layout.pieces import Pieces
 from grain_sft.layout.traits import Traits
+from grain_sft.registry import entry_errors, is_ours, name_of
 from grain_sft.types import Ints
+
+
+def check_layout(layout: Traits) -> None:
+    """Raise a LayoutError if a layout of another package lacks a corpus, a sequence length or rows."""
+    if is_ours(type(layout)):
+        return
+    name = f"layout {name_of(type(layout))}"
+    with entry_errors(LayoutError, name, "Fix its code."):
+        check_type(f"{name}: corpus", layout.corpus, CorpusData, "a Corpus")
+        as_integer(f"{name}: sequence_length", layout.sequence_length, 1, LayoutError)
+        as_integer(f"{name}: __len__()", len(layout), 1, LayoutError)
 
 
 def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
@@ -17,7 +31,7 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
     Raises:
       LayoutError: The columns are not pieces that fit the rows and the corpus.
     """
-    method = f"{type(layout).__module__}:{type(layout).__qualname__}.pieces"
+    method = f"{name_of(type(layout))}.pieces"
     try:
         int64s = [None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns]
         pieces = Pieces._make(int64s)
@@ -53,6 +67,9 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))
     after_end = pieces.start + pieces.length > num_tokens[np.where(has_shard, shard, 0)]
+    unknown_document, num_documents = "names a document, but `follows_documents` is not set", 0
+    if layout.follows_documents:
+        unknown_document, num_documents = "names a document that does not exist", layout.num_documents
     return {
         "is of another row, or out of order": (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0),
         "has no tokens": pieces.length < 1,
@@ -61,5 +78,5 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
         f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
         "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > segment_before + 1),
         "has a negative position": position < 0,
-        "names a document, but `follows_documents` is not set": (document >= 0) & (not layout.follows_documents),
+        unknown_document: document >= num_documents,
     }

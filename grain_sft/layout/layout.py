@@ -6,18 +6,18 @@ import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, RowFormat
-from grain_sft.errors import RowIndexError
+from grain_sft.errors import LayoutError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.layout.checked_pieces import checked_pieces
 from grain_sft.layout.pieces import LeftOut, Pieces, Span
 from grain_sft.layout.traits import Traits
-from grain_sft.registry import is_ours
+from grain_sft.registry import entry_errors, is_ours, name_of
 from grain_sft.types import Ints
 
 if TYPE_CHECKING:
@@ -177,7 +177,15 @@ class Layout(FromPieces):
                 setattr(cls, name, default)
         if not is_ours(cls):
             pieces = cls.pieces
-            cls.pieces = lambda self, rows: checked_pieces(pieces(self, rows), self, rows)  # type: ignore
+
+            def checked(self: Self, rows: Ints) -> Pieces:
+                """Return the pieces of the subclass after checks. Its method never gets an empty array of rows."""
+                asked = rows if len(rows) else np.zeros(1, np.int64)
+                with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
+                    columns = checked_pieces(pieces(self, asked), self, asked)
+                return columns if len(rows) else Pieces._make([each if each is None else each[:0] for each in columns])
+
+            cls.pieces = checked  # type: ignore[assignment]
 
     def spans(self, row: int) -> list[Span]:
         """Return the spans of `row`, in order.
@@ -193,6 +201,11 @@ class Layout(FromPieces):
         numbers = [-1] * len(stop) if pieces.document is None else pieces.document.tolist()
         documents = [None if number < 0 else number for number in numbers]
         return list(map(Span, pieces.shard.tolist(), pieces.start.tolist(), stop.tolist(), documents))
+
+    @property
+    def data_key(self) -> str:
+        """Text of all that decides the rows, for an iterator's state. The repr of another package's class may lack some."""
+        return repr(self) if is_ours(type(self)) else self._rows_receipt
 
     @property
     def parts(self) -> Mapping[str, Layout]:

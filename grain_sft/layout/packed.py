@@ -19,6 +19,7 @@ from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, rea
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import LeftOut, Pieces, join_parts, pieces_of
 from grain_sft.layout.plan import COUNTS, load_plan, numpy_for_ties
+from grain_sft.registry import is_ours
 from grain_sft.storage import files
 from grain_sft.types import Ints
 
@@ -269,4 +270,5 @@ class PackedLayout(Layout):
         if (sorter := numpy_for_ties(self.packing)) is not None:
             fields["numpy"] = f"{sorter['version']} {sorter['sort']}"
         listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-        return f"PackedLayout({listed}, epochs={self.epochs}, rows={len(self)})"
+        rows = len(self) if is_ours(ALGORITHMS[self.packing.algorithm].pack) else self._rows_receipt
+        return f"PackedLayout({listed}, epochs={self.epochs}, rows={rows})"

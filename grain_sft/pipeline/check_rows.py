@@ -1,19 +1,31 @@
 """Checks that a sampler draws the rows of its source, and that a transform keeps the number of rows of a batch."""
 
+import grain
+
 from grain_sft.arguments import check_type
 from grain_sft.errors import PipelineError
+from grain_sft.registry import entry_errors, name_of
 from grain_sft.sampling import Sampler
-from grain_sft.source import MixtureSource, NpyDataSource
+from grain_sft.source import Element, MixtureSource, NpyDataSource
 
 
-def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> None:
-    """Raise a `PipelineError` if a transform returned None, or an array of two or more dimensions without `num_rows` rows."""
+def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, step: int) -> Element:
+    """Return `transform.map(element)`.
+
+    Raises:
+      PipelineError: The transform raised an exception, or returned None or an array [m, …] with m other than `num_rows`.
+    """
+    with entry_errors(
+        PipelineError, f"step {step}: transform {name_of(type(transform))}", "Fix its code, or its options."
+    ):
+        batch: Element = transform.map(element)
     if batch is None:
         raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
     for key, array in (batch if isinstance(batch, dict) else {}).items():
         if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
             problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
             raise PipelineError(f"step {step}: {problem}. Keep all rows, and mask the loss of unwanted rows.")
+    return batch
 
 
 def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:

@@ -18,7 +18,7 @@ from grain_sft.errors import PipelineError, RowIndexError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
-from grain_sft.pipeline.check_rows import check_mapped, check_rows
+from grain_sft.pipeline.check_rows import check_rows, mapped
 from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
@@ -83,6 +83,7 @@ class Pipeline:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, self.amendments)
         self._reader = reader_of(source, self.transforms)
+        self.described = tuple(map(described, self.transforms))  # before a transform's `map` changes its attributes
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
@@ -180,14 +181,10 @@ class Pipeline:
         read, transforms = self._reader  # `read` may apply the first transforms itself
         if self.withdrawals is not None:
             read, transforms = reader_of(self.withdrawals.source_at(step), self.transforms)
-        try:
-            element = read(rows)
-            for transform in transforms:
-                activity.doing[get_ident()] = activity.TRANSFORMING, transform
-                element = transform.map(element)
-                check_mapped(element, len(rows), transform, step)
-        except StopIteration as error:  # in an iterator, a StopIteration would end the run
-            raise PipelineError(f"step {step}: a transform raised StopIteration. Give next() a default.") from error
+        element = read(rows)
+        for transform in transforms:
+            activity.doing[get_ident()] = activity.TRANSFORMING, transform
+            element = mapped(transform, element, len(rows), step)
         return element
 
     @property
@@ -272,13 +269,13 @@ class Pipeline:
     @property
     def data_key(self) -> str:
         """Text of all that decides the global batches, without amendments. With `Sampler.host_blocks`, it names the host."""
-        return data_key_of(self.source, self.planned_sampler, self.transforms)
+        return data_key_of(self.source, self.planned_sampler, self.described)
 
     @functools.cached_property
     def receipt(self) -> Receipt:
         """Receipt of the global batches. The first access hashes the rows of the layout. It reads tokens only if the layout
         finds documents by EOS tokens. It raises a CorpusFileError or a CorpusError if the documents can't be found."""
-        parts = parts_of(self.source, self.planned_sampler, self.transforms)
+        parts = parts_of(self.source, self.planned_sampler, self.described)
         return Receipt(parts | amendment_parts(self.amendments))
 
     def _repr_html_(self) -> str:
@@ -289,7 +286,7 @@ class Pipeline:
             "steps": "no end" if self.num_steps is None else self.num_steps,
             "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
             "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
-            "transforms": ", ".join(map(described, self.transforms)) or "none: the keys are the source's",
+            "transforms": ", ".join(self.described) or "none: the keys are the source's",
             "receipt": vars(self).get("receipt"),  # None if not yet computed, because computing it may take long
         }
         return html_facts("Pipeline", facts)

@@ -80,14 +80,12 @@ class Receipt:
         return html_facts(f"Receipt {self.code}", self.parts)
 
 
-def parts_of(
-    source: NpyDataSource | MixtureSource, sampler: Sampler, transforms: Sequence[grain.transforms.Map]
-) -> dict[str, str]:
-    """Return the parts of the receipt of a source, a sampler and transforms, by name."""
+def parts_of(source: NpyDataSource | MixtureSource, sampler: Sampler, transforms: Sequence[str]) -> dict[str, str]:
+    """Return the parts of the receipt of a source, a sampler and the texts of transforms (`described`), by name."""
     layout, parts = source.layout, dict(source.layout.receipt)
     for name, part in layout.parts.items():
         parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
-    return {**parts, "sampler": sampler.receipt, "transforms": ", ".join(map(described, transforms)) or "none"}
+    return {**parts, "sampler": sampler.receipt, "transforms": ", ".join(transforms) or "none"}
 
 
 def amendment_parts(amendments: Iterable[Amendment]) -> dict[str, str]:
@@ -100,9 +98,9 @@ def layout_receipt(layout: Layout) -> str:
     return f"rows{VERSION}-{digest(json.dumps(layout.receipt))}"
 
 
-def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.transforms.Map]) -> str:
-    """Return the `Pipeline.data_key` of a source, a sampler and transforms."""
-    return f"Pipeline({source!r}, {sampler.data_key}, [{', '.join(map(described, transforms))}])"
+def data_key_of(source: object, sampler: Sampler, transforms: Sequence[str]) -> str:
+    """Return the `Pipeline.data_key` of a source, a sampler and the texts of transforms (`described`)."""
+    return f"Pipeline({source!r}, {sampler.data_key}, [{', '.join(transforms)}])"
 
 
 def described(transform: grain.transforms.Map) -> str:

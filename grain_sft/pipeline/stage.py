@@ -10,6 +10,7 @@ from grain_sft.arguments import as_integer, as_objects, check_type
 from grain_sft.errors import PipelineError, SamplerError
 from grain_sft.pipeline.amendments import Amendment, reweights_of
 from grain_sft.pipeline.check_rows import check_rows
+from grain_sft.pipeline.receipt import described
 from grain_sft.sampling import EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import check_maps
@@ -43,10 +44,12 @@ class Stage:
     steps: int | None = None
     tokens: int | None = None
     amendments: Sequence[Amendment | None] | None = None
+    described: Sequence[str] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_rows(self.source, self.sampler)
         check_maps(self.transforms)
+        object.__setattr__(self, "described", tuple(map(described, self.transforms)))  # as in `Pipeline`
         if self.steps is not None and self.tokens is not None:
             raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
         check_type("stage: amendments", self.amendments, Sequence | None, "a list of amendments")

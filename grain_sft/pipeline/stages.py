@@ -150,13 +150,13 @@ class StagedPipeline(Pipeline):
         It is the `data_key` of a run that has only the first stage.
         """
         first = self._planned_stages[0]
-        return data_key_of(first.source, first.sampler, first.transforms)
+        return data_key_of(first.source, first.sampler, first.described)
 
     @property
     def later_stages(self) -> list[str]:
         return [
             f"from step {self._skips.step_of(sampler.first_step)}: "
-            + data_key_of(stage.source, sampler.sampler, stage.transforms)
+            + data_key_of(stage.source, sampler.sampler, stage.described)
             for stage, sampler in zip(self._planned_stages[1:], self._planned_samplers[1:], strict=True)
         ]
 
@@ -168,9 +168,9 @@ class StagedPipeline(Pipeline):
         skip of 10 steps, step 100 is data step 110.
         """
         first, *later = self._planned_stages
-        parts = parts_of(first.source, first.sampler, first.transforms)
+        parts = parts_of(first.source, first.sampler, first.described)
         for number, (stage, sampler) in enumerate(zip(later, self._planned_samplers[1:], strict=True), 2):
-            own_parts = parts_of(stage.source, sampler.sampler, stage.transforms)
+            own_parts = parts_of(stage.source, sampler.sampler, stage.described)
             since = f"from step {sampler.first_step}: "
             parts[f"stage {number}"] = since + Receipt(own_parts).code
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}

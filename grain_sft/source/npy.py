@@ -14,7 +14,7 @@ import numpy.typing as npt
 from grain_sft.arguments import check_type
 from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, checked_record, checked_rows
+from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, check_layout, checked_record, checked_rows
 from grain_sft.source import workers
 from grain_sft.source.arrays import Arrays, Element, ReadRows, Stack
 from grain_sft.source.row_arrays import fill_segments, whole_rows
@@ -80,6 +80,7 @@ class NpyDataSource(RowSource):
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
         check_type("layout", layout, Layout, "a layout, such as WindowLayout(corpus, sequence_length)")
         check_type("max_open_files", max_open_files, numbers.Integral | None, "an integer")
+        check_layout(layout)
         self.layout = layout
         self._max_open_files = max_open_files
         corpus, highest = layout.corpus, layout.highest_token
@@ -256,7 +257,8 @@ class NpyDataSource(RowSource):
 
     def __repr__(self) -> str:
         """Return all that decides the rows: Grain compares it when it restores an iterator."""
-        return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
+        corpus = self.layout.corpus.fingerprint
+        return f"NpyDataSource(layout={self.layout.data_key}, corpus={corpus!r}, padding={self._pad})"
 
 
 def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:

@@ -137,8 +137,7 @@ def command():
 
 sys.exit(Guard("test").run(command))
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
 
 
 @pytest.mark.heavy

@@ -147,8 +147,7 @@ def test_orpo_is_resumed_with_the_losses_of_an_uninterrupted_run(configs, tmp_pa
 def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
     keys = {"gradient_accumulation_steps": 2, "use_tunix_gradient_accumulation": True}
     if given["base"]:  # the teacher's config, which is read without the command line, needs the key as well
-        config = yaml.safe_load(given["base"].read_text()) | keys
-        given["base"] = write_config(tmp_path / "distill.yml", config)
+        given["base"] = write_config(tmp_path / "distill.yml", yaml.safe_load(given["base"].read_text()) | keys)
     check_kills(tmp_path, configs, **given, **keys)
 
 
@@ -223,5 +222,4 @@ def test_two_processes_train_on_their_own_rows_and_one_process_resumes(configs, 
         first, second = map(rows_of, threads.map(process, range(2)))
     assert not first.keys() & second.keys()
     assert first | second == expected_rows(configs, range(4))[0]
-    resumed = rows_of(launch(tmp_path, configs, "two", steps=7, **given))
-    assert resumed == expected_rows(configs, range(4, 7))[0]
+    assert rows_of(launch(tmp_path, configs, "two", steps=7, **given)) == expected_rows(configs, range(4, 7))[0]

@@ -113,8 +113,7 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folde
     assert list(counts().values()) == [1, 1, size]  # a miss for the check of the file's ends, then a hit
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
-    lock = cache_blocks.claim(str(block))
-    once_logged(log, "downloads into the shard cache", lock.release)
+    once_logged(log, "downloads into the shard cache", cache_blocks.claim(str(block)).release)
     take(pipeline, 1, threads=0)
     holder = f"which process {os.getpid()} downloads into the shard cache"
     assert log.find(rf"waiting for bytes 0 to {size} of {url}, {holder}"), log.lines

@@ -59,20 +59,24 @@ def test_a_transform_that_changes_the_number_of_rows_is_named(source):
 
 
 class ReturnsNoBatch(grain.transforms.Map):
-    """Raises `StopIteration`, or returns None."""
+    """Returns what a function returns, such as None."""
 
-    def __init__(self, raises):
-        self.raises = raises
+    def __init__(self, function):
+        self.function = function
 
     def map(self, element):
-        return next(iter([])) if self.raises else None
+        return self.function()
 
 
 def test_a_transform_that_returns_no_batch_is_an_error_not_the_end_of_the_run(source):
-    for raises, expected in ((True, "step 0: .*StopIteration"), (False, "step 0: .*returned None")):
-        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), ReturnsNoBatch(raises)])
+    for function, found in (
+        (iter([]).__next__, "StopIteration: "),
+        ({}.popitem, "KeyError: "),
+        (print, "returned None"),
+    ):
+        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), ReturnsNoBatch(function)])
         for threads in (0, 2):
-            with pytest.raises(PipelineError, match=expected):
+            with pytest.raises(PipelineError, match=f"step 0: .*ReturnsNoBatch.*{found}"):
                 list(run.iter(threads=threads))
 
 

@@ -123,8 +123,7 @@ def in_one(runs: list[Run]) -> list[Run]:
 def spelled(tokenizer: Tokenizer, tokens: Any, loss: Any) -> list[Run]:
     """Decode the tokens of a document to runs, cut where the loss changes."""
     weights = np.asarray(loss, np.float32)
-    cuts = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), len(weights)]
-    runs = itertools.pairwise(cuts)
+    runs = itertools.pairwise([0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), len(weights)])
     return [(tokenizer.decode(tokens[start:stop].tolist()), float(weights[start])) for start, stop in runs]
 
 

@@ -30,8 +30,7 @@ def test_the_shuffle_is_that_of_datasets(case: str) -> None:
 def test_records_that_are_filtered_out_take_no_part_in_the_shuffle() -> None:
     kept = np.arange(20) % 3 > 0
     found = splits.by_datasets_shuffle(np.arange(20), kept, request())["train"]
-    expected = np.flatnonzero(kept)[np.random.default_rng(42).permutation(int(kept.sum()))]
-    assert found.tolist() == expected.tolist()
+    assert found.tolist() == np.flatnonzero(kept)[np.random.default_rng(42).permutation(int(kept.sum()))].tolist()
 
 
 def test_primer_and_openchat_split_all_examples_before_they_drop_any() -> None:

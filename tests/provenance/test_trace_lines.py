@@ -64,8 +64,7 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_the_ends_of_epochs_are_filled_or_run_on(layouts, order, last_batch, hosts):
     layout = layouts["best_fit_decreasing"]
-    batch = 6 if len(layout) % 6 else 10
-    options = {"order": order, "global_batch_size": batch, "last_batch": last_batch}
+    options = {"order": order, "global_batch_size": 6 if len(layout) % 6 else 10, "last_batch": last_batch}
     pipelines = [pipeline_of(layout, host=Host(index, hosts), **options) for index in range(hosts)]
     border = pipelines[0].sampler.steps_per_epoch
     steps = range(border - 2, min(border + 2, pipelines[0].sampler.num_steps))

@@ -147,8 +147,7 @@ def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, cap
         assert len({(line["step"], line["row"], line["segment"]) for line in lines}) == times
         assert ("seen" if times else "no document") in head["about"]
         for line in lines:
-            number = FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1
-            assert "zeppelin" in HIDDEN[number]
+            assert "zeppelin" in HIDDEN[FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1]
 
 
 def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, capsys):

@@ -129,6 +129,5 @@ def test_a_lock_is_free_when_its_holder_is_done_or_killed_though_a_forked_child_
 
 def test_a_forked_child_frees_no_lock_of_its_parent(tmp_path):
     with files.locked(tmp_path / "plan.arrays"):
-        child = fork(lambda: [lock.release() for lock in list(locks._file_locks)])
-        os.waitpid(child, 0)
+        os.waitpid(fork(lambda: [lock.release() for lock in list(locks._file_locks)]), 0)
         assert not is_free(tmp_path / "plan.lock")

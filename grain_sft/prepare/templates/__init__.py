@@ -11,7 +11,7 @@ from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat import as_template
 from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
-from grain_sft.registry import Registry, is_ours
+from grain_sft.registry import Registry, entry_errors, is_ours, name_of
 
 __all__ = ["TEMPLATES", "Rendered", "Result", "Template", "render", "result_of"]
 
@@ -46,11 +46,17 @@ def render(
     made: Template = _make(template, tokenizer, options)
     if is_ours(template):  # only the templates of other packages are checked
         return made.render(conversations)
-    name = f"template {template.__module__}:{template.__qualname__}"
-    results = made.render(conversations)
+    name = f"template {name_of(template)}"
+    with entry_errors(PrepareError, name, "Fix its code."):
+        results = list(made.render(conversations))
     if len(results) != len(conversations):
         problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
         raise PrepareError(f"{problem}; expected one of each. Fix its code.")
+    for result in results:
+        if not isinstance(result, Rendered | RecordError):
+            raise PrepareError(
+                f"{name} made a {type(result).__name__}; expected a Rendered or a RecordError. Fix its code."
+            )
     return [result_of(_checked, result, template, name, tokenizer.vocab_size) for result in results]
 
 
@@ -64,6 +70,8 @@ def _checked(result: Result, template: type[Template], name: str, vocab_size: in
     problem = ""
     if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
         problem = f"made the id {wrong[0]}; expected 0 to {vocab_size - 1}"
+    elif ids.ndim != 1:
+        problem = f"made tokens of shape {ids.shape}; expected one dimension"
     elif loss.shape != ids.shape:
         problem = f"made loss of shape {loss.shape}; expected {ids.shape}, that of the tokens"
     elif len(wrong_loss):

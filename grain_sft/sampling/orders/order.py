@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.registry import entry_errors
+from grain_sft.registry import entry_errors, name_of
 from grain_sft.types import Ints
 
 CacheDir = str | os.PathLike[str] | None
@@ -79,13 +79,14 @@ class Order:
             def rows_of(epoch: int) -> Ints:
                 """Return the permutation of an epoch: int64 [num_rows]. Refuse a result that repeats or lacks rows."""
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
-                with entry_errors(SamplerError, f"order {permutation!r}, epoch {epoch}", expected):
+                where = f"order {name_of(permutation)}, epoch {epoch}"
+                with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(permutation(seed, epoch, num_rows))
                     has_all = rows.shape == (num_rows,) and np.array_equal(np.sort(rows), np.arange(num_rows))
                 if not has_all:
                     raise SamplerError(
-                        f"order {permutation!r}, epoch {epoch}: expected each of {num_rows} rows once; found an array of shape "
-                        f"{list(rows.shape)} that repeats or lacks rows. Return a permutation of range({num_rows})."
+                        f"{where}: expected each of {num_rows} rows once; found an array of shape {list(rows.shape)} that "
+                        f"repeats or lacks rows. Return a permutation of range({num_rows})."
                     )
                 return rows.astype(np.int64)
 
@@ -106,13 +107,13 @@ class Order:
 
         def make(num_rows: int, **options: Any) -> RowsAt:
             """Return the `RowsAt` of `entry`, whose results are checked in each call."""
-            expected = "Return the numbers of the rows at the indices."
-            with entry_errors(SamplerError, f"order {entry.make!r}", expected):
+            name, expected = f"order {name_of(entry.make)}", "Return the numbers of the rows at the indices."
+            with entry_errors(SamplerError, name, "Expected a function `make`, as in `Order`. Fix its code."):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
                 """Return the rows at `indices`. Refuse results of another shape or type, and rows that do not exist."""
-                where = f"order {entry.make!r}, epoch {epoch}"
+                where = f"{name}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))
                 if rows.shape != indices.shape or rows.dtype.kind not in "iu":

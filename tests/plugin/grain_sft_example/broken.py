@@ -28,8 +28,7 @@ class RaisingMap(_Raising, grain.transforms.Map):
 
 
 class RaisingLayout(_Raising, Layout):
-    def __len__(self) -> int:
-        return 0
+    pass
 
 
 class RaisingObserver(_Raising, Observer):
@@ -40,6 +39,10 @@ class RaisingFormat(_Raising, Format):
     pass
 
 
-class RaisingTemplate(_Raising, Template):
-    def render(self, conversations: object) -> list:
-        return []
+class NoneTemplate(Template):
+    def render(self, conversations: list) -> list:
+        return [None for each in conversations]
+
+
+class RaisingTemplate(_Raising, NoneTemplate):
+    pass

@@ -187,8 +187,7 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
         (tmp_path / f"in/a.{kind}").write_bytes(data)
         client.pipe_file(f"bucket/kinds/a.{kind}", data)
     here = prepare(request_of(spm, tmp_path / "in", template="primer"), tmp_path / "here", workers=1)
-    request = request_of(spm, "gs://bucket/kinds", template="primer")
-    there = prepare(request, "gs://bucket/made-of-kinds", workers=1)
+    there = prepare(request_of(spm, "gs://bucket/kinds", template="primer"), "gs://bucket/made-of-kinds", workers=1)
     assert there["splits"] == here["splits"] and here["splits"]["train"]["documents"] == 30 * len(KINDS)
     for name in ("token_ids_part_0000.npy", "labels_mask_part_0000.npy", "sources.bin"):
         assert client.cat_file(f"bucket/made-of-kinds/train/{name}") == (tmp_path / "here/train" / name).read_bytes()

@@ -139,8 +139,7 @@ def check_spelled(out: Path, template: str, tokenizers: dict[str, str], data: by
     tokenizer, lines, found = load_tokenizer(tokenizers[template]), data.split(b"\n"), []
     for document in open_corpus(out).iter_documents():
         record = json.loads(lines[document.source[1] - 1].decode("utf-8-sig"))
-        expected = in_one(REFERENCES[template](record))
-        assert spelled(tokenizer, document.tokens, document.loss) == expected, record
+        assert spelled(tokenizer, document.tokens, document.loss) == in_one(REFERENCES[template](record)), record
         found.append(document.source[1])
     return found
 

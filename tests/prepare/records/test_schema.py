@@ -122,8 +122,7 @@ def test_chats_keep_further_keys_for_the_templates():
     text = {"role": "assistant", "content": [{"type": "text", "text": "a"}], "weight": 0}
     kept = {"content": None, "loss": 2.75, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
     call = {"role": "assistant", **kept}
-    record = {"messages": [*TURNS, text, call], "id": "x", "tools": [{"name": "f"}]}
-    found = parse_record(record)
+    found = parse_record({"messages": [*TURNS, text, call], "id": "x", "tools": [{"name": "f"}]})
     assert found.messages[3] == Message("assistant", "a", 0.0)
     assert found.messages[4] == Message("assistant", "", None, kept)
     assert found.tools == ({"name": "f"},)
