@@ -275,7 +275,7 @@ def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_
 def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
     for template, expected in (
         ("RaisingTemplate", "can't be made: KeyError: 'no such language'"),
-        ("NoneTemplate", "made a NoneType; expected a Rendered or a RecordError. Fix its code."),
+        ("NoneTemplate", ": a result is None (NoneType); expected a Rendered or a RecordError."),
         ("Plain", "is of class Plain; expected a subclass of grain_sft's Template. Derive"),
         ("plain", "is a function; expected a class or str. Fix the name."),
     ):
@@ -283,7 +283,7 @@ def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
         command = ["prepare", str(chats), "--template", name, "--tokenizer", str(tmp_path / "hf")]
         assert main([*command, "--val-frac", "0", "--workers", "1", "-o", str(tmp_path / "out")]) == 1
         message = capsys.readouterr().err
-        assert message.replace("'", "").startswith(f"grain-sft prepare: template {name} ") and expected in message
+        assert message.replace("'", "").startswith(f"grain-sft prepare: template {name}") and expected in message
 
 
 def test_a_function_of_other_arguments_is_neither_an_order_nor_an_algorithm(tmp_path):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from grain_sft.arguments import check_type
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.conversation import Conversation
 from grain_sft.prepare.request import TemplateOptions
@@ -53,10 +54,7 @@ def render(
         problem = f"{name} made {len(results)} documents of {len(conversations)} conversations"
         raise PrepareError(f"{problem}; expected one of each. Fix its code.")
     for result in results:
-        if not isinstance(result, Rendered | RecordError):
-            raise PrepareError(
-                f"{name} made a {type(result).__name__}; expected a Rendered or a RecordError. Fix its code."
-            )
+        check_type(f"{name}: a result", result, Rendered | RecordError, "a Rendered or a RecordError")
     return [result_of(_checked, result, template, name, tokenizer.vocab_size) for result in results]
 
 
