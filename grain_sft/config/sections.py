@@ -70,6 +70,7 @@ class LayoutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
       kind: How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several documents
         a row, `pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote,
         `megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` the rows of OLMo-core's variable-length dataset.
+        `package.module:Name` is a layout of yours.
       sequence_length: Number of tokens in a row. In kind `olmo_vsl`, number of tokens in the longest rows.
     """
 
