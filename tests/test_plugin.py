@@ -275,6 +275,7 @@ def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_
 def test_a_template_that_cannot_be_made_is_an_error(tmp_path, chats, capsys):
     for template, expected in (
         ("RaisingTemplate", "can't be made: KeyError: 'no such language'"),
+        ("CutTemplate", ": truncation='middle': expected one of first, last."),
         ("NoneTemplate", ": a result is None (NoneType); expected a Rendered or a RecordError."),
         ("Plain", "is of class Plain; expected a subclass of grain_sft's Template. Derive"),
         ("plain", "is a function; expected a class or str. Fix the name."),

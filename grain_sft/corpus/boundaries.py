@@ -7,10 +7,11 @@ import io
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from grain_sft.arguments import check_choice
 from grain_sft.corpus import megatron_index
 from grain_sft.corpus.array_file import find_data
 from grain_sft.errors import CorpusError, shortened
@@ -61,6 +62,7 @@ class BoundaryFile(FileStamp):
 
 def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = None) -> BoundaryFile:
     """Return the boundary file at `path`, after reading its first and last bytes."""
+    check_choice(f"{path}: boundaries_kind", kind, get_args(BoundaryKind), CorpusError)
     return BoundaryFile(**vars(describe(path)), kind=kind, continues=continues)
 
 

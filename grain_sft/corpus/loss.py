@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.arguments import check_choice
 from grain_sft.corpus.array_file import scan_array
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
@@ -78,6 +79,7 @@ class LossFile(FileStamp):
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
     """Return the loss file at `path`, after a check of its first and last values. Labels are not checked: this needs tokens."""
+    check_choice(f"{path}: loss_kind", kind, tuple(KINDS), CorpusError)
     values = KINDS[kind]
     array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)

@@ -54,8 +54,7 @@ def test_arrays_begin_at_a_page_or_half_a_page_after_it(dtype, half):
 
 
 def test_the_memory_that_is_kept_is_bounded(monkeypatch):
-    size = 4 * SHAPE[0] * SHAPE[1]
-    monkeypatch.setattr(arrays, "_KEPT", 3 * (size + 2 * 4096))  # three buffers
+    monkeypatch.setattr(arrays, "_KEPT", 3 * (4 * SHAPE[0] * SHAPE[1] + 2 * 4096))  # three buffers
     allocator = Arrays()
     held = [filled_array(allocator, SHAPE, number) for number in range(10)]
     assert [int(array[0, 0]) for array in held] == list(range(10))

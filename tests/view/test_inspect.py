@@ -150,8 +150,7 @@ def test_rows_that_the_filter_rejects_say_so(config):
 
 def visible_text(tokens, texts):
     """Return the visible text of tokens. Their bytes are joined first, since two tokens may share a character."""
-    joined = "".join(map(texts.text, tokens.tolist()))
-    return visible(joined.encode("utf-8", "surrogateescape").decode())
+    return visible("".join(map(texts.text, tokens.tolist())).encode("utf-8", "surrogateescape").decode())
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])

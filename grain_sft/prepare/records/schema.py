@@ -56,7 +56,9 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     name, keys = check_schema(schema)
     if name == "auto":
         name = _detect(record)
-        name = messages if name == "chat" else name  # "messages", "episode" and "tools" have the same keys as "chat"
+        name = (
+            check_schema(messages)[0] if name == "chat" else name
+        )  # "messages", "episode" and "tools" have the same keys as "chat"
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")

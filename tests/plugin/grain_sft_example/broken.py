@@ -44,5 +44,9 @@ class NoneTemplate(Template):
         return [None for each in conversations]
 
 
+class CutTemplate(NoneTemplate):
+    truncation = "middle"
+
+
 class RaisingTemplate(_Raising, NoneTemplate):
     pass
