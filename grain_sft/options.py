@@ -179,7 +179,8 @@ def check_value(value: object, kind: Any, where: str) -> None:
             return
         if origin is dict and isinstance(value, Mapping):
             for key, item in value.items():
-                check_value(key, str, f"{where}: a key")
+                if not isinstance(key, str):  # such as `no`, which is a bool in YAML
+                    raise ConfigError(f"{where}: a key is {shortened(repr(key))}; expected text. Put it in quotes.")
                 check_value(item, get_args(member)[1], f"{where}.{key}")
             return
         if table is not None and isinstance(value, str):
