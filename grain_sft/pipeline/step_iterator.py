@@ -19,6 +19,10 @@ from grain_sft.pipeline.run import Arrival, Delivery, Observer, Run
 T = TypeVar("T")
 
 
+class _EndOfRun(StopIteration):
+    """The step after the last was requested."""
+
+
 class StepIterator(grain.DatasetIterator[T]):
     """Iterator over the batches of consecutive steps. Several threads may call `next`; each batch goes to one of them.
 
@@ -73,11 +77,10 @@ class StepIterator(grain.DatasetIterator[T]):
             with self._lock:
                 try:
                     step = self._offer()
-                except StopIteration as error:
-                    if (step := self.next_step) == self._end:
-                        raise
-                    # A StopIteration would end the run silently.
-                    problem = f"step {step}: an observer or order raised StopIteration"
+                except _EndOfRun:
+                    raise StopIteration from None
+                except StopIteration as error:  # it would end the run silently
+                    problem = f"step {self.next_step}: an observer or order raised StopIteration"
                     raise PipelineError(f"{problem}. If it calls next(), give that call a default.") from error
                 batch, _, _ = undelivered = self._undelivered[step]
                 taken = step
@@ -131,7 +134,7 @@ class StepIterator(grain.DatasetIterator[T]):
             raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
         if step >= self._end:
             self._stop()
-            raise StopIteration
+            raise _EndOfRun
         stats = self._stats
         stats.waiting = step, since
         try:
