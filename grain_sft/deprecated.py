@@ -43,7 +43,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Warn, and replace `module` in `sys.modules` by the module at the new path.
 
-        The names of the former module `mixture` are in several modules now. So `mixture` is not replaced: its names are set.
+        The names of the former module `mixture` are in several modules now. So `mixture` is not replaced, but gets each name as
+        an attribute.
         """
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
@@ -58,8 +59,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Make former module paths importable."""
-    # This finder must come before Python's own. `grain_sft.trace` is now the package `grain_sft.provenance`. So for
-    # `grain_sft.trace.audit`, Python's finder would load the file `audit.py` of `grain_sft.provenance` a second time.
+    # This finder must come before Python's own. `import grain_sft.trace` returns the package `grain_sft.provenance`. Python's
+    # finder looks for `grain_sft.trace.audit` in this package. It would load the package's `audit.py` a second time.
     sys.meta_path.insert(0, _Finder())
 
 

@@ -22,10 +22,10 @@ STATUS = 130  # exit status
 
 
 class Guard:
-    """Response of the program `name` to Ctrl-C. With `ends_process`, the process exits right after the command."""
+    """Response of the program `name` to Ctrl-C. With `exits`, the process ends right after the command."""
 
-    def __init__(self, name: str, *, ends_process: bool = False) -> None:
-        self.name, self._ends_process = name, ends_process
+    def __init__(self, name: str, *, exits: bool = False) -> None:
+        self.name, self._exits = name, exits
         self._status, self._pid = 0, os.getpid()
         # The thread that acquires `_announcing` announces the end; the thread that acquires `_leaving` ends the process. The
         # locks are never released, so each of the two happens only once.
@@ -53,7 +53,7 @@ class Guard:
             signal.signal(signal.SIGINT, self._handle)
             # The resource tracker of multiprocessing frees what killed processes shared. This option silences its warning.
             sys.warnoptions.append("ignore:resource_tracker")
-            if self._ends_process:
+            if self._exits:
                 atexit.register(self._end)  # it is registered first, so it runs last
             # A forked child has the same pipe. Signals of the child must not reach this process.
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
     """
-    return _guarded(ends_process=False) if argv is None else _run(list(argv), own_process=False)
+    return _guarded(exits=False) if argv is None else _run(list(argv), own_process=False)
 
 
 def console() -> None:
     """Run the command line of this process and exit with its status. Entry point of `grain-sft`."""
-    sys.exit(_guarded(ends_process=True))
+    sys.exit(_guarded(exits=True))
 
 
 def declare(command: str, parser: Parser) -> None:
@@ -70,16 +70,21 @@ def declare(command: str, parser: Parser) -> None:
     getattr(module, command.replace("-", "_"))(parser)
 
 
-def _guarded(*, ends_process: bool) -> int:
-    """Run the command line of this process, and return its exit status. Ctrl-C ends the process."""
+def _guarded(*, exits: bool) -> int:
+    """Run the command line of this process, and return its exit status. Ctrl-C ends the process.
+
+    With `exits`, the process ends right after the command even without Ctrl-C (see `Guard`).
+    """
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed, as by `2>&-`: the null device takes descriptor 2 before a file does
+        # The shell's `2>&-` closes stderr. The null device then takes descriptor 2. Otherwise the next file to be opened would
+        # get descriptor 2, and whatever writes to descriptor 2 would write to the file.
+        if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the encoding of stdout lacks
     arguments = sys.argv[1:]
     name = " ".join(["grain-sft", *[word for word in arguments if word in COMMANDS][:1]])
-    return Guard(name, ends_process=ends_process).run(lambda: _run(arguments, own_process=True))
+    return Guard(name, exits=exits).run(lambda: _run(arguments, own_process=True))
 
 
 def _run(arguments: list[str], *, own_process: bool) -> int:

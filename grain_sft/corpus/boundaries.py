@@ -33,9 +33,12 @@ class BoundaryFile(FileStamp):
     """The document boundaries of one shard, with the attributes of `FileStamp`.
 
     Attributes:
-      kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length),
-        "starts" (int64 starts), "preference" (uint64 start, and lengths of prompt, chosen and rejected response) or
-        "megatron" (an `.idx` file).
+      kind: Format of the file.
+        - "csv": gzipped lines `start,end`. More columns are ignored.
+        - "pairs": uint64 [documents, 2]. The columns are start and length.
+        - "starts": int64 [documents].
+        - "preference": uint64 [documents, 4]. The columns are start, length of the prompt, and lengths of the two responses.
+        - "megatron": an `.idx` file.
       continues: Whether the shard's first document began in the shard before it; None if unknown.
       sequences: For "megatron", the range of sequences that the shard holds: (0, 9) for sequences 0 to 8; None for all.
     """
@@ -132,7 +135,7 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
 
 
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
-    """Parse documents in any order, with or without gaps: uint64 [documents, columns].
+    """Parse uint64 [documents, columns]. The documents are in any order, with or without gaps.
 
     Column 0 is the document's first token. The other columns are the lengths of its parts, such as prompt and responses.
     """
@@ -141,13 +144,13 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
         raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. Copy the file again.")
     entries = np.frombuffer(data, "<u8").reshape(-1, columns)
     start, part_lengths = entries[:, 0], entries[:, 1:]
-    length = part_lengths.sum(axis=1, dtype=np.uint64)  # may overflow, but then a part exceeds `limit` below
+    length = part_lengths.sum(axis=1, dtype=np.uint64)  # if a sum overflows, one of its parts is above `limit`
     limit = np.uint64(num_tokens)
     longest = limit - np.minimum(start, limit)
     wrong = (start > limit) | (part_lengths > limit).any(axis=1) | (length > longest)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
-        found = f"{noun} {i} is {length[i]} tokens from token {start[i]} on"
+        found = f"{noun} {i} begins at token {start[i]} and has {length[i]} tokens"
         raise CorpusError(f"{path}: damaged: {found}, but its shard has {num_tokens}. Copy the file again.")
     return start.astype(np.int64), length.astype(np.int64)
 

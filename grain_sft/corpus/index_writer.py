@@ -1,7 +1,7 @@
 """Writers of index files. An index is a JSON file that lists the files of a corpus. Opening it needs no scan of these files.
 
-Format "grain_sft" is this project's own. Format "maxtext" is for MaxText's dataset type `olmo_grain`: format version "1" of
-maxtext/input_pipeline/olmo_data.py (maxtext 0.2.5).
+Format "grain_sft" is this project's own. Format "maxtext" is for MaxText's dataset type `olmo_grain`. It is version "1" of the
+format in maxtext/input_pipeline/olmo_data.py (maxtext 0.2.5).
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a file, without `root`, which `open_corpus` sets, and without fields that are None."""
+        """Return the fields of a file that are not None. `root` is left out, because `open_corpus` sets it."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:

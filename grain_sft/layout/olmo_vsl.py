@@ -80,8 +80,8 @@ class OlmoVslLayout(Layout):
             )
         if has_sidecars:
             # Change numbers in `to_cut` to numbers in `documents`. A document that crosses a shard border is two documents in
-            # `to_cut`. So the numbers after 3 crossed borders are 3 too high. `crossed` counts the crossed borders before
-            # each shard.
+            # `to_cut`. So after 3 crossed borders, document 10 of `to_cut` is document 7 of `documents`. `crossed[i]` is the
+            # number of crossed borders before shard i.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             crossed = to_cut.shard_ends - documents.shard_ends
             self._document -= crossed[to_cut.shard_ends.searchsorted(self._document, side="right")]
@@ -104,7 +104,7 @@ class OlmoVslLayout(Layout):
         return pieces._replace(segment=None, position=None) if have_no_padding else pieces
 
     def _bucket(self, rows: Ints) -> Ints:
-        """Return the index in `row_lengths` of the length of each of `rows`."""
+        """Return the bucket of each row: the index of the row's length in `row_lengths`."""
         return self._ends.searchsorted(rows, side="right")
 
     @property
@@ -123,7 +123,7 @@ class OlmoVslLayout(Layout):
 
 
 def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:
-    """Return the document and the token offset in the corpus of each chunk of `length` tokens.
+    """Return two arrays with an item for each chunk of `length` tokens: its document, and its token offset in the corpus.
 
     With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. There is
     a chunk of 4 because the bit of value 4 is set in 29. It begins at the sum of the higher bits: 16 + 8 = 24.

@@ -70,8 +70,8 @@ class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
     Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So batches are counted about 1,000
-    at a time, and a collection of the metrics first counts the rest. If $PROMETHEUS_MULTIPROC_DIR is set, each batch is counted
-    immediately. Without prometheus_client, nothing is exported.
+    at a time. `collect` first counts the batches that are not counted yet. If $PROMETHEUS_MULTIPROC_DIR is set, each batch is
+    counted immediately. Without prometheus_client, nothing is exported.
     """
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class Metrics(Observer):
         # A fork waits until no metric changes. Otherwise the child could inherit a metric whose own lock stays locked forever.
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported = collections.Counter[str]()  # part of `activity.counts` that the counters include
+        self._exported = collections.Counter[str]()  # `activity.counts` at the last export or fork
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # `registry=None`, because this object is in the registry, and its `collect` returns the metrics
+        # Only this object is in the registry. Its `collect` returns the metrics. So the metrics have `registry=None`.
         histogram: Any = BulkHistogram
         if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set
             # only prometheus_client's own histogram can write to that folder
@@ -94,7 +94,7 @@ class Metrics(Observer):
         self._next_step = Gauge("grain_sft_next_step", text, multiprocess_mode="mostrecent", registry=None)
         counter = functools.partial(Counter, registry=None)
         self._counters = {name: counter(f"grain_sft_{name}", text) for name, text in _COUNTERS.items()}
-        read = counter("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
+        read = counter("grain_sft_read_bytes", "Bytes of rows read from local or remote files.", ["store"])
         self._metrics = (*self._histograms.values(), self._next_step, *self._counters.values(), read)
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
         REGISTRY.register(self)
@@ -108,7 +108,7 @@ class Metrics(Observer):
         """Add rows and tokens to the counters, times to the histograms, and set the gauge of the next step."""
         if not self._counters:
             return
-        # the columns of the arrivals, without the first; empty columns if no batch has arrived
+        # `_` is the `IteratorStats` of each batch; without arrivals, all columns are empty
         _, steps, rows, tokens, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 6
         activity.count("rows", sum(rows))
         activity.count("tokens", sum(tokens))

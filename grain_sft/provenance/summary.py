@@ -57,8 +57,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers may have large gaps. Each stage that reads new documents has a range of numbers (see `RunDocuments`). A stage of
-    windows reserves a number for each token, but the lines of its trace have no document.
+    The numbers may have large gaps. `RunDocuments` reserves a number for each token of a layout that does not follow documents.
+    A trace never has these numbers.
     """
 
     def __init__(self) -> None:

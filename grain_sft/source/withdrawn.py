@@ -139,7 +139,7 @@ class _PaddedSource(RowSource):
 
 
 class _WithdrawnDocuments:
-    """Withdrawn documents of one layout. Its document `documents[i]` is withdrawn from step `steps[i]` on."""
+    """Withdrawn documents of one layout. Document `documents[i]` is withdrawn from step `steps[i]` on."""
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
         order = np.argsort(steps)  # `np.unique` then keeps the lowest step of a document that is listed twice
@@ -205,8 +205,8 @@ class _WithdrawnDocuments:
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the starts, stops and steps of sorted spans without overlap. Together they cover the same tokens as the arguments.
 
-    The arguments may overlap, be unsorted or be empty, as the documents of some formats are. If [0, 10) is withdrawn from step
-    5 on, and [4, 6) from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
+    The spans in the arguments may overlap, be unsorted or be empty. Some formats have such documents. If [0, 10) is withdrawn
+    from step 5 on, and [4, 6) from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
     """
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)

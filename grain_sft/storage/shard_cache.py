@@ -203,9 +203,10 @@ class _LockHolder(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        """Return "process 1234", for inode 5678 and the line `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF` of /proc/locks."""
+        """Return "process 1234" if /proc/locks lists the lock, else "another process"."""
         with contextlib.suppress(OSError):
             inode = os.stat(self.path).st_ino
+            # a line of process 1234 and inode 5678: `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF`
             holder = re.search(rf": FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
             if holder is not None:
                 return f"process {holder[1]}"

@@ -22,7 +22,7 @@ _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 # variables of the page's style sheet, such as --c0, which replace the colours in an SVG element
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
-_MAX_SOURCES = 7  # a mixture of more than 8 sources shows the 7 largest, and the sum of the others
+_MAX_SOURCES = 8  # most sources in a picture
 _MAX_CHARACTERS = 28  # most characters of a label
 _SIZE = (8.0, 3.2)  # inches
 
@@ -46,7 +46,9 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return the pictures for which a report has the numbers, by name. `pictures` None means the pictures of this module.
+    """Return the pictures of a report by name. A picture is left out if the report does not have its numbers.
+
+    `pictures` are the pictures to draw. None means the pictures of this module.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -99,7 +101,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
     If there are more than 8 sources, all but the 7 largest are summed as one source, such as "5 others".
     """
     by_size = sorted(tokens, key=lambda name: -sum(tokens[name]))
-    largest, others = by_size[:_MAX_SOURCES], by_size[_MAX_SOURCES:]
+    largest, others = by_size[: _MAX_SOURCES - 1], by_size[_MAX_SOURCES - 1 :]
     if len(others) <= 1:
         return {name: tokens[name] for name in by_size}
     sums = np.sum([tokens[name] for name in others], axis=0).tolist()
@@ -147,7 +149,7 @@ def _left_out(figure: Any, report: Report) -> None:
 def _sources(figure: Any, report: Report) -> None:
     columns = report["sources"]["columns"]
     by_size = sorted(zip(columns["tokens"], columns["trainable"], columns["source"], strict=True), reverse=True)
-    tokens, trainable, names = zip(*by_size[: _MAX_SOURCES + 1], strict=True)
+    tokens, trainable, names = zip(*by_size[:_MAX_SOURCES], strict=True)
     labels = [f"{with_loss / max(1, count):.1%} take loss" for with_loss, count in zip(trainable, tokens, strict=True)]
     axes = figure.subplots()
     draw_bars(axes, list(map(_short, names)), tokens, labels, COLOURS[6])

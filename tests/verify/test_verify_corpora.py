@@ -74,7 +74,7 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
     whole[-1] += np.uint64(1)
     whole.tofile(paths[0])
     report = check(root, full=full)
-    assert wrongs(report)[0][:2] == ("boundaries", "episodes.idx") and "tokens from token" in sentences(report)
+    assert wrongs(report)[0][:2] == ("boundaries", "episodes.idx") and "begins at token" in sentences(report)
 
 
 def test_boundaries_are_called_shifted_if_documents_begin_with_the_eos_of_the_document_before(tmp_path):

@@ -29,8 +29,8 @@ class Format:
 
     - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
       `split` for the list of token files. For each token file it calls `part`, which returns the sidecar files: loss masks and
-      document boundaries. A subclass defines `detect`, and either `split` and `part` or its own `read`. Such a `read` usually
-      calls `scan_corpus`.
+      document boundaries. A subclass defines `detect`, `split` and `part`. Or it defines `detect` and its own `read`. Such
+      a `read` usually calls `scan_corpus`.
     - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, and `part` returns its sidecar
       files. `home` returns a path that identifies the file's split, and `split(home)` returns the metadata of this split.
 
@@ -58,7 +58,7 @@ class Format:
         return None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether a list of paths has this format, so that `read_list` opens it if the caller names no format."""
+        """Return whether a list of paths has this format. `open_corpus` calls this if the caller names no format."""
         return False
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -90,7 +90,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a token file, and its token file if it is a sidecar file; None if it has another format."""
+        """Return the token file of `path`: `path` itself, or the token file of a sidecar file; None for another format."""
         return None
 
     def home(self, path: str) -> str:
@@ -101,7 +101,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return `paths`, the .npy files below one folder, without those of a validation split of this format."""
+        """Return `paths` without the files of a validation split. `paths` are the .npy files below one folder."""
         return list(paths)
 
 

@@ -5,8 +5,8 @@ and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_in
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
 HASH does not depend on the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So files with the
-right names may have the wrong samples. Before this module uses an index, it checks the arrays. For example, it computes from
-the lengths of all documents where each sample begins, and refuses an index whose samples begin elsewhere.
+right names may have the wrong samples. Before this module uses an index, it checks the arrays. For example, the lengths of
+all documents determine where each sample begins. An index with a sample that begins elsewhere is refused.
 """
 
 import json
@@ -28,8 +28,8 @@ Integers = npt.NDArray[np.integer]
 
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
-# Files that describe an index, of megatron-core and of MaxText. An entry has the end of the file's name, the key of the list of
-# token files, and the key of the seed.
+# megatron-core and MaxText each describe an index in a JSON file. An entry has the ending of the file's name, and two keys of
+# the JSON object: the key of the token files, and the key of the seed.
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
 
 _Found = TypeVar("_Found", Stream, Blend)
@@ -86,8 +86,8 @@ def read_stream(
         return found
     listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
     raise LayoutError(
-        f"{folder}: no index of {path} with {listed}. {len(described)} indices have this path and seed in their description, "
-        "or have no description, but their arrays have other shapes. Give the num_samples, sequence_length, seed and "
+        f"{folder}: no index of {path} with {listed}. {len(described)} indices have this path and seed, "
+        "or have no description, but all of them have other shapes. Give the num_samples, sequence_length, seed and "
         "add_extra_token_to_sequence of the index, or leave out index_dir."
     )
 
@@ -100,7 +100,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
       shares: float64 [datasets], weights of the data sets, which sum to 1.
 
     Raises:
-      LayoutError: The folder has blends, but no sound blend of these shares and this size, or several that differ.
+      LayoutError: The folder has blends, but no sound blend has these shares and this size. Or several such blends differ.
     """
     starts = _starts(folder, _BLEND[0])
     described = [start for start in starts if _describes_blend(start, shares)]
@@ -115,7 +115,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
         elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():
-            # in a sound blend, the counts are closer to the shares
+            # in a sound blend, each count is closer to its share of the samples
             wrong.append(f"{path}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}.")
         elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
@@ -145,19 +145,19 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
             yield start, arrays
 
 
-def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
+def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], wanted: str) -> _Found | None:
     """Return the only index in `sound`; None if `sound` and `wrong` are empty.
 
     Args:
       sound: Sound indices by the starts of their paths.
       wrong: A sentence about each damaged index.
-      fits: Data set or weights that the caller wanted an index for, as text for a message.
+      wanted: Path of the data set, or weights of the blend, that the index is for. It is a text for messages.
 
     Raises:
       LayoutError: Several indices are sound, or no index is sound and some are damaged.
     """
     if len(sound) > 1:
-        raise LayoutError(f"{'* and '.join(sound)}*: each fits {fits}. Keep the one that the run used.")
+        raise LayoutError(f"{'* and '.join(sound)}*: each fits {wanted}. Keep the one that the run used.")
     if wrong and not sound:
         raise LayoutError(f"{wrong[0]} It is damaged, or of other data or options. Remove it, or leave out index_dir.")
     return next(iter(sound.values()), None)

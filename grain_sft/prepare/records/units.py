@@ -1,4 +1,8 @@
-"""Pieces of input files: a `Part` is some whole records of a file. A `Unit` is a part that one worker reads and renders."""
+"""Input files and their pieces.
+
+A `Part` is one or more whole records of a file. A `Unit` is a part that one worker reads and renders. A `Scanner` cuts a file
+into parts.
+"""
 
 import dataclasses
 import hashlib
@@ -42,8 +46,8 @@ class Input:
       parts: Parts of the file. None for a file of plain lines, because its units can begin at any byte.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
-      note: Encoding of the records of an ArrayRecord, such as "json". In a Parquet file, the version of the file: for a local
-        file, the time of its last change. "" for other kinds.
+      note: For an ArrayRecord, the encoding of its records, such as "json". For a local Parquet file, the time of its last
+        change. For a remote Parquet file, its version. "" for other kinds.
     """
 
     dataset: int
@@ -75,7 +79,7 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of decompressed bytes. A unit of a Parquet file with 5 parts has a fifth of the file's bytes."""
+        """Number of bytes from `start` to `stop`."""
         return self.stop - self.start
 
 
@@ -84,7 +88,7 @@ class Scanner:
 
     Args:
       path, size: The file, and its number of bytes.
-      least: Bytes of content, as counted by `add`, at which a part ends. The last part may have fewer.
+      least: Bytes of records at which a part ends. The caller of `add` states the bytes. The last part may have fewer.
       read: Function that is called with `position` before each read.
 
     Attributes:

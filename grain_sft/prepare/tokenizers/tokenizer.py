@@ -25,7 +25,8 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      encodes_whole_chats: Whether the library itself finds the control tokens in whole chats, as transformers does.
+      encodes_whole_chats: Whether the library encodes a whole chat in one call, and finds the control tokens in it. If not, the
+        texts between control tokens are encoded one by one.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids of these tokens; None for a token that the tokenizer does not have.
       sha256: Hash of all files of the tokenizer, a chat template included, as `hash_files` computes it.
@@ -65,7 +66,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
+        """Return the ids of each text. If a text spells a special token, the ids are those of ordinary text."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         """Return the ids of each text as an array. With `array.array`, this is 3 times as fast as with `np.array` alone."""

@@ -66,7 +66,7 @@ def finish(plan: Plan) -> None:
 
 
 def _write_statistics(plan: Plan, split: str) -> None:
-    """Write the settings and the counts of a split to `dataset_statistics.json`, and as lines of text to `….txt`."""
+    """Write the settings and the counts of a split to `dataset_statistics.json` and `dataset_statistics.txt`."""
     counts = plan.statistics[split]
     overall: dict[str, Any] = {
         "total_instances": counts.documents,
