@@ -81,10 +81,11 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     rows = [delivered(setting, rounds) for setting, rounds in measured.items()]
     choice = choose(rows, first["slowest_ms"])
     recommended = delivered(choice.setting, run.last_rounds(choice.setting))
-    host, layout = pipeline.sampler.host, pipeline.source.layout
+    host, layout, whole = pipeline.sampler.host, pipeline.source.layout, medians[WHOLE]
     recommended |= {"step_ms": choice.step_ms, "reason": reason(choice, recommended, rows)}
-    recommended["buffer_bytes"] = batch["bytes"] * choice.setting.prefetch * max(1, choice.setting.worker_count)
-    whole = medians[WHOLE]
+    # a worker process has two buffers, as in `_Run._round`, and its threads have a third one
+    num_buffers = max(1, choice.setting.worker_count * (3 if choice.setting.threads else 2))
+    recommended["buffer_bytes"] = batch["bytes"] * choice.setting.prefetch * num_buffers
     return {
         "layout": {
             "kind": type(layout).__name__,
@@ -197,13 +198,17 @@ class _Run:
     def _round(self, setting: Setting, seconds: float) -> _Round:
         """Measure a setting: half of the time without training steps, then with training steps of each length."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
+        # Maximum numbers of batches that threads or processes have made or begun before `next` asks for them. Each worker
+        # process fills two buffers of `prefetch` batches: its own buffer, and a buffer in the process that calls `next`. One
+        # more batch waits for each buffer, and one for `next`.
+        in_threads = setting.prefetch + setting.threads if setting.threads else 0
+        in_processes = setting.worker_count * (in_threads + 2 * setting.prefetch + 3)
         with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:
             next(batches)
             until = time.perf_counter() + seconds / 2
-            made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
             # The next batches are not timed, because they may have been made while the first `next` waited. Each thread may
-            # have finished a batch and begun another. Each process may have filled its buffer and made two more batches.
-            for _ in range(made_at_start):
+            # have finished a batch and begun another. Each process may have filled its buffers.
+            for _ in range(in_processes or 2 * setting.threads):
                 if time.perf_counter() <= until:
                     next(batches)
             batch_seconds = seconds_a_batch(batches.__next__, seconds / 2)
@@ -211,14 +216,15 @@ class _Run:
                 begin = time.perf_counter()
                 while len(waited) < 3 or time.perf_counter() - begin < seconds / 2 / len(waits):
                     waited.append(seconds_waited(batches.__next__, step_ms / 1e3))
-        # largest number of batches that may be ready or begun, but that `next` has not returned
-        made_ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
-        self.next_step = batches.next_step + (made_ahead if setting.threads or setting.worker_count else 0)
+        self.next_step = batches.next_step + (in_processes or in_threads)
         return _Round(batch_seconds, waits)
 
 
 class _FirstSteps:
-    """Sampler that repeats the first `count` steps of a pipeline. It is also the `withdrawals` of the repeating pipeline."""
+    """Sampler that repeats the first `count` steps of a pipeline.
+
+    It also replaces the `withdrawals` of the pipeline: `source_at` returns the source of a repeated step.
+    """
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

@@ -55,7 +55,8 @@ class Parser(argparse.ArgumentParser):
         Args:
           names: Arguments of `declaration` that become options.
           group: Group of arguments to which the options are added; by default this parser.
-          spelled: Flags of each option, by name of its argument. The default is `--NAME`, with hyphens for underscores.
+          spelled: Flags of options, such as {"num_steps": ["-n", "--steps"]}. By default, the flag of the argument `num_steps`
+            is `--num-steps`.
           changes: New values of fields of `Option`, such as `help`, for all of these options.
         """
         options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}

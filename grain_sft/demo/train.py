@@ -1,6 +1,6 @@
 """Training process of the demo: `python -m grain_sft.demo.train OPTIONS`, with `Options` as JSON.
 
-The model is a decoder-only transformer of one block in plain JAX and float32, which reads grain_sft's batches.
+The model is a decoder-only transformer of one block, written in plain JAX. It computes in float32.
 
 The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint contains the
 parameters and the optimizer's moments, but nothing about the data. The name of its file states how many steps were done.
@@ -60,7 +60,10 @@ def init_params(vocab_size: int, seed: int, width: int = 128) -> Params:
 
 
 def logits(params: Params, batch: Batch) -> jax.Array:
-    """Return float32 [rows, L, vocab], the logits of the next token. A token attends to earlier tokens of its segment."""
+    """Return float32 [rows, L, vocab], the logits of the next token.
+
+    A token attends to itself and to the earlier tokens of its segment.
+    """
     segments = batch["inputs_segmentation"]
     x = params["embedding"][batch["inputs"]]
     rows, length, width = x.shape
@@ -76,7 +79,10 @@ def logits(params: Params, batch: Batch) -> jax.Array:
 
 
 def loss(params: Params, batch: Batch) -> jax.Array:
-    """Return the mean cross-entropy in nats of targets whose `targets_segmentation` is not 0, or 0 if there are none."""
+    """Return the mean cross-entropy of the targets, in nats.
+
+    Targets with a `targets_segmentation` of 0 do not count. If no target counts, return 0.
+    """
     scores = logits(params, batch)
     target_scores = jnp.take_along_axis(scores, batch["targets"][..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(scores, axis=-1) - target_scores
@@ -90,7 +96,11 @@ def _normed(x: jax.Array) -> jax.Array:
 
 
 def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Return x, float32 [rows, L, heads, width], with columns i and i + width/2 rotated by the position times frequency i."""
+    """Return `x`, float32 [rows, L, heads, head width], with rotary position embeddings.
+
+    Columns i and i + head width / 2 are the coordinates of a point. The angle of its rotation is the token's position times
+    frequency i, in radians.
+    """
     frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     first, second = jnp.split(x, 2, axis=-1)

@@ -26,15 +26,18 @@ Columns = dict[str, npt.NDArray[Any]]
 # Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
 # Names of a plan's counts. A dropped document is in no row. A cut document has some of its tokens in rows, but not all.
-# `dropped_tokens` and `cut_tokens` count the tokens of these documents that are in no row.
+# `dropped_tokens` counts the tokens of dropped documents. `cut_tokens` counts only the tokens that cut documents lose.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns. A piece is the part of a document that is in one row, usually the whole document."""
+    """Packed rows, as columns. A piece is the part of a document that is in one row, usually the whole document.
 
-    start: Ints  # int64 [pieces], token offset of each piece in the corpus; a row's pieces are adjacent
+    The pieces of one row are consecutive entries of the columns.
+    """
+
+    start: Ints  # int64 [pieces], token offset of each piece in the corpus
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
     document: Ints  # int64 [pieces], number of each piece's document
     ends: Ints  # int64 [rows], number of pieces in this row and all rows before it
@@ -42,7 +45,7 @@ class Plan:
     highest_token: int | None  # highest token id of the corpus if the search for documents read all tokens; else None
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows`, as `pieces_of` takes them."""
+        """Return (row, column, start, length, segment, document) of every segment of `rows`: the arguments of `pieces_of`."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
@@ -85,7 +88,10 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
 
 
 def numpy_for_ties(options: PackingOptions) -> dict[str, str] | None:
-    """Return NumPy's version and sort if `options.ties` asks for the order in which NumPy sorts equal lengths; else None."""
+    """Return NumPy's version and the sort that `options.ties` names. Return None for "stable", which needs no NumPy sort.
+
+    The order of equal lengths depends on both.
+    """
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -135,7 +141,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
 
 
 def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints, ends: Ints) -> Columns:
-    """Return the arrays of a plan whose rows have these pieces of `documents`. Pieces of one row are adjacent."""
+    """Return the arrays of a plan whose rows have these pieces of `documents`. Pieces are sorted by row."""
     whole = documents.length
     kept = np.bincount(document, weights=length, minlength=len(whole)).astype(np.int64)
     cut, dropped = (kept > 0) & (kept < whole), kept == 0

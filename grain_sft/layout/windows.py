@@ -22,13 +22,13 @@ class WindowLayout(Layout):
         `sequence_length`: the windows are the rows.
 
     Raises:
-      LayoutError: A length is not a positive integer, no shard fills a row, or `sequence_length` does not divide
+      LayoutError: A length is not a positive integer, no shard fills a window, or `sequence_length` does not divide
         `max_target_sequence_length`.
     """
 
     kind = "windows"
     one_segment = True
-    _rows_receipt = property(repr)  # the rows are decided by the corpus and by what `__repr__` states
+    _rows_receipt = property(repr)  # the corpus and the options in `__repr__` decide the rows
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
@@ -65,7 +65,7 @@ class WindowLayout(Layout):
     def left_out(self) -> list[LeftOut]:
         shards = np.count_nonzero(self._tokens % self.max_target_sequence_length)
         tokens = self.corpus.num_tokens - len(self) * self.sequence_length
-        return [(f"ends of {shards:,} files that fill no row", None, tokens)]
+        return [(f"ends of {shards:,} files, shorter than a window", None, tokens)]
 
     @property
     def stream_key(self) -> str:

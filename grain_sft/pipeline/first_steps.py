@@ -53,7 +53,7 @@ class FirstSteps:
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether a target of a batch takes loss. None means that no key of the batch states which targets do."""
+    """Return whether a target of a batch takes loss. None means that the keys of the batch do not state it."""
     if not isinstance(batch, dict):
         return None
     if "chosen_ids" in batch:  # a batch of preference pairs
@@ -103,7 +103,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             if loss is None or loss.any():
                 found = f"the documents are longer than sequence_length={layout.sequence_length}"
                 reason = "only tokens that are not in these rows take loss: they were cut off, or are in other rows"
-                return f"{found}, and {reason}. Give a longer sequence_length, or keep the other end of documents."
+                return f"{found}, and {reason}. Give a longer sequence_length, or another `keep` of a padded layout."
     found = "the loss mask is 0 for each token of these rows and of their documents"
     reason = "the mask holds only zeros, or the documents are prompts without an answer"
     return f"{found}: {reason}. Prepare the corpus again, or give use_loss_mask: false."

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_WIDTH = 24  # columns of the names, which begin the lines
+_WIDTH = 24  # characters; the name at the beginning of each line is padded to this width
 
 FIGURES = {
     "requests": "requests",
@@ -48,7 +48,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         hits, misses = cache["hits"]["mean"], cache["misses"]["mean"]
         hit_rate = hits / max(1.0, hits + misses)
         size = _size_text(cache["bytes"]["mean"])
-        yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
+        yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts simulated)"
     if (start_up := figures["start"]) is not None:
         opening = "without the requests that open the corpus, because its files are local"
         if not figures["as_bucket"]:
@@ -71,10 +71,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
-    read = f"{coverage['rows_read']:,} read in {coverage['slots']:,} slots"
+    read = f"{coverage['rows_read']:,} reads for {coverage['slots']:,} slots of batches"
     if coverage["distinct"] is None:
         return read
-    return f"{read}; {coverage['distinct']:,} of {rows:,} rows, each at most {coverage['most_often']:,} times"
+    return f"{read}; {coverage['distinct']:,} of {rows:,} rows are read, each at most {coverage['most_often']:,} times"
 
 
 def spread_text(name: str, value: float) -> str:

@@ -54,7 +54,7 @@ class Fit(NamedTuple):
         return cls(opening=opening, **medians)
 
     def start_s(self, conditions: Conditions) -> float:
-        """Return `open_s` on the `cores` of `conditions`. With 0.5 cores, its processor time takes twice as long."""
+        """Return `open_s` for a process with `conditions.cores` cores. With 0.5 cores, its processor time doubles."""
         return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:

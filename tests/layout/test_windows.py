@@ -109,7 +109,7 @@ def test_windows_fill_whole_rows_of_max_target_sequence_length():
     """Of 3 * 1024 tokens, only one row of 2048 tokens is whole, so there are two windows of 1024 tokens."""
     corpus = corpus_of([3 * 1024])
     layout = WindowLayout(corpus, 1024, max_target_sequence_length=2048)
-    assert len(layout) == 2 and layout.left_out() == [("ends of 1 files that fill no row", None, 1024)]
+    assert len(layout) == 2 and layout.left_out() == [("ends of 1 files, shorter than a window", None, 1024)]
     for longest, problem in ((4096, "leaves no row"), (2**31, "positions are int32"), (0, "expected an integer")):
         with pytest.raises(LayoutError, match=f"^max_target_sequence_length={longest}:? {problem}"):
             WindowLayout(corpus, 1024, max_target_sequence_length=longest)

@@ -286,7 +286,7 @@ def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
     parts = [part.corpus for part in pipeline.source.layout.parts.values()]
     assert report["lengths"]["documents"] == sum(len(part.documents) for part in parts)
     whats = [each["what"] for each in report["left_out"]]
-    assert "chats: padding of rows" in whats and "web: ends of 1 files that fill no row" in whats
+    assert "chats: padding of rows" in whats and "web: ends of 1 files, shorter than a window" in whats
     assert "Not compared for a mixture" in out.read_text()
 
 

@@ -1,4 +1,4 @@
-"""Recipe of Megatron's indices: the stream of samples of each data set of a corpus, and the blend of the streams."""
+"""Recipe of Megatron's indices. Each data set of a corpus has a stream of samples, and a blend mixes the streams."""
 
 import dataclasses
 import math
@@ -23,8 +23,9 @@ class Variant(NamedTuple):
 
     extra: bool = True  # default of `add_extra_token_to_sequence`
     shuffles: bool = True  # whether documents and samples are shuffled
-    # Whether blends follow megatron-core: each shard is a data set, and its number of samples is rounded up. With weights 0.5
-    # and 0.5, a blend of 5 samples has 3 + 3. If False, all shards of a corpus without weights are one data set.
+    # Whether blends follow megatron-core. Then each shard is a data set, and its share of `num_samples` is rounded up. With
+    # weights 0.5 and 0.5, and `num_samples` 5, the shares are 3 and 3, so the blend has 6 samples. If False, all shards of a
+    # corpus without weights are one data set.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
     resets: bool = True  # whether `reset_attention_mask` and `reset_position_ids` are true by default
@@ -49,7 +50,7 @@ class _Dataset(NamedTuple):
     weight: float  # weight in the blend; 1 if the corpus has no weights
     first: int  # first unit of the stream
     stop: int  # unit after the last unit of the stream
-    skipped: int  # number of units of the data set before `first`, which the split leaves out
+    skipped: int  # number of units before `first` in the data set; the split leaves them out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Recipe:
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
         # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may select sequences of a prefix only if each prefix is
-        # a data set, the units are sequences, and `document_split` selects no units.
+        # a data set, the units are sequences, and `document_split` is not given.
         prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)

@@ -58,7 +58,7 @@ def parts_of(path: str, size: int, compression: str, kind: str, least: int, read
 
 def too_long(where: str, what: str) -> RecordError:
     """Return the error for a record of more than `MAX_RECORD` bytes."""
-    return RecordError(f"{where}: a {what} of more than {MAX_RECORD} bytes; expected at most that. Split it.")
+    return RecordError(f"{where}: a {what} of more than {MAX_RECORD} bytes. Expected at most {MAX_RECORD}. Split it.")
 
 
 def elements(data: bytes) -> Iterator[bytes]:
@@ -104,21 +104,22 @@ def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Pa
 def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     """Yield the parts of an array. Its brackets, and the commas between parts, are in no part."""
     data = bytearray()  # bytes of the file that are in no part yet, from byte `offset` on
-    while not (offset := data.find(b"[") + 1):  # the array begins at byte `offset`, after its opening bracket
+    while not (offset := data.find(b"[") + 1):  # `offset` is that of the byte after the opening bracket
         data += next(pieces)
     del data[:offset]
     total = 0  # records of the parts before `data`
     next_scan = least  # `data` is scanned when it has this many bytes
     for piece in pieces:
         data += piece
-        if piece and len(data) < next_scan:  # the last piece is empty: then scan in any case
+        # `decompressed` yields an empty piece at the end of the file. Then all of `data` is scanned.
+        if piece and len(data) < next_scan:
             continue
         # after the loop, `end` is the index of the last comma between records, or of the closing bracket
         records = end = 0
         for end in _record_ends(data):  # noqa: B007
             records += 1
         if data[end : end + 1] == b"]":
-            # In "[]" there is no record. In "[1, ]", the blank after the comma is a record: an empty element.
+            # "[]" has no record, and no part. "[1, ]" has two records. The second is empty.
             if total or data[:end].strip(_SPACE):
                 yield _part(data, end, offset, records)
             _check_end(path, itertools.chain([bytes(data[end + 1 :])], pieces), offset + end + 1)

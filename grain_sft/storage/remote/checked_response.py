@@ -23,7 +23,7 @@ class CheckedResponse(aiohttp.ClientResponse):
             while part := await self.content.readany():
                 size += len(part)
                 if size > limit:
-                    raise WrongBodyError(f"a body of more than {limit} bytes, the most that were expected")
+                    raise WrongBodyError(f"expected a body of at most {limit} bytes, found a longer one")
                 parts.append(part)
         except BaseException:
             self.close()
