@@ -22,6 +22,7 @@ from tokenizer_makers import byte_level_json, save_huggingface
 
 import grain_sft
 from grain_sft import Host, IndexSampler
+from grain_sft.layout.packing.numpy_sort import SORTS, numpy_sort
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden" / "batch_digests.json"
@@ -99,7 +100,7 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
         "fragments": {**best, "long_documents": "fragment"},
         "few segments": {**best, "max_segments": 3},
         "ends at EOS": {**best, "boundaries": "eos", "source_group_size": 3},
-        **{f"ties {sort}": {**best, "ties": f"numpy:{sort}"} for sort in ("avx512", "avx2", "baseline")},
+        **{f"ties {sort}": {**best, "ties": f"numpy:{sort}"} for sort in SORTS[SORTS.index(numpy_sort()) :]},
     }
     by_epoch = {"order": "sequential", "shuffle": False, "epochs": 1}
     for name, corpus in corpora.items():
@@ -217,6 +218,6 @@ def test_all_batches_equal_the_recorded_ones(tmp_path, own_cache):
     found = all_digests(tmp_path)
     if "GRAIN_SFT_WRITE_DIGESTS" in os.environ:
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-    recorded = json.loads(GOLDEN.read_text())
-    assert {name: digest for name, digest in found.items() if recorded.get(name) != digest} == {}
-    assert found.keys() == recorded.keys()
+    beyond = [f"/ties {sort}/" for sort in SORTS[: SORTS.index(numpy_sort())]]  # this CPU can't sort like these
+    recorded = json.loads(GOLDEN.read_text()).items()
+    assert found == {name: digest for name, digest in recorded if not any(part in name for part in beyond)}
