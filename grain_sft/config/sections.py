@@ -121,7 +121,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       max_epochs: Number of epochs after which the source has no rows left; the same as `epochs` in the source's `sampler`.
         Without either key, the source never ends.
       on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`; by default the value of
-        `sampler.on_exhausted`. In a source that is a mixture itself: what happens when one of its own sources has no rows left.
+        `sampler.on_exhausted`. In a source that is a mixture itself, the key has another meaning: it is the default for the
+        sources of that mixture, in place of `sampler.on_exhausted`. There it may also be `repeat`, which is its own default.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
         batch sizes.
     """
@@ -140,8 +141,8 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Args:
       steps: Number of steps of the stage. A stage states `steps` or `tokens`; the last stage may omit both.
       tokens: Number of tokens of the stage, padding included, rounded up to whole steps.
-      corpus: Keys of `corpus` that differ in the stage. If the stage gives a `path`, or a `mixture` in place of the config's
-        `path`, it inherits no key of the config's `corpus`.
+      corpus: Keys of `corpus` that differ in the stage. A stage that gives a `path` inherits no key of the config's
+        `corpus`. The same holds for a stage that gives a `mixture`, if the config's `corpus` has no `mixture`.
       layout: Keys of `layout` that differ in the stage.
       sampler: Keys of `sampler` that differ in the stage. The steps of `schedule` count from the first step of the stage.
       transforms: Transforms of the stage, in place of all transforms of the config.
@@ -209,7 +210,7 @@ def config_schema() -> dict[str, Any]:
     for name in ("Corpus", "Source"):
         mixture = definitions[name]["properties"]["mixture"]
         mixture |= {"type": "object", "additionalProperties": {"$ref": "#/$defs/Source"}}
-        mixture.pop("anyOf", None)  # `dict | None`, which the object above replaces
+        mixture.pop("anyOf", None)  # the schema of `dict | None`
     for kind in LAYOUTS:
         definitions[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}
     definitions["LayoutOther"] = {"type": "object", "properties": {"kind": _IMPORTED_NAME}}
