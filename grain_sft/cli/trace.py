@@ -115,10 +115,10 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            # `matches` are numbers in the part's corpus. `numbers_in` maps them to numbers in the part. With the number of the
-            # part's first document added, they are numbers in `layout`. `run.of` maps these to numbers in the run.
+            # `matches` are numbers in the part's corpus. `numbers_in` returns numbers in the part. The sum is numbers in
+            # `layout`. `run.of` returns numbers in the run.
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # such as a source without a tokenizer; it is raised only if every source fails
+        except CorpusError as error:  # such as no tokenizer; raised only if every source fails
             if len(parts) == 1:
                 raise
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))
@@ -126,12 +126,12 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 raise CorpusError("\n".join(f"{source}: {reason}" for source, reason in failed)) from error
     if failed:
         names = ", ".join(dict.fromkeys(name for name, _ in failed))
-        print(f"Sources not searched: {names}. The first: {failed[0][1]}", file=sys.stderr)
+        print(f"Sources not searched: {names}. The first error: {failed[0][1]}", file=sys.stderr)
     return documents, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
 
 
 def _document(text: str) -> tuple[str, int]:
-    """Parse SOURCE:N, or N, whose source is ""."""
+    """Return the source and the number in SOURCE:N. The source of a plain N is ""."""
     name, _, number = text.rpartition(":")
     return name, at_least(0)(number)
 

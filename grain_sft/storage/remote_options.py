@@ -91,8 +91,8 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         if not folder:
             return limits
         if not (max_bytes := os.environ.get(BYTES_VARIABLE)):
-            problem = f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set"
-            raise CorpusError(f"{problem}. Set it.")
+            problem = f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE} is not set"
+            raise CorpusError(f"{problem}. Set it to the maximum size of the cache.")
         unit = os.environ.get(UNIT_VARIABLE) or DEFAULT_UNIT
         return msgspec.structs.replace(limits, cache=CacheOptions(folder, max_bytes, unit))
 
@@ -102,7 +102,8 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
         Raises:
           CorpusError: The mapping has an unknown key, or an option has a wrong value.
-          StorageError: `seconds` or `requests` is not above zero, or its environment variable is not a number.
+          StorageError: `seconds` or `requests` is not above zero, `seconds` is infinite, or an environment variable
+            is not a number.
           WrongTypeError: `given` has another type.
         """
         check_type("remote", given, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")

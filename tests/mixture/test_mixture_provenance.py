@@ -58,7 +58,7 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
         assert main(["trace", str(path), "--record", record]) == 0
         printed = capsys.readouterr()
         assert ("no document" in printed.out) != lines
-        assert "Sources not searched: 'talks', 'web'. The first: " in printed.err
+        assert "Sources not searched: 'talks', 'web'. The first error: " in printed.err
     assert "epoch of chat" in run("trace", "--checkpoints", "10")
     assert "layout of talks" in run("receipt")
     assert main(["trace", str(path), "--document", "talk:3"]) != 0

@@ -95,7 +95,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
-    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in it."""
+    """Return the bytes of `wanted`, a range that is not empty. They are fewer if the file ends in the range."""
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:
@@ -114,7 +114,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # with a version, the server counts as reached: it has sent the version before, perhaps to another process
+    # A version in `wanted` came from this server, perhaps to another process. So the server is known to answer.
     return await retries.retried(attempt, seconds, server=retries.server_of(client, path), reached=version is not None)
 
 
