@@ -19,7 +19,7 @@ PREFIX = "content-sha256:"
 """Prefix of every content hash that is shown. A fingerprint, which hashes only the ends of files, has another prefix."""
 
 _VERSION = 1
-_SETTLED = 2.0  # seconds; two writes within this time may give a file the same times
+_SETTLED = 2.0  # seconds; see `_cache_key`
 _CACHED_FROM = 1 << 20  # bytes of all files together; hashing fewer bytes takes no longer than opening the cache
 _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
 
@@ -34,8 +34,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     Args:
       stored: Files whose data are hashed.
       read: Function that reads all files and returns their hashes. None hashes each file with `hashing.of_file`.
-      of: Name of what `read` hashes, as a part of the cache's key. "bytes" means every byte of each file from `data_offset` on.
-        If `read` hashes only parts of the files, `name_of_scan` returns the name.
+      of: Name of what `read` hashes. It is a part of the cache's key. "bytes" means every byte of each file from `data_offset`
+        on. If `read` hashes the tokens of a corpus's shards, take the name from `name_of_scan`.
     """
     read = read or (lambda: list(map(hashing.of_file, stored)))
     key = _cache_key(stored, of)
@@ -107,7 +107,7 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return a hash of all that decides where documents end if EOS tokens end them. `hashes` are as in `hash_of_tokens`."""
+    """Return a hash of all that decides which EOS tokens end documents. `hashes` are as in `hash_of_tokens`."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
@@ -134,7 +134,7 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the argument `of` of `hashes_of` for a `read` that hashes the tokens of each shard of `corpus`.
+    """Return the name of a scan that hashes the tokens of each shard. The name is for the argument `of` of `hashes_of`.
 
     If each shard is a whole file, the result is "bytes". A shard may also be a part of its file: a range of Megatron's
     sequences, or the tokens of materialized rows without the other arrays. The hash of such a part must not be cached as the

@@ -42,10 +42,10 @@ class StreamSampler(Sampler):
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the run's sequence of rows, int64 [n]. Index 0 is the first row of `step`.
+        """Return the rows at `indices` of the sequence, int64 [n]. The indices count from the first row of `step`.
 
-        An index past the end of a mixture has the row `FILL_ROW`, which is padding. Without `runs_on`, an index past the end of
-        the epoch has this row, too.
+        An index past the end of a mixture has the row `FILL_ROW`, which is padding. If `runs_on` is False, a batch can't have
+        rows of two epochs. Then an index past the end of the epoch of `step` has the row `FILL_ROW`, too.
         """
 
     @abc.abstractmethod
@@ -88,7 +88,10 @@ class StreamSampler(Sampler):
             return self._rows(step, indices)[np.newaxis]
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return the number of steps, from `step` on, that have `size` rows each and no gap between them in the sequence."""
+        """Return the number of steps, from `step` on, of `size` rows each.
+
+        A subclass also ends the count at a gap in the sequence, such as the rows that no step reads at the end of an epoch.
+        """
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 

@@ -60,7 +60,7 @@ def verify(
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
         ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # a plan has no vocabulary
-        # with `corpus`, the options are for `corpus`
+        # for a plan, they are the options of `open_corpus(corpus)`
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):
         if is_given and kind != used_by:
@@ -84,7 +84,7 @@ def verify(
 
 
 def _note_other_split(report: Report, path: str) -> None:
-    """Add a note if `path` has two splits: only the split train was checked."""
+    """If `path` has two splits, add a note that only the training split was checked."""
     other = os.path.join(path, "val")
     if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
         sentence = f"only the training split was checked. Check the validation split: grain-sft verify {other}"

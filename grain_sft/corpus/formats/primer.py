@@ -35,8 +35,7 @@ class Primer(Format):
         """Return the `home` of the split that `path` names.
 
         A file names the split that it belongs to. The folder DIR names its training split. DIR/train and DIR/val name their own
-        split. If the split lacks tokens or labels, but the folder has other files of this format, the result is a `home` for
-        which `read` reports the missing file.
+        split. An incomplete folder also has a `home`, so that `read` reports the missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):
@@ -92,7 +91,10 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the split `home`. Its EOS id is from corpus.json, else meta.json, else prepare.json."""
+        """Return the split `home`.
+
+        Its EOS id is from corpus.json if that file exists, else from meta.json, else from prepare.json.
+        """
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)

@@ -40,7 +40,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
-            # The row gets as many documents of this length as it can hold. A row of `most` documents then has space 0.
+            # The row gets as many documents of this length as it can hold. A row with `most` documents is full: its space is 0.
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

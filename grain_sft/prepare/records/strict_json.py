@@ -19,7 +19,7 @@ _MAX_DEPTH = 64  # most levels of objects and lists; chats have about 10, and Py
 _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # Python also uses surrogates for the bytes of a path that is not UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
 
 
@@ -87,7 +87,10 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return `data` as text, or as bytes if it is not in the encoding. The parser of the record refuses bytes later."""
+    """Return `data` as text, or unchanged if it is not in the encoding.
+
+    `text_of` later refuses bytes, with an error message that names the field of the record.
+    """
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -104,7 +107,10 @@ def check_text(text: str, where: str) -> None:
 
 
 def check_name(name: str, value: object) -> None:
-    """Raise a `PrepareError` if a string, such as a path, contains NUL or a byte that is not UTF-8."""
+    """Raise a `PrepareError` if a string, such as a path, contains NUL or a byte that is not UTF-8.
+
+    In the text of a path, Python represents such a byte as a surrogate.
+    """
     if isinstance(value, str) and ("\0" in value or _SURROGATE.search(value)):
         raise PrepareError(f"{name} {value!a} contains NUL or a byte that is not UTF-8. Rename it, or correct it.")
 

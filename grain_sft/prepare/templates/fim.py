@@ -56,8 +56,9 @@ class FillInTheMiddle:
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
         """Return the pieces of a text. `draws` yields draws for the text, then for each fragment that is not left out.
 
-        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". If the text is changed,
-        each empty fragment except the last is left out with the split token after it, as in Megatron-LM: "a<S>b<S>".
+        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". In a changed
+        text, the empty fragments except the last are left out, as in Megatron-LM. The split token after such a fragment is left
+        out, too. So the example becomes "a<S>b<S>".
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
@@ -86,7 +87,7 @@ class FillInTheMiddle:
         prefix, middle, suffix = ((part, 1.0) for part in (text[:first], text[first:second], text[second:]))
         prefix_token, middle_token, suffix_token = (([number], 1.0) for number in self.ids)
         if suffix_first < self._options.fim_spm_rate * 2**64:
-            # PREFIX SUFFIX "ef" MIDDLE "ab" "cd" in the example of this module, as in Megatron-LM
+            # As in Megatron-LM: "abcdef", cut after "b" and "d", becomes PREFIX SUFFIX "ef" MIDDLE "ab" "cd".
             return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]
         return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]
 

@@ -14,7 +14,8 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Variable with two texts. If it is set, the tag {% generation %} writes one text before and one after what the tag marks."""
+"""Variable with two texts. If it is set, the tag {% generation %} writes the first text before its block, and the second after
+it."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -62,8 +63,8 @@ def to_json(
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
-"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined, but can't call it, because
-its text would differ from day to day."""
+"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined. A call is an error,
+because the prepared corpus would differ from day to day."""
 
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

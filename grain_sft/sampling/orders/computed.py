@@ -23,8 +23,9 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     Disadvantages: the key has 32 bits, so there are at most 2^32 permutations of the rows. An index takes 6 microseconds if few
     indices are requested at once, and 0.3 to 0.7 microseconds if thousands are. The permutation is not cryptographic.
 
-    The permutation is that of `grain.experimental.index_shuffle` with 8 rounds. Grain's own shuffle has 4, with which the
-    permutations of two keys are visibly correlated. Below 2^16 rows, `index_shuffle` is slow, so numpy permutes an epoch.
+    The permutation is that of `grain.experimental.index_shuffle` with 8 rounds. Grain's own shuffle has 4 rounds. With 4
+    rounds, the permutations of two keys are visibly correlated. Below 2^16 rows, `index_shuffle` is slow, so numpy permutes
+    an epoch.
     """
     if num_rows < _FEW_ROWS:
         return cached_by_epoch(
@@ -78,8 +79,9 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
             return indices
         first_draw = epoch * num_rows + int(indices.min())
         last_draw = epoch * num_rows + int(indices.max())
+        # Philox can start only at a counter. So up to three values before the first draw are generated, too.
         counter = first_draw // _VALUES_PER_COUNT
-        first_value = counter * _VALUES_PER_COUNT  # draw of `values[0]`: Philox can start only at a counter
+        first_value = counter * _VALUES_PER_COUNT
         values = np.random.Philox(key=key, counter=counter).random_raw(last_draw - first_value + 1)
         return (values[indices + (epoch * num_rows - first_value)] % np.uint64(num_rows)).astype(np.int64)
 
