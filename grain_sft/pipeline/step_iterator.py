@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import threading
 from time import perf_counter
 from typing import TypeVar
@@ -226,7 +227,7 @@ def checked_step(pipeline: Run, step: object) -> int:
 def _size(batch: object) -> tuple[int, int]:
     """Return the number of rows and the number of tokens of a batch; (0, 0) if a transform returned no dict of arrays."""
     try:
-        first = next(iter(batch.values()))  # type: ignore[attr-defined]
-        return len(first), first.size
-    except (AttributeError, TypeError, StopIteration):
+        shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
+        return shape[0], math.prod(shape)
+    except (AttributeError, TypeError, IndexError, StopIteration):
         return 0, 0
