@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import multiprocessing
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
@@ -14,6 +15,7 @@ from grain_sft.errors import GrainSftError
 
 Entry = TypeVar("Entry")
 
+_FOLDER = str(Path(__file__).parent)  # of this package
 _WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
 
 
@@ -123,14 +125,17 @@ class Registry(Generic[Entry]):
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
     """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are.
 
-    The message begins with `what`, such as "order 'mine', epoch 3", and ends with the sentence `fix`.
+    The message begins with `what`, such as "order 'mine', epoch 3". It then has the exception, the file and line of the other
+    package where it was raised, and the sentence `fix`.
     """
     try:
         yield
     except (GrainSftError, OSError, MemoryError):
         raise
     except Exception as raised:  # whatever the code raises
-        raise error(f"{what}: {type(raised).__name__}: {raised}. {fix}") from raised
+        frames = reversed(traceback.extract_tb(raised.__traceback__))
+        theirs = (f" ({each.filename}:{each.lineno})" for each in frames if not each.filename.startswith(_FOLDER))
+        raise error(f"{what}: {type(raised).__name__}: {raised}{next(theirs, '')}. {fix}") from raised
 
 
 def name_of(entry: Any) -> str:

@@ -267,7 +267,7 @@ def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_
     message = capsys.readouterr().err
     assert message.startswith(f"grain-sft receipt: {path}: ") and f"{noun} {name!r} " in message
     if entry == "Raising":
-        assert "can't be made: KeyError: 'no such language'. Fix its options, or its code." in message
+        assert "KeyError: 'no such language' (" in message and "broken.py:22). Fix its options, or its code." in message
     else:
         assert "is of class Plain; expected a subclass of " in message and f"'s {base}. Derive it from that." in message
 
