@@ -15,10 +15,12 @@ def mapped(transform: grain.transforms.Map, element: Element, num_rows: int, ste
     Raises:
       PipelineError: The transform raised an exception, or returned None or an array [m, …] with m other than `num_rows`.
     """
-    with entry_errors(
-        PipelineError, f"step {step}: transform {name_of(type(transform))}", "Fix its code, or its options."
-    ):
+    try:
         batch: Element = transform.map(element)
+    except Exception as error:  # only then is the time spent to make the context and its text
+        where = f"step {step}: transform {name_of(type(transform))}"
+        with entry_errors(PipelineError, where, "Fix its code, or its options."):
+            raise error
     if batch is None:
         raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
     for key, array in (batch if isinstance(batch, dict) else {}).items():
