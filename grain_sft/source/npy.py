@@ -141,8 +141,6 @@ class NpyDataSource(RowSource):
         rows, filled = checked_rows(indices, self.layout)
         if filled or self._dtype.itemsize > 4:
             return None
-        if self._row_reader is not None and not self._signed:
-            return self._row_reader.read(rows, self._arrays, only_weights=True)
         read, _, fit = self._read(rows, shifted=True)
         return read if fit else None
 
