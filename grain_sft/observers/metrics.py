@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class Metrics(Observer):
         # A fork waits until no metric changes. Otherwise the child could inherit a metric whose own lock stays locked forever.
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported = collections.Counter[str]()  # `activity.counts` at the last export or fork
+        self._exported = collections.Counter[str]()  # `activity.counts()` at the last export or fork
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
@@ -101,7 +102,7 @@ class Metrics(Observer):
 
     def _forked(self) -> None:
         """In a forked child, export only counts after the fork, because the parent exports the earlier counts."""
-        self._exported = activity.counts.copy()
+        self._exported = activity.counts()
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
@@ -109,9 +110,9 @@ class Metrics(Observer):
         if not self._counters:
             return
         # `_` is the `IteratorStats` of each batch; without arrivals, all columns are empty
-        _, steps, rows, tokens, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 6
-        activity.count("rows", sum(rows))
-        activity.count("tokens", sum(tokens))
+        _, steps, shapes, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 5
+        activity.count("rows", sum(shape[0] for shape in shapes))
+        activity.count("tokens", sum(map(math.prod, shapes)))
         with self._lock:
             self._observe("make", make_seconds)
             self._observe("wait", np.subtract(arrived, requested).tolist())
@@ -129,13 +130,13 @@ class Metrics(Observer):
                 histogram.observe(value)
 
     def _export_counts(self) -> None:
-        """Increase each counter by the growth of `activity.counts` since the last call."""
+        """Increase each counter by the growth of `activity.counts()` since the last call."""
         with self._lock:
+            counts = activity.counts()
             for name, counter in self._counters.items():
-                value = activity.counts[name]
-                if value != self._exported[name]:
-                    counter.inc(value - self._exported[name])
-                    self._exported[name] = value
+                if growth := counts[name] - self._exported[name]:
+                    counter.inc(growth)
+            self._exported = counts
 
     def collect(self) -> list[Metric]:
         """Return the current metrics, as prometheus_client's collector protocol requires."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from threading import get_ident
@@ -50,13 +51,13 @@ class IteratorStats:
 
     def count(self, arrival: Arrival) -> bool:
         """Count a batch. Return False if the batch was counted before, because an interrupted `next` may deliver it twice."""
-        _, step, _, tokens, requested_at, arrived_at = arrival
+        _, step, shape, requested_at, arrived_at = arrival
         if arrived_at <= self._last_arrival:
             return False
         if not self.steps:
             self._first_request = requested_at
         self.steps += 1
-        self.tokens += tokens
+        self.tokens += math.prod(shape)
         self.next_step = step + 1
         waited = arrived_at - requested_at
         self.waited += waited

@@ -65,9 +65,9 @@ class ObservedIterator(Protocol):
         """Return the process ids of the workers, starting with the worker of the next batch; None if no workers run."""
 
 
-Arrival = tuple[Any, int, int, int, float, float]
-"""A batch that an iterator delivered: the iterator's `IteratorStats`, the step, the number of rows, the number of tokens, and
-the times (`time.perf_counter`) of the request and of the arrival. A plain tuple takes less time to make than a named tuple."""
+Arrival = tuple[Any, int, tuple[int, ...], float, float]
+"""A batch that an iterator delivered: the iterator's `IteratorStats`, the step, the shape of the batch's first array, and the
+times (`time.perf_counter`) of the request and of the arrival. A plain tuple takes less time to make than a named tuple."""
 
 
 class Delivery(NamedTuple):

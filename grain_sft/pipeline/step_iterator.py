@@ -6,7 +6,7 @@ import abc
 import math
 import threading
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grain
 
@@ -108,11 +108,11 @@ class StepIterator(grain.DatasetIterator[T]):
             # the result of the step in `ahead`; its value is None until a thread has made the batch
             result = ahead.results.get(step) if ahead is not None and self._takes_ready else None
             batch = self._wait(step, since) if result is None or result.value is None else result.value
-            rows, tokens = _size(batch)
-            now, delivery = perf_counter(), None
+            shape, now, delivery = _shape(batch), perf_counter(), None
             if self._recorders:
-                delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
-            self._undelivered[step] = batch, (self._stats, step, rows, tokens, since, now), delivery
+                writer, tokens = self._writer(step), math.prod(shape)
+                delivery = Delivery(self.pipeline, step, writer, shape[0], tokens, now - since)
+            self._undelivered[step] = batch, (self._stats, step, shape, since, now), delivery
             self._next = step + 1
             # `_ahead` must not keep the batch in memory. Before step `ahead.due`, it is enough to remove the batch from its
             # result. In all other cases, `advance` removes the result, and may wake threads to make more steps.
@@ -224,10 +224,11 @@ def checked_step(pipeline: Run, step: object) -> int:
     return number
 
 
-def _size(batch: object) -> tuple[int, int]:
-    """Return the number of rows and the number of tokens of a batch; (0, 0) if a transform returned no dict of arrays."""
+def _shape(batch: Any) -> tuple[int, ...]:
+    """Return the shape of the first array of a batch, such as (rows, L); (0,) if a transform returned no dict of arrays."""
     try:
-        shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
-        return shape[0], math.prod(shape)
-    except (AttributeError, TypeError, IndexError, StopIteration):
-        return 0, 0
+        for array in batch.values():
+            return array.shape or (0,)
+    except (AttributeError, TypeError, IndexError):
+        pass
+    return (0,)

@@ -111,8 +111,9 @@ class RowReader:
             array[index] = source
         try:
             for table, row in block.by_ends:
-                ends = table[1 : 1 + table[0]].tolist()
-                if len(ends) != table[0] or (ends and (min(ends) < 1 or ends[0] > self._length)):
+                count = table[0]
+                ends = table[1 : 1 + count].tolist()
+                if len(ends) != count or (ends and (min(ends) < 1 or ends[0] > self._length)):
                     raise IndexError  # `fill` checks the later ends: each must be in the row, and not below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
-from grain_sft.storage.locks import ForkSafeLock
-
 CHOOSING = ("choosing the rows of its batch".format,)  # a text without fields, so it needs no arguments
 OPENING = "opening {.path}".format
 COPYING = "reading {} pieces of {.path} and {} other files".format
@@ -30,14 +28,21 @@ _NAMED_REQUESTS = 4  # most requests that `describe_makers` names
 doing: dict[int, tuple[Any, ...]] = {}  # by thread: function that describes the current operation, and its arguments
 making: dict[int, tuple[int, float, object]] = {}  # by thread: step, start time and pipeline of the batch
 recent: collections.deque[float] = collections.deque(maxlen=256)  # seconds that each of the last batches took to make
-counts = collections.Counter[str]()  # a forked child begins with its parent's counts
-_lock = ForkSafeLock()
+_counts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked child begins with its parent's counts
 
 
 def count(name: str, amount: int) -> None:
     """Add to a counter."""
-    with _lock.lock:
-        counts[name] += amount
+    key = name, get_ident()  # a lock for all threads would take twice as long
+    _counts[key] = _counts.get(key, 0) + amount
+
+
+def counts() -> collections.Counter[str]:
+    """Return the values of the counters, by name."""
+    totals = collections.Counter[str]()
+    for (name, _), amount in _counts.copy().items():
+        totals[name] += amount
+    return totals
 
 
 @contextlib.contextmanager
