@@ -5,7 +5,6 @@ The metrics are in prometheus_client's default registry, which Grain's own serve
 
 from __future__ import annotations
 
-import collections
 import functools
 import math
 import os
@@ -80,7 +79,7 @@ class Metrics(Observer):
         # A fork waits until no metric changes. Otherwise the child could inherit a metric whose own lock stays locked forever.
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
-        self._exported = collections.Counter[str]()  # `activity.counts()` at the last export or fork
+        self._exported: dict[str, int] = {}  # `activity.counts` at the last export or fork
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
@@ -102,7 +101,7 @@ class Metrics(Observer):
 
     def _forked(self) -> None:
         """In a forked child, export only counts after the fork, because the parent exports the earlier counts."""
-        self._exported = activity.counts()
+        self._exported = {name: activity.counts[name] for name in self._counters}
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
@@ -130,13 +129,12 @@ class Metrics(Observer):
                 histogram.observe(value)
 
     def _export_counts(self) -> None:
-        """Increase each counter by the growth of `activity.counts()` since the last call."""
+        """Increase each counter by the growth of `activity.counts` since the last call."""
         with self._lock:
-            counts = activity.counts()
             for name, counter in self._counters.items():
-                if growth := counts[name] - self._exported[name]:
-                    counter.inc(growth)
-            self._exported = counts
+                value = activity.counts[name]
+                counter.inc(value - self._exported.get(name, 0))
+                self._exported[name] = value
 
     def collect(self) -> list[Metric]:
         """Return the current metrics, as prometheus_client's collector protocol requires."""

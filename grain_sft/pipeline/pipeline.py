@@ -268,7 +268,7 @@ class Pipeline:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the global batches, without amendments. With `Sampler.host_blocks`, it names the host."""
+        """Text of all that decides the global batches, without amendments."""
         return data_key_of(self.source, self.planned_sampler, self.described)
 
     @functools.cached_property

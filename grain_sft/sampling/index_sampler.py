@@ -122,14 +122,14 @@ class IndexSampler(EpochSampler):
 
     @property
     def data_key(self) -> str:
-        return self._key(self.seed, self.host)
+        return self._key(self.seed)
 
     @property
     def receipt(self) -> str:
-        return self._key(self.seed if self._source.seeded else 0, Host(0, self.host.count))
+        return self._key(self.seed if self._source.seeded else 0)
 
-    def _key(self, seed: int, host: Host) -> str:
-        hosts = f"host={host!r}, " if self.host_blocks else ""
+    def _key(self, seed: int) -> str:
+        hosts = f"host={Host(0, self.host.count)!r}, " if self.host_blocks else ""
         costs = f", costs={self._costs_hash}" if ORDERS[self.order].by_cost else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "

@@ -81,11 +81,11 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def data_key(self) -> str:
-        """All that decides the global batches, as one line of an iterator's state. With `host_blocks`, it names the host."""
+        """All that decides the global batches, as one line of an iterator's state. It is the same on all hosts."""
 
     @property
     def receipt(self) -> str:
-        """Text like `data_key`, for receipts. It is the same on all hosts, and its seed is 0 if the order uses no seed."""
+        """Text like `data_key`, for receipts. Its seed is 0 if the order uses no seed."""
         return self.data_key
 
     @abc.abstractmethod

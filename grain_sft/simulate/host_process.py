@@ -98,8 +98,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
 
 def _counts() -> dict[str, int]:
     """Return the requests, received bytes and local bytes of this process until now."""
-    counts = activity.counts()
-    return {name: counts[counter] for name, counter in _COUNTS.items()}
+    return {name: activity.counts[counter] for name, counter in _COUNTS.items()}
 
 
 def _delayed() -> float:

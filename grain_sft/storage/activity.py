@@ -28,21 +28,23 @@ _NAMED_REQUESTS = 4  # most requests that `describe_makers` names
 doing: dict[int, tuple[Any, ...]] = {}  # by thread: function that describes the current operation, and its arguments
 making: dict[int, tuple[int, float, object]] = {}  # by thread: step, start time and pipeline of the batch
 recent: collections.deque[float] = collections.deque(maxlen=256)  # seconds that each of the last batches took to make
-_counts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked child begins with its parent's counts
+_amounts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked child begins with its parent's amounts
 
 
 def count(name: str, amount: int) -> None:
     """Add to a counter."""
     key = name, get_ident()  # a lock for all threads would take twice as long
-    _counts[key] = _counts.get(key, 0) + amount
+    _amounts[key] = _amounts.get(key, 0) + amount
 
 
-def counts() -> collections.Counter[str]:
-    """Return the values of the counters, by name."""
-    totals = collections.Counter[str]()
-    for (name, _), amount in _counts.copy().items():
-        totals[name] += amount
-    return totals
+class _Counts:
+    """Values of the counters, by name: `counts["local_bytes"]`."""
+
+    def __getitem__(self, name: str) -> int:
+        return sum(amount for (counter, _), amount in _amounts.copy().items() if counter == name)
+
+
+counts = _Counts()
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def run_job(job: dict[str, Any]) -> None:
             show(case=LOCAL, step=step, digests=digests(arrays, sharding))
     for case in [case for case in job["cases"] if case != LOCAL]:
         pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
-        batches, before = GlobalBatches(pipeline, sharding, **job["options"]), counts()["local_bytes"]
+        batches, before = GlobalBatches(pipeline, sharding, **job["options"]), counts["local_bytes"]
         if "state" in job:
             batches.set_state(job["state"])
         for _ in range(job["steps"]):
@@ -147,7 +147,7 @@ def run_job(job: dict[str, Any]) -> None:
         show(case=case, state=batches.get_state())
         batches.close()
         unchecked = pipeline.first_steps.left  # how many further batches are checked for targets that take loss
-        show(case=case, read_bytes=counts()["local_bytes"] - before, unchecked=unchecked)
+        show(case=case, read_bytes=counts["local_bytes"] - before, unchecked=unchecked)
 
 
 if __name__ == "__main__":

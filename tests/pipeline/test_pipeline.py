@@ -1,5 +1,6 @@
 """`Pipeline`: a step has the same batch in every way to read it, with any number of hosts, threads and worker processes."""
 
+import contextlib
 import itertools
 import json
 
@@ -181,6 +182,11 @@ def test_a_state_resumes_with_another_number_of_hosts_but_not_with_other_data(so
             resumed.set_state(wrong)
     resumed.set_state({**state, "next_step": np.int64(7)})  # a checkpoint of arrays returns numpy integers
     assert resumed.get_state() == {**state, "next_step": 7}
+    states = [pipeline(source, Host(0, count), order="maxtext").iter(start_step=5).get_state() for count in (2, 4)]
+    of_host_1 = states[0]["pipeline"].replace("index=0", "index=1")  # as version 0.1 wrote it on host 1
+    for state, continues in ((states[0], True), ({**states[0], "pipeline": of_host_1}, True), (states[1], False)):
+        with contextlib.nullcontext() if continues else pytest.raises(GrainSftError, match="another pipeline"):
+            pipeline(source, Host(1, 2), order="maxtext").iter().set_state(state)
 
 
 def test_grains_next_index_and_checkpoints_work(source, tmp_path):

@@ -175,9 +175,9 @@ def test_few_bytes_are_read_besides_those_of_the_columns(tmp_path, layout, lengt
     for shards in (2, 4):
         width = length // shards
         for shard in range(shards):
-            before = counts()["local_bytes"]
+            before = counts["local_bytes"]
             pipeline.read(0, np.arange(2), columns=(shard * width, (shard + 1) * width))
-            assert counts()["local_bytes"] - before <= 2 * width * 2 * 1.1  # 2 rows, 2 bytes a token, and 10 % more
+            assert counts["local_bytes"] - before <= 2 * width * 2 * 1.1  # 2 rows, 2 bytes a token, and 10 % more
 
 
 @pytest.mark.parametrize("run", ORDERS)
