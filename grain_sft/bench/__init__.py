@@ -1,4 +1,4 @@
-"""The benchmarks of `grain-sft bench`, by name, with the sizes of their corpora and the tables that they return."""
+"""The benchmarks of `grain-sft bench`, the sizes of their corpora, and their tables."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ class Scale:
       plan_documents: Number of documents in benchmark plans, and in each corpus of benchmark withdrawn.
       conversations: Number of conversations, of some 200 tokens, in benchmark prepare.
       texts: Number of plain documents, of some 3,000 bytes, in benchmark prepare.
-      documents: Number of documents, of some 10,000 tokens, in benchmark trace. OLMo-3's run has 2,268,468 documents.
+      documents: Number of documents, of some 10,000 tokens, in benchmark trace.
     """
 
     seconds: float = 2.0
@@ -49,15 +49,14 @@ class Scale:
 
 
 class Table(NamedTuple):
-    """Figures of a benchmark, one row for each measured program. If a row lacks the figure of a column, the cell is empty."""
+    """Figures of a benchmark, one row for each measured program."""
 
     key: str  # name in the JSON
-    title: str  # heading of the first column, which has the names of the rows
-    columns: Mapping[str, str]  # `{"s": "{seconds:.2f}"}` prints the figure `seconds` under the heading "s"
+    title: str  # heading of the column of the rows' names
+    columns: Mapping[str, str]  # formats by heading: `{"s": "{seconds:.2f}"}` prints the figure `seconds`
     rows: Mapping[str, Mapping[str, Any]]
 
     def lines(self) -> Iterator[str]:
-        """Yield the headings, then a line for each row."""
         cells = [[self.title, *self.columns]]
         for name, row in self.rows.items():
             cells.append([name, *(_shown(template, row) for template in self.columns.values())])
@@ -76,7 +75,7 @@ def _shown(template: str, row: Mapping[str, Any]) -> str:
 
 
 Benchmark = Callable[[Path, Scale], Iterable[Table]]
-"""Function that writes made-up corpora to an empty folder, and measures them."""
+"""Function that writes made-up corpora to an empty folder, and measures."""
 
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",
@@ -93,4 +92,3 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "withdrawn": "grain_sft.bench.loaders:withdrawn",
     },
 )
-"""Benchmarks by name. `grain-sft bench --only windows` runs one."""

@@ -1,4 +1,4 @@
-"""Recommendation of arguments for `Pipeline.iter` from measured speeds, and the text of `grain-sft bench CONFIG`."""
+"""Recommendation of arguments for `Pipeline.iter`, and the text of `grain-sft bench CONFIG`."""
 
 import math
 import textwrap
@@ -9,11 +9,11 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-# A median wait counts as no wait if it is at most `TOLERATED_MS`, or at most the `TOLERATED_SHARE` of the step.
-TOLERATED_SHARE = 0.02
+# a median wait counts as no wait if it is at most one of these
+TOLERATED_SHARE = 0.02  # share of the step
 TOLERATED_MS = 0.5  # the time that waking a thread may take
-AS_FAST = 0.9  # a speed that is at least this share of another speed counts as equal to it
-RATES = (1_000, 5_000, 20_000, 100_000)  # speeds of accelerators in tokens/s, if the user gives no speed
+AS_FAST = 0.9  # a speed that is at least this share of another counts as equal to it
+RATES = (1_000, 5_000, 20_000, 100_000)  # speeds of accelerators in tokens/s, if the user gives none
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
 _WIDTH = 102  # columns
 
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen setting, and the shortest measured step that it keeps up with. `step_ms` is None if it keeps up with no step."""
+    """A chosen setting, and the shortest step that it keeps up with (None if it keeps up with no step)."""
 
     setting: Setting
     step_ms: float | None
@@ -41,13 +41,12 @@ class Choice(NamedTuple):
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     """Return the setting with the fewest threads that keeps up with the shortest step, and a `prefetch` for it.
 
-    A setting keeps up with a step if the trainer does not wait for the step's batch. If no number of threads keeps up with the
-    shortest step, the next longer step is tried, and so on. Worker processes are chosen only if no number of threads keeps up
-    with any step. A setting with neither threads nor worker processes is never chosen: the trainer would wait for each slow
-    read. If no setting keeps up with any step, the first setting that is about as fast as the fastest (`AS_FAST`) is chosen.
+    If no number of threads keeps up with the shortest step, the next longer step is tried. Worker processes are chosen only if
+    no number of threads keeps up with any step. A setting without threads and processes is never chosen: the trainer would wait
+    for each slow read. If no setting keeps up with any step, the first that is about as fast as the fastest is chosen.
 
     Args:
-      delivered: Figures of each measured setting. Settings with fewer threads or processes come first.
+      delivered: Figures of each measured setting, fewest threads or processes first.
       slowest_ms: Longest time that a batch took to make.
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
@@ -56,9 +55,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # If the slowest batch takes 35 ms and a step takes 10 ms, 4 steps pass while the slowest batch is made. The
-                # batches of these 4 steps must be ready. With 2 worker processes, each process needs only 2 of them. `needed`
-                # also counts the unfinished batch of each thread.
+                # If the slowest batch takes 35 ms and a step takes 10 ms, the batches of 4 steps must be ready meanwhile. With
+                # 2 worker processes, each needs only 2 of them. `needed` also counts the unfinished batch of each thread.
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -96,31 +94,30 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators this host feeds, and how many all hosts feed: one dict for each speed of an accelerator.
+    """Return the number of accelerators that this host feeds and all hosts feed, for each speed of an accelerator.
 
-    `tokens_per_second` is the speed of one host's batches. `speed` is the speed of an accelerator; None means each of `RATES`.
+    `tokens_per_second` is the speed of one host's batches. `speed` is an accelerator's speed; None means each of `RATES`.
     """
     fed = {rate: int(tokens_per_second // rate) for rate in (RATES if speed is None else (speed,))}
     return [{"tokens_per_second": rate, "this_host": each, "all_hosts": each * hosts} for rate, each in fed.items()]
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps of `step_ms` don't wait for their batches, in the measurement and in a longer run.
+    """Return whether steps of `step_ms` don't wait for their batches.
 
-    In the measurement, the first steps use batches that were made ahead. These steps don't wait even if batches are made too
-    slowly. So the time to make a batch must also be at most 90 % of the step (`AS_FAST`).
+    The first steps of a measurement use batches that were made ahead, so they don't wait even if batches are made too slowly.
+    So the time to make a batch must also be at most 90 % of the step (`AS_FAST`).
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:
-    """Return the median wait of steps of `step_ms`, in ms."""
     return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 
 def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield lines of text with the figures of `grain_sft.bench.config.measure`; `name` is the name of the config."""
+    """Yield lines of text with the figures of `grain_sft.bench.config.measure`."""
     recommended, count = figures["recommended"], figures["host"]["count"]
     yield from _head(figures, name)
     yield ""
@@ -147,7 +144,7 @@ def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield the lines before the tables: the config, its batch, the machine and the first reading."""
+    """Yield the lines before the tables."""
     layout, batch, host, first = (figures[key] for key in ("layout", "batch", "host", "first_reading"))
     padding = "" if batch["padding_share"] is None else f", padding {batch['padding_share']:.3%}"
     sizes = f"{batch['rows']:,} rows, {batch['tokens']:,.0f} tokens{padding}"

@@ -1,7 +1,7 @@
-"""Speed of a config's pipeline on this machine, and the best numbers of threads and processes to read with.
+"""Speed of a config's pipeline on this machine, and the best numbers of threads and processes.
 
-The stages of a step are measured on a few steps that are read again and again, so the data is in memory. `Pipeline.iter` is
-measured on new steps, with several settings. So its time includes reading the data from a slow disk or from a bucket.
+The stages of a step are measured on data in memory: a few steps are read again and again. `Pipeline.iter` is measured on new
+steps, so its time includes a slow disk or bucket.
 """
 
 import contextlib
@@ -26,32 +26,32 @@ from grain_sft.storage import files
 SECONDS = 20.0
 STEPS_MS = (10.0, 50.0)
 _MOST_THREADS = 16  # maximum number of threads to try; Grain reads with 16 threads by default
-_MOST_WORKERS = 8  # maximum number of worker processes to try, because each one takes seconds to start
-_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket; such threads mostly wait
+_MOST_WORKERS = 8  # maximum number of worker processes to try; each takes seconds to start
+_REMOTE_THREADS = 4  # threads of each worker process if files are in a bucket
 
 # Shares of `Plan.seconds` for the measurements.
-_FIRST = 0.05  # for the first batches
-_STAGES = 0.1  # for the stages of a step
-_THREADS = 0.4  # for all settings without worker processes together
-_WORKER = 0.1  # for each setting with worker processes, until the time is up
-_LAST = 0.15  # for measuring the recommended setting again
+_FIRST = 0.05  # the first batches
+_STAGES = 0.1  # the stages of a step
+_THREADS = 0.4  # all settings without worker processes together
+_WORKER = 0.1  # each setting with worker processes
+_LAST = 0.15  # the recommended setting again
 
 
 class _Round(NamedTuple):
     """One measurement of a setting."""
 
-    seconds: float  # seconds to get a batch, without a training step before it
-    waits: dict[float, list[float]]  # seconds that each training step waited, by the length of the steps in ms
+    seconds: float  # seconds per batch without training steps
+    waits: dict[float, list[float]]  # seconds that training steps waited, by their length in ms
 
 
 class Plan(NamedTuple):
     """Options of a measurement."""
 
-    seconds: float = SECONDS  # time of all measurements together; slow batches may take longer
+    seconds: float = SECONDS  # time of all measurements together
     repeats: int = 3  # number of measurements of each setting
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
-    max_workers: int | None = None  # maximum number of worker processes to try; None means the number of cores, up to 8
-    tokens_per_second: float | None = None  # speed of one accelerator; None means a table of several speeds
+    max_workers: int | None = None  # maximum number of worker processes to try; None: cores, up to 8
+    tokens_per_second: float | None = None  # speed of one accelerator; None: several speeds
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
@@ -68,7 +68,6 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         return rate(batch["tokens"], seconds, medians[LIMIT])
 
     def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
-        """Return the figures of a setting: its arguments, its speed, and the waits for each step length."""
         waits = []
         for step_ms in plan.steps_ms:
             waited = [seconds * 1e3 for measured in rounds for seconds in measured.waits[step_ms]]
@@ -83,7 +82,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     recommended = delivered(choice.setting, run.last_rounds(choice.setting))
     host, layout, whole = pipeline.sampler.host, pipeline.source.layout, medians[WHOLE]
     recommended |= {"step_ms": choice.step_ms, "reason": reason(choice, recommended, rows)}
-    # a worker process has two buffers, as in `_Run._round`, and its threads have a third one
+    # a worker process has two buffers (see `_Run._round`), and its threads have a third one
     num_buffers = max(1, choice.setting.worker_count * (3 if choice.setting.threads else 2))
     recommended["buffer_bytes"] = batch["bytes"] * choice.setting.prefetch * num_buffers
     return {
@@ -100,7 +99,6 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "stages": [{"name": name, **speed(taken), "of_step": taken / whole} for name, taken in medians.items()],
         "delivered": rows,
         "left_out": left_out,
-        # 2.0 if the measurements read twice as many rows as the layout has
         "rows_read": run.next_step * int(run.pipeline.sampler.rows(0).size) * host.count / len(layout),
         "recommended": recommended,
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
@@ -109,10 +107,9 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
-    """Return the speeds of copying a batch with numpy (the limit), of one thread and of the default number of threads.
+    """Return the speeds of the limit (copying a batch with numpy), of one thread and of the default number of threads.
 
-    The result has `tokens` (the number of tokens of a batch), `seconds` and `rows`. Each row has the `name` of a loader and the
-    figures that `rate` returns.
+    In the result, `tokens` is the number of tokens of a batch. Each of `rows` has the figures of `rate`.
     """
     endless, _ = first_steps_forever(pipeline)
     first = endless[0]
@@ -147,7 +144,7 @@ def cores() -> int:
 
 
 class _Run:
-    """Measurements of an endless copy of a pipeline. Each measurement reads steps that no earlier measurement has read."""
+    """Measurements of an endless copy of a pipeline. Each measurement reads new steps."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan = plan
@@ -159,7 +156,7 @@ class _Run:
         return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
-        """Measure how long it takes to make the first batch, which opens files, and the next few batches."""
+        """Measure the first batch, which opens files, and the next few batches."""
         times: list[float] = []
         while len(times) < 3 or sum(times[1:]) < self._plan.seconds * _FIRST:
             times.append(seconds_waited(lambda: self.pipeline[self.next_step], 0))
@@ -171,7 +168,7 @@ class _Run:
     def settings(self) -> tuple[dict[Setting, list[_Round]], list[str]]:
         """Measure settings, fewest threads and processes first. Return the measurements, and the settings that were left out.
 
-        When the time is up, all settings not yet measured are left out. Only 0 threads and 1 thread are always measured.
+        A setting is left out if the time is up before it. Settings of 0 threads and 1 thread are always measured.
         """
         plan = self._plan
         end = plan.seconds * (1 - _LAST)
@@ -183,7 +180,7 @@ class _Run:
         measured: dict[Setting, list[_Round]] = {}
         for number, setting in enumerate([*threads * plan.repeats, *workers]):
             share = _WORKER if setting.worker_count else _THREADS / len(threads) / plan.repeats
-            if number < 2 or self.elapsed() <= end:  # the first two settings are always measured: 0 threads, 1 thread
+            if number < 2 or self.elapsed() <= end:  # the first two: 0 threads, 1 thread
                 measured.setdefault(setting, []).append(self._round(setting, plan.seconds * share))
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
@@ -198,16 +195,16 @@ class _Run:
     def _round(self, setting: Setting, seconds: float) -> _Round:
         """Measure a setting: half of the time without training steps, then with training steps of each length."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
-        # Maximum numbers of batches that threads or processes have made or begun before `next` asks for them. Each worker
-        # process fills two buffers of `prefetch` batches: its own buffer, and a buffer in the process that calls `next`. One
-        # more batch waits for each buffer, and one for `next`.
+        # Maximum numbers of batches that are made or begun before `next` asks for them. Each worker process fills two buffers
+        # of `prefetch` batches: its own, and one in the process that calls `next`. One more batch waits for each buffer, and
+        # one for `next`.
         in_threads = setting.prefetch + setting.threads if setting.threads else 0
         in_processes = setting.worker_count * (in_threads + 2 * setting.prefetch + 3)
         with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:
             next(batches)
             until = time.perf_counter() + seconds / 2
-            # The next batches are not timed, because they may have been made while the first `next` waited. Each thread may
-            # have finished a batch and begun another. Each process may have filled its buffers.
+            # The next batches are not timed, because they may have been made during the first `next`: up to two by each
+            # thread, and full buffers by each process.
             for _ in range(in_processes or 2 * setting.threads):
                 if time.perf_counter() <= until:
                     next(batches)
@@ -221,10 +218,7 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler that repeats the first `count` steps of a pipeline.
-
-    It also replaces the `withdrawals` of the pipeline: `source_at` returns the source of a repeated step.
-    """
+    """Sampler that repeats the first `count` steps of a pipeline. It also replaces the pipeline's `withdrawals`."""
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

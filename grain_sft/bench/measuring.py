@@ -1,4 +1,4 @@
-"""Measuring tools of the benchmarks: a limit to compare loaders with, timers, and programs that run in a subprocess."""
+"""Measuring tools of the benchmarks: the limit of loaders, timers, and programs in a subprocess."""
 
 import itertools
 import statistics
@@ -17,11 +17,11 @@ Next = Callable[[], Any]
 
 LIMIT = "limit: numpy, contiguous rows"  # name of the figures of `limit` in tables
 SEED = 34521
-TURNS = 8  # turns of each loader in a measurement; see `seconds_in_turn`
+TURNS = 8  # turns of each loader in a measurement
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
-"""Columns of a table of the figures that `rate` returns: formats by heading."""
+"""Columns of a table of the figures of `rate`."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # limits of the memory that `limit` copies from; one batch may exceed them
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # of the memory that `limit` copies from; one batch may exceed them
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -35,8 +35,8 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows, one by one, from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Consecutive calls copy from different memory if two batches fit into `_MAX_ROWS` and `_MAX_BYTES`. All calls copy to the
-    same arrays, because allocation would take most of the time. An array under two keys is copied once. Scalars are not copied.
+    Consecutive calls copy from different memory if it has room for two batches. All calls copy to the same arrays, because
+    allocation would take most of the time. An array under two keys is copied once. Scalars are not copied.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])
@@ -57,7 +57,7 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
 
 
 def seconds_a_batch(next_batch: Next, seconds: float) -> float:
-    """Return the mean seconds per batch. Batches are made until `seconds` have passed, but at least one."""
+    """Make batches until `seconds` have passed, but at least one. Return the mean seconds per batch."""
     begin = time.perf_counter()
     elapsed, count = 0.0, 0
     while not count or elapsed < seconds:
@@ -91,15 +91,15 @@ def seconds_waited(next_batch: Next, step_seconds: float) -> float:
 
 
 def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float]:
-    """Return the figures of a loader whose batch of `tokens` takes `seconds`: Mtok/s, ms per batch, share of the limit."""
+    """Return the figures of a loader whose batch of `tokens` takes `seconds`."""
     return {"mtok_per_s": tokens / 1e6 / seconds, "ms_per_batch": seconds * 1e3, "of_limit": limit_seconds / seconds}
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a subprocess. Return the JSON object that it prints last, and in `process_s` the seconds it took.
+    """Run a Python program in a subprocess. Return the JSON object that it prints last, and its seconds as `process_s`.
 
     The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. It caches plans
-    and orders in `cache`, by default in the user's cache folder. If the program fails, raise a `PipelineError`.
+    and orders in `cache`, by default in the user's cache folder. Raise a PipelineError if the program fails.
     """
     environment = child_environment() | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     begin = time.perf_counter()

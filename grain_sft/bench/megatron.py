@@ -1,8 +1,7 @@
-"""Benchmark of grain_sft and, if installed, megatron-core and MaxText: how fast each of them makes Megatron's indices.
+"""Benchmark of making Megatron's indices, by grain_sft and, if installed, by megatron-core and MaxText.
 
 The index of samples states at which document and token each sample begins. The index of a blend states from which data set each
-sample comes. Each measurement runs a program by `run_program`. The program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON`
-or `_MAXTEXT`, then `_END`.
+sample comes. A measured program is `_BEGIN`, an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, and `_END`.
 """
 
 import importlib.util
@@ -18,8 +17,8 @@ from grain_sft.bench.plans import made_up_lengths
 from grain_sft.errors import PipelineError
 
 LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
-DATASETS = (2, 8, 20)  # number of data sets of each measured blend
-MAXTEXT_DIVISOR = 100  # MaxText's loops make 1/100 of the index: all of it would take minutes
+DATASETS = (2, 8, 20)  # data sets of each measured blend
+MAXTEXT_DIVISOR = 100  # MaxText makes 1/100 of the index, because all of it would take minutes
 
 _BEGIN = """
 import hashlib
@@ -75,20 +74,20 @@ timed(build_blending_indices, *indices, weights / weights.sum(), datasets, count
 """,
 }
 PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTEXT)}
-"""Systems that grain_sft is compared with: the package and the programs, by name of the system."""
+"""Other systems by name: package and programs."""
 
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds that it takes to make the index of samples, and indices of blends.
 
-    The other systems make the whole index. grain_sft needs only the results of `ends_of` and `blend`, which are timed. Only
-    to compare the indices, `sample_index` and `numbers_of` make the whole index. They are not timed.
+    Training with grain_sft needs only the results of `ends_of` and `blend`, so only these calls are timed. The whole index is
+    made only to compare it with that of megatron-core.
 
     Raises:
-      PipelineError: The indices of megatron-core and grain_sft differ. MaxText's part of the index is not compared.
+      PipelineError: The indices of megatron-core and grain_sft differ.
     """
     installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
-    figures: dict[str, dict[str, Any]] = {}  # by "samples, MaxText" or "blend of 8, MaxText"
+    figures: dict[str, dict[str, Any]] = {}  # by name, such as "blend of 8, MaxText"
     lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
     np.save(folder / "sizes.npy", lengths)
     np.save(folder / "order.npy", np.random.RandomState(0).permutation(len(lengths)).astype(np.int32))
@@ -99,7 +98,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
             program = _BEGIN + programs[kind] + _END
             row = run_program(program, str(folder), str(LENGTH), str(datasets), str(scale.samples))
             ours = figures.get(f"{title}, grain_sft", row)
-            is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part: see MAXTEXT_DIVISOR
+            is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part
             if is_whole and row["digest"] != ours["digest"]:
                 raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
             row["ns"] = row["seconds"] / max(1, row["samples"]) * 1e9

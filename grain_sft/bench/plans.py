@@ -1,8 +1,7 @@
 """Benchmarks of packing (ours and OLMo-core's) and of the command `trace`.
 
-The corpus resembles OLMo-3 Think SFT's: its documents have log-normal lengths, and it has boundary files in open-instruct's
-format. Token files and masks are sparse files, so the speed of the disk does not matter. Each
-measured program runs in its own process (`run_program`).
+The corpus resembles OLMo-3 Think SFT's: documents of log-normal lengths, with boundary files in open-instruct's format. Token
+files and masks are sparse files, so the speed of the disk does not matter. Each measured program runs in its own process.
 """
 
 import gzip
@@ -19,14 +18,14 @@ from grain_sft.bench.measuring import run_program
 from grain_sft.errors import PipelineError
 from grain_sft.types import Ints
 
-DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens (OLMo-3's paper, table 17)
+DOCUMENTS = 2_268_468  # of OLMo-3 7B Think SFT, with 22.7 B tokens (OLMo-3's paper, table 17)
 MEDIAN = 5_400  # tokens of the median document for plans
 TRACED = 6_877  # tokens of the median document for traces; the mean, after cuts to `LENGTH`, is about OLMo-3's 10,007
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
-STEPS = (1000, 7000)  # first traced step of OLMo-3's run, and end of the range; both shrink with a smaller corpus
+STEPS = (1000, 7000)  # traced steps of OLMo-3's run, [start, stop); scaled to the size of the corpus
 
-# Names of the rows in the table of `plans`.
+# rows of the table of `plans`
 OURS = "PackedLayout, a plan for each file"
 GROUPED = "PackedLayout, one plan for all files"
 PACKED = "best_fit_decreasing alone, for all files"
@@ -100,7 +99,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands, most of them `trace`. Only the first has an empty cache."""
+    """Yield a table of the seconds and the memory of commands. Only the first has an empty cache."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))
@@ -122,7 +121,7 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def make_corpus(folder: Path, lengths: Ints) -> str:
-    """Make a corpus of documents of these lengths in `folder`/data. Return the path of a config that reads it."""
+    """Make a corpus of documents of these lengths in `folder`/data. Return the path of its config."""
     data = folder / "data"
     data.mkdir()
     ends = np.cumsum(lengths)

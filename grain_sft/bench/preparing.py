@@ -17,8 +17,7 @@ VOCAB_SIZE = 8000
 MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
-# Programs that `run_program` runs in a subprocess: `_COMMON + _MEMORY` and `_COMMON + _SPEED`. `run_program` puts imports, such
-# as `import json`, and the function `memory` at the beginning of each program.
+# The programs are `_COMMON + _MEMORY` and `_COMMON + _SPEED`, after imports and the function `memory` from `run_program`.
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
@@ -65,8 +64,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    The speeds of `prepare` and of the tokenizer's own batch call are megabytes of text per CPU second, on all documents. Memory
-    is also measured on a tenth of the documents, to show that it does not grow with their number.
+    Speeds are megabytes of text per CPU second. Memory is also measured on a tenth of the documents, to show that it does not
+    grow with their number.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())
@@ -81,7 +80,6 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
                 _write(path, text, count, chats=kind == "chats")
             files = (str(path), models[model])
             rows[title] = run_program(_COMMON + _MEMORY, *files, str(folder / title), template)
-        # the speed is only in the row of all documents
         rows[title] |= run_program(_COMMON + _SPEED, *files, str(folder / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of tokenizer": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
@@ -105,7 +103,7 @@ def _tokenizers(folder: Path, text: str) -> dict[str, str]:
 
 
 def _write(path: Path, text: str, count: int, *, chats: bool) -> None:
-    """Write `count` records: conversations of two messages, or plain documents. Their texts are random parts of `text`."""
+    """Write `count` conversations of two messages, or plain documents. Their texts are random parts of `text`."""
     draw = random.Random(0)
 
     def cut(median: int, spread: float) -> str:

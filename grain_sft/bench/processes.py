@@ -1,4 +1,4 @@
-"""Benchmarks of new processes: the time to their first batch, and the time and memory that orders of many rows need."""
+"""Benchmarks of new processes: the time to their first batch, and the time and memory of orders of many rows."""
 
 import functools
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
 IMPORT_GRAIN = "import grain"  # name in the table of `startup`
-SHUFFLE_ROWS = 724_000_000  # number of rows of 8192 tokens in OLMo-3's pretraining mix
-SHUFFLE_FILES = 950  # number of token files of that mix
+SHUFFLE_ROWS = 724_000_000  # rows of 8192 tokens in OLMo-3's pretraining mix
+SHUFFLE_FILES = 950  # token files of that mix
 
-# Each program prints its figures last, as JSON. `run_program` puts imports and the function `memory` before the program.
+# programs of `run_program`, which puts imports and the function `memory` before them
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 begin = time.perf_counter()
@@ -58,7 +58,7 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 
 
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds that processes take, from start to end, to make one batch or to import grain."""
+    """Yield a table of the seconds of processes that make one batch or import grain."""
     processes: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
     for count in scale.startup_files:
         tokens, index = folder / str(count), folder / f"{count}.json"

@@ -1,4 +1,4 @@
-"""Stages of a step, as functions to measure: row numbers, reading, each transform, and the whole step."""
+"""Stages of a step, as functions to measure."""
 
 import itertools
 import statistics
@@ -19,12 +19,12 @@ PIECES = "  of it, the pieces of rows"  # a part of READING
 WHOLE = "a whole step"
 
 _TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")  # keys of the tokens of a batch
-_SAMPLE_BYTES = 1 << 27  # maximum number of bytes of all batches of a sample
+_SAMPLE_BYTES = 1 << 27  # maximum size of a sample
 _SAMPLE_BATCHES = 16  # maximum number of batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return the batches of the first `steps` steps. Return fewer if `seconds` pass or the limits of a sample are reached."""
+    """Return the batches of the first `steps` steps, or of fewer when `seconds` or the limits of a sample are reached."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
@@ -34,11 +34,10 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Return functions by name: `LIMIT`, which copies a batch, then the stages of a step in order, and the whole step.
+    """Return functions by name: `LIMIT` (it copies a batch), the stages of a step in order, and the whole step.
 
-    Each call runs the stage for the next step of `batches`, on inputs that were computed beforehand. A whole step may take less
-    time than its stages together: if only `NgramFilter`s precede `ShiftTargets`, the rows are filtered and shifted while they
-    are read.
+    Each call runs the stage for the next step, on inputs that were computed beforehand. A whole step may be faster than its
+    stages together, because it may filter and shift the rows while it reads them.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
@@ -62,9 +61,9 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def facts(batches: Sequence[Element]) -> dict[str, Any]:
-    """Return facts about batches that have the same keys: means of their tokens and padding, and counts of the first batch.
+    """Return facts about batches with the same keys. Tokens and padding are means, other facts those of the first batch.
 
-    An array under two keys counts once. Scalars don't count. Batches without segments have the `padding_share` None.
+    An array under two keys counts once. Scalars don't count. Without segments, `padding_share` is None.
     """
     arrays = {id(array): array for array in batches[0].values() if np.ndim(array)}.values()
     keys = [key for key in _TOKENS if key in batches[0]] or [*batches[0]][:1]
@@ -81,6 +80,6 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
 
 
 def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
-    """Return a function that calls `function` with the next of `values`, again from the first after the last."""
+    """Return a function that calls `function` with the next of `values`, endlessly."""
     cycle = itertools.cycle(values)
     return lambda: function(next(cycle))

@@ -1,4 +1,4 @@
-"""Preparation of corpora: tokenize conversations or texts, and write token files with loss masks."""
+"""Preparation of corpora: token files with loss masks, made from conversations or texts."""
 
 from grain_sft.prepare.convert import convert, format_of
 from grain_sft.prepare.materialize import materialize

@@ -1,12 +1,11 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-Three pipelines run in turn. The first scans the inputs in units; a unit is a few MiB of a file. The second renders each group
-of units to one chunk file (see `chunks.py`). The third writes the corpus; each of its tasks writes a part of a split. The
-function `prepare` of this module writes the same bytes as `run.prepare`. Each of these two functions can continue work that the
-other began.
+Three pipelines run in turn. The first scans the inputs in units of a few MiB. The second renders groups of units to chunk files
+(see `chunks.py`). The third writes the corpus. `run.prepare` writes the same bytes, and each of the two can continue work that
+the other began.
 
-Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`). Every worker also needs access to
-the inputs, the tokenizer and the output, in buckets or on a shared file system. The DataflowRunner needs `apache-beam[gcp]`.
+Every worker needs an installed grain_sft (`--sdk_container_image` or `--requirements_file`), and access to the inputs, the
+tokenizer and the output. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -42,8 +41,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step for one item: (number, scanned unit, failure). The number is that of the unit, group or task. Only the step
-`scan` returns a scanned unit; the other steps return None. The failure is None if the step succeeded."""
+"""Result of a step: the number of a unit, group or task, the scanned unit (only from `scan`), and the failure if it failed."""
 
 
 def prepare(
@@ -56,7 +54,7 @@ def prepare(
       output: Folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
       pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. The default runner is the
         DirectRunner. With `--direct_running_mode=multi_processing --direct_num_workers=0`, the DirectRunner uses all cores.
-      overwrite: Whether to replace output or unfinished work of another request.
+      overwrite: Whether to replace a corpus or unfinished work of another request.
 
     Returns:
       The corpus's manifest; see `run.prepare`.
@@ -85,9 +83,8 @@ class Pipelines(Runner):
     """Runner that uses one Beam pipeline to scan, one to render and one to write.
 
     Attributes:
-      workers: None, because Beam chooses the number of workers.
-      shared: Folder that all processes can read and write. This process writes the job and the plan there, and Beam's workers
-        write their results there.
+      workers: None: Beam chooses the number.
+      shared: Folder for the job, the plan and the results. All processes can read and write it.
       beam: The module apache_beam.
       options: Beam's `PipelineOptions`.
     """
@@ -97,7 +94,7 @@ class Pipelines(Runner):
     options: Any
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        # the inputs are sent without their parts: a file may have thousands of parts, and scanning does not use them
+        # without parts: a file may have thousands of them, and scanning does not use them
         items = [(dataclasses.replace(entries[unit.input], parts=None), unit) for unit in units]
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 
@@ -127,10 +124,9 @@ class Pipelines(Runner):
         less_output = _quiet() if is_local else contextlib.nullcontext()
         try:
             with less_output, beam.Pipeline(options=self.options) as pipeline:
-                # `Reshuffle` spreads the items over the workers
                 spread_items = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
                 results = spread_items | name >> beam.FlatMap(step, self.shared)
-                # "Save" has a single item, the path. So one worker saves all results, which it gets as a second argument.
+                # "Save" has a single item, the path, so one worker saves all results
                 single_path = pipeline | "Once" >> beam.Create([path])
                 _ = single_path | "Save" >> beam.Map(save_results, beam.pvalue.AsIter(results))
         except GrainSftError:
@@ -152,24 +148,24 @@ class Pipelines(Runner):
         files.write_bytes(files.join(self.shared, name), msgspec.json.encode(value))
 
 
-# The steps `scan`, `render` and `write` run on Beam's workers. Beam may run a step twice for one item, even on two machines at
-# the same time. This is harmless: both runs write the same content, and each file is written atomically.
+# The steps run on Beam's workers. Beam may run a step twice for one item, even on two machines at the same time. This is
+# harmless: both runs write the same content, and each file is written atomically.
 
 _lock = threading.RLock()
-"""Lock that lets only one thread of a process render or write. A second thread would need memory, but would save no time."""
+"""Lock for rendering and writing. A second thread would need memory, but would save no time."""
 
 
 def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
-    """Count the records of a unit, and hash its bytes."""
+    """See `inputs.scan_unit`."""
     entry, unit = item
     yield _result(unit.number, lambda: inputs.scan_unit(entry, unit))
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Render a group of units to its chunk. If a group of a lower number has failed, do nothing: that failure ends the work."""
+    """Render a group of units to its chunk. Do nothing if a group with a lower number has failed."""
     failed = files.join(shared, "failed")  # file with the number of a group that failed
     with _lock:
-        # groups before a failed group are still rendered, because the user sees the failure with the lowest number
+        # groups before a failed group are rendered, because the user sees the failure with the lowest number
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -178,18 +174,16 @@ def render(number: int, shared: str) -> Iterator[Result]:
 
 
 def write(task: Task, shared: str) -> Iterator[Result]:
-    """Write a part of the corpus."""
     with _lock:
         yield _result(task.number, lambda: _job(shared).format.write(_plan(shared), task))
 
 
 def save_results(path: str, results: Iterable[Result]) -> None:
-    """Write the results of a pipeline as JSON."""
     files.write_bytes(path, msgspec.json.encode(list(results)))
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. A GrainSftError becomes a failure, because Beam would repeat a step that raises an error."""
+    """Return the result of a step. A GrainSftError becomes a failure, because Beam repeats a step that raises an error."""
     try:
         return number, step(), None
     except GrainSftError as error:
@@ -212,7 +206,7 @@ def _plan(shared: str) -> Plan:
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
-    """Return Beam's options. Raise a `PrepareError` for an unknown or invalid option."""
+    """Return Beam's options. Raise a PrepareError if one is unknown or invalid."""
     pipeline_options = beam.options.pipeline_options
     parsers: list[Any] = []
     printed = io.StringIO()
@@ -227,7 +221,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         reason = printed.getvalue().strip().rpartition("\n")[2] or "--help does nothing here. Leave it out."
         raise PrepareError(f"Beam's options: {reason}") from error
     runner = standard.runner.lower()
-    # The server of a runner such as Flink declares more options. So only local runners and Dataflow refuse unknown options.
+    # the server of another runner, such as Flink, may declare more options
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
         problem = f"neither grain_sft nor Beam's {standard.runner} has such options"
         raise PrepareError(f"{' '.join(unknown)}: {problem}. Leave them out.")
@@ -249,7 +243,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress log messages of level WARNING and below, such as Beam's about missing Google packages."""
+    """Suppress warnings in the log, such as Beam's about missing Google packages."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

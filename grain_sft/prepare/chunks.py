@@ -1,6 +1,6 @@
-"""Chunk files, in which a preparation stores the tokens and the loss of rendered documents until it writes the corpus.
+"""Chunk files: the rendered documents of a preparation, until they are written as a corpus.
 
-A chunk has the documents of one group of units; a unit is a few MiB of an input file. A chunk file has five sections:
+A chunk has the documents of one group of units, which are a few MiB of an input each. It has five sections:
 
 1. the header: JSON, padded with spaces to 4096 bytes;
 2. a `RECORD` for each valid record;
@@ -34,8 +34,7 @@ RECORD = np.dtype(
         ("cut_trainable", "<u4"),  # tokens that were cut off and took loss
     ]
 )
-"""Dtype of a valid record's entry in a chunk file."""
-AT_ONCE = 16  # number of chunks that are read concurrently
+AT_ONCE = 16  # maximum number of chunks that are read concurrently
 
 _HEADER_BYTES = 4096
 
@@ -47,7 +46,7 @@ class Header:
     """Header of a chunk.
 
     Attributes:
-      key: Hash of all that the documents depend on, as in `Renderer.key`.
+      key: Hash of all that decides the documents (`Renderer.key`).
       records: Number of valid records, including those of dropped documents.
       token_dtype, loss_dtype: dtype of the tokens ("uint16" or "uint32"), and of their loss ("bool" or "float32").
       binary: Whether the loss of every token is 0 or 1.
@@ -55,8 +54,8 @@ class Header:
       counts: Counts by name. "rejected" counts rejected records. "without_final_eos" counts documents whose last token is not
         EOS. "with_inner_eos" counts documents with an EOS before their last token. "text_bytes" and "text_tokens" are totals
         of the kept plain documents, before they are cut.
-      tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. The section of the loss is
-        empty if all tokens have the loss 1. This saves 6 % of the CPU time of a preparation of plain texts.
+      tokens_at, loss_at, rejected_at, end: Offsets of the sections, and of the end of the file. If all tokens have the loss 1,
+        the section of the loss is empty. This saves 6 % of the CPU time of a preparation of plain texts.
     """
 
     key: str
@@ -81,7 +80,7 @@ class Contents:
       tokens, loss: Arrays of each kept document.
       dropped: Number of dropped documents by reason.
       rejected: JSON object of each rejected record.
-      counts: The counts "text_bytes" and "text_tokens" of the `Header`.
+      counts: "text_bytes" and "text_tokens" of the `Header`.
     """
 
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
@@ -92,8 +91,8 @@ class Contents:
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
-        """Return the bytes of the chunk's file. `eos` is the id of the EOS token, or None if the tokenizer has none."""
-        # "unsafe" allows narrower types; the dtype of tokens is chosen for the vocabulary, so every id fits
+        """Return the bytes of the chunk's file. `eos` is the id of the EOS token."""
+        # "unsafe" allows narrower types: every id of the vocabulary fits into `token_dtype`
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
@@ -101,7 +100,7 @@ class Contents:
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
         counts = {**self.counts, "rejected": len(self.rejected)}
         counts["without_final_eos"] = int(np.count_nonzero(~is_eos[stops - 1]))
-        is_eos[stops - 1] = False  # now true only for an EOS before the last token of a document
+        is_eos[stops - 1] = False  # inner EOS remain
         documents_of_eos = np.searchsorted(stops, np.flatnonzero(is_eos), side="right")
         counts["with_inner_eos"] = len(np.unique(documents_of_eos))
         loss_bytes = b"" if (loss == 1).all() else loss.tobytes()
@@ -124,7 +123,7 @@ class Contents:
 
 
 class Chunks:
-    """Chunks of one preparation, in a local or remote folder. Each valid chunk has `key` in its header."""
+    """Chunks of one preparation, in a local or remote folder. `key` is the key in their headers."""
 
     def __init__(self, folder: str, key: str) -> None:
         self._folder, self._key = folder, key
@@ -137,7 +136,7 @@ class Chunks:
         files.write_bytes(self.path(number), data)
 
     def header(self, number: int) -> Header | None:
-        """Return the header of a group's chunk; None if it is missing, damaged, or of another preparation."""
+        """Return the header of a chunk; None if the chunk is missing, damaged, or of another preparation."""
         path = self.path(number)
         if not files.exists(path):
             return None
@@ -148,7 +147,6 @@ class Chunks:
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        """Return `header(number)` of each of the first `count` chunks."""
         return list(self._read_each(self.header, range(count)))
 
     def headers(self, count: int) -> tuple[Header, ...]:
@@ -159,29 +157,27 @@ class Chunks:
         return tuple(header for header in headers if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
-        """Yield the records of each chunk, in order: arrays [records] of dtype `RECORD`."""
+        """Yield the records of each chunk: arrays [records] of dtype `RECORD`."""
         parts = self._parts([(_HEADER_BYTES, header.tokens_at) for header in headers])
         return (np.frombuffer(data, RECORD) for data in parts)
 
     def rejected(self, headers: Sequence[Header]) -> Iterator[bytes]:
-        """Yield the lines of the rejected records of every chunk, in order."""
+        """Yield the lines of the rejected records of each chunk."""
         return self._parts([(header.rejected_at, header.end) for header in headers])
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:
-        """Return one field of the records of all chunks, [records]."""
+        """Return the field `name` of the records of all chunks, [records]."""
         columns = [records[name].copy() for records in self.records(headers)]  # a view would keep all fields in memory
         return np.concatenate([np.empty(0, RECORD[name]), *columns])
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
-        """Yield the whole file of each of the chunks `numbers`, in order."""
         return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield the bytes [start, stop) of each chunk. `ranges` has the (start, stop) of chunk 0, 1, …"""
         return self._read_each(lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)))
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
-        """Yield `read(number)` for each number, in order. Read up to `AT_ONCE` chunks concurrently."""
+        """Yield `read(number)` for each number, in order. Up to `AT_ONCE` calls run concurrently."""
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
             for start in range(0, len(numbers), AT_ONCE):
                 yield from threads.map(read, numbers[start : start + AT_ONCE])

@@ -22,7 +22,7 @@ from grain_sft.progress import Progress
 from grain_sft.storage import artifact, files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
-"""Glob patterns below the path of a corpus. If a file matches one of them, the split val is the corpus at `CORPUS/val`."""
+"""Glob patterns in the folder of a corpus. If a file matches, the split val is the corpus at `CORPUS/val`."""
 
 
 def convert(
@@ -45,20 +45,19 @@ def convert(
       corpus: Path of a corpus, as `open_corpus` takes it, such as a folder or a prefix of Megatron's files.
       output: Folder that does not exist, is empty, or has an earlier output (see `overwrite`).
       format: Name of the output's format in `FORMATS`, or package.module:Name.
-      tokenizer: Path of the corpus's tokenizer. None means the tokenizer in the corpus's folder, if there is one.
+      tokenizer: Path of the corpus's tokenizer. The default is the tokenizer in the corpus's folder, if there is one.
       dtype: Dtype of headerless tokens, as in `open_corpus`.
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one token file, for format olmo.
       shard_tokens: Tokens in one shard, for format episodes.
       without: Documents that are left out. An entry is the number of a document, `INPUT:LINE`, a whole input, or a file that
-        has one entry on each line. Numbers count the documents of split train first, then those of split val: if train has 100
-        documents, number 100 is the first document of val.
+        has one entry on each line. Numbers count through the splits: if train has 100 documents, number 100 is the first
+        document of val.
       overwrite: Whether to replace an earlier output that was made from other documents or options.
       progress: Function that is called with the name of the work, the number of finished tasks, and the number of all tasks.
 
     Returns:
-      The output's manifest, as `prepare` returns it. If the output has the same documents and options already, nothing is
-      written, and the manifest also has "already": True.
+      The output's manifest. It also has "already": True if the output was finished before. Then nothing is written.
 
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
@@ -95,7 +94,7 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
     """
     where = files.normalize(corpus)
     name = str(_manifest(where).get("format"))
-    if name not in FORMATS and ":" not in name:  # a format from outside is package.module:Name
+    if name not in FORMATS and ":" not in name:  # a format from outside has a name with a colon
         fix = "Check the path of the corpus, or give the format of the output (--format)"
         raise PrepareError(f"{files.join(where, MANIFEST)}: does not exist or states no format. {fix}.")
     return name
@@ -107,7 +106,7 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _Splits(Documents):
-    """Documents of the corpus at path `where`. Part 0 is split train, part 1 is split val if there is one.
+    """Documents of the corpus at path `where`. Part 0 is the split train, and part 1 the split val.
 
     Attributes:
       corpora: Corpus of each part.
@@ -139,7 +138,7 @@ class _Splits(Documents):
             raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the converted corpus. `sizes` are `part_bytes` and `shard_tokens`."""
+        """Return the request of the new corpus. `sizes` are `part_bytes` and `shard_tokens`."""
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
@@ -147,7 +146,7 @@ class _Splits(Documents):
         return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that decides the output, as JSON. The key contains the hash of all files of the corpus."""
+        """Return all that decides the output, as JSON. The key depends on all bytes of the old corpus."""
         options = request.as_dict()
         if len(self.withdrawn):
             options["without"] = f"{len(self.withdrawn)} documents ({artifact.hash_of(self.withdrawn.tolist())[:16]})"
@@ -157,17 +156,14 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest.
-
-        The counts of documents by EOS are those of the old manifest. They are None if it lacks them or documents are withdrawn.
-        """
+        """Return the counts of the new manifest. Counts by EOS are copied, or None if documents are withdrawn."""
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
         return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
-        """Return the plan of the converted corpus. Read all documents, to count their tokens."""
+        """Read all documents, to count their tokens. Return the plan of the new corpus."""
         statistics, binary = {}, True
         for name, ids in self.ids.items():
             tokens = trainable = 0
@@ -189,8 +185,7 @@ class _Splits(Documents):
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. All of `ids` are in one split.
 
-        If the corpus records no sources, each document counts as a line of input 0: the source of a split's fifth document is
-        (0, 5).
+        If the corpus records no sources, a split's fifth document has the source (0, 5).
         """
         if len(ids):
             split = int(self.parts_of(ids[:1])[0])
@@ -200,7 +195,7 @@ class _Splits(Documents):
 
 
 def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
-    """Return the corpora of the splits by name. Refuse corpora that can't be converted."""
+    """Return the corpora of the splits by name. Raise an error if they can't be converted."""
     is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
@@ -223,7 +218,7 @@ def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the description and files of the tokenizer at `path`, or in the corpus's folder.
 
-    Without a tokenizer, return no files, and a description made from the corpus's metadata and its highest token.
+    Without a tokenizer, the description is made from the corpus's metadata and its highest token.
     """
     folder = files.join(where, "tokenizer")
     if path is not None:

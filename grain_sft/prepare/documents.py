@@ -1,8 +1,7 @@
-"""`Documents`: random access, by document number, to the documents of a corpus that is being written.
+"""`Documents`: random access to the documents of a corpus that is being written.
 
-The writer of a format asks for blocks of documents in the order of the new corpus, such as a shuffled order. The documents are
-stored in parts, in the order of the inputs. In a preparation, a part is a chunk file (`ChunkDocuments`). In a conversion, a
-part is a split of the old corpus (a subclass in `convert.py`).
+Writers read the documents in blocks, in the order of the new corpus. The documents are stored in parts, in the order of the
+inputs. In a preparation, a part is a chunk file. In a conversion, a part is a split of the old corpus.
 """
 
 import abc
@@ -20,24 +19,22 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
-BLOCK_TOKENS = 1 << 20  # most tokens of a block of several documents
-BLOCK_DOCUMENTS = 4096  # most documents of a block
+BLOCK_TOKENS = 1 << 20  # maximum number of tokens of a block of several documents
+BLOCK_DOCUMENTS = 4096  # maximum number of documents of a block
 BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
 
 Ids = npt.NDArray[Any]
-"""Numbers of documents, int32 or int64. All documents, even dropped ones, are numbered from 0 in the order of the inputs. A
-rejected record has no number."""
+"""Numbers of documents in the order of the inputs, int32 or int64. A dropped document has a number, a rejected record none."""
 
 Reader = Callable[[int, npt.NDArray[Any], npt.NDArray[Any]], None]
-"""Function of (start, tokens, loss). It fills the arrays `tokens` and `loss` with tokens of a part and their loss, beginning at
-the part's token `start`."""
+"""Function of (start, tokens, loss) that fills both arrays from a part, beginning at the part's token `start`."""
 
 ChunkFile = io.FileIO | io.BytesIO
 
 
 class Block(NamedTuple):
-    """Several documents: `lengths` int64 [documents], and their concatenated `tokens` and `loss` (bool or float32)."""
+    """Documents: `lengths` int64 [documents], and their concatenated `tokens` and `loss` (bool or float32)."""
 
     lengths: npt.NDArray[np.int64]
     tokens: npt.NDArray[Any]
@@ -60,16 +57,16 @@ def in_blocks(lengths: npt.NDArray[Any], ids: Ids) -> Iterator[Ids]:
 
 @dataclasses.dataclass(eq=False)
 class Documents(abc.ABC):
-    """Documents that writers read by number.
+    """Documents by number.
 
     Attributes:
       lengths: Number of tokens of each document; 0 for a dropped document.
-      starts: Index of each document's first token among the tokens of its part.
+      starts: Index of each document's first token in its part.
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents. Two parts of 3 and 2
         documents have the firsts [0, 3, 5].
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      blocks_at_once: Number of blocks that are gathered together. Each part is read once for all these blocks.
+      blocks_at_once: Number of blocks for which each part is read once.
     """
 
     lengths: npt.NDArray[Any]
@@ -85,10 +82,9 @@ class Documents(abc.ABC):
 
     @abc.abstractmethod
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the sources of the documents `ids` in that order, several at a time: int64 [documents, 2], (input, line)."""
+        """Yield the sources of `ids` in that order, several at a time: int64 [documents, 2], (input, line)."""
 
     def parts_of(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Return the number of the part of each document of `ids`."""
         return np.searchsorted(self.firsts, ids, side="right") - 1
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
@@ -102,7 +98,7 @@ class Documents(abc.ABC):
                 stop = start + int(lengths.sum())
                 yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                 start = stop
-            del tokens, loss  # frees their memory before the next documents are gathered; the blocks are copies
+            del tokens, loss  # frees their memory before the next `_gather`; the blocks are copies
 
     def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the concatenated tokens and loss of the documents `ids`. Each part is read once.
@@ -114,8 +110,7 @@ class Documents(abc.ABC):
           tokens of the part     0:3     0:5     5:9     9:11
           tokens of the result   0:3     3:8     8:12    12:14
 
-        The runs are document 5, and documents 0 to 2, which are tokens 0:11 of part 0. The first read fills tokens 3:14 of the
-        result from part 0. The second read fills tokens 0:3 from part 1.
+        The runs are document 5, and documents 0 to 2. Part 0 is read first and fills tokens 3:14 of the result.
         """
         lengths = self.lengths[ids].astype(np.int64)
         starts = self.starts[ids].astype(np.int64)
@@ -138,10 +133,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, in its chunk files. They take 8 bytes of memory each.
-
-    If `lengths` is None, the lengths are read from the chunk files.
-    """
+    """Documents of a preparation, in its chunk files. A document takes 8 bytes of memory."""
 
     def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])
@@ -153,7 +145,7 @@ class ChunkDocuments(Documents):
         super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
         if chunks.remote:
-            # a request for each document would be slow, so whole chunks are read, for many blocks together
+            # one request for each document would be slow, so whole chunks are read
             self.blocks_at_once = GATHER_BLOCKS
 
     def readers(self, parts: Sequence[int]) -> Iterator[Reader]:

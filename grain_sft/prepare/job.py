@@ -1,7 +1,7 @@
 """`Job`: the steps of a preparation (`grain-sft prepare`) after its inputs were scanned.
 
-The job renders the records to chunk files, decides which documents each split has, lets the format's writer write the corpus,
-and writes the manifest. All files are written atomically, so a job that was stopped continues with the missing files.
+The job renders the records to chunk files, splits the documents, and writes the corpus and the manifest. All files are written
+atomically, so a stopped job continues with the missing files.
 """
 
 import collections
@@ -36,7 +36,7 @@ class Job(Renderer):
 
     Attributes:
       output: Local or remote folder of the corpus.
-      groups: Groups of units; a unit is a few MiB of an input. Each group is rendered to one chunk file.
+      groups: Groups of units, which are a few MiB of an input each. A group is rendered to one chunk file.
     """
 
     output: str
@@ -51,7 +51,6 @@ class Job(Renderer):
         return Chunks(self.target.chunks, self.key)
 
     def size_of(self, group: int) -> int:
-        """Return the size of a group in bytes."""
         return sum(unit.size for unit in self.groups[group])
 
     @functools.cached_property
@@ -61,7 +60,7 @@ class Job(Renderer):
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """JSON of all that decides the output. The manifest contains it, so a later run can find what changed."""
+        """JSON of all that decides the output. The manifest contains it."""
         names = ("path", "size", "records", "digest")
         inputs = [{name: getattr(entry, name) for name in names} for entry in self.inputs]
         request, tokenizer = self.request.as_dict(), self.tokenizer.description()
@@ -73,7 +72,7 @@ class Job(Renderer):
             self.chunks.write(group, self.chunk(self.groups[group]))
 
     def plan(self) -> Plan:
-        """Return the plan of the corpus. All groups must be rendered. Raise a PrepareError if a split has no documents."""
+        """Return the plan of the corpus after all groups are rendered. Raise a PrepareError if a split has no documents."""
         documents = ChunkDocuments(self.chunks, self.headers)
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
@@ -82,7 +81,7 @@ class Job(Renderer):
         return self.plan_of(documents, splits, {name: self._statistics(documents, ids) for name, ids in splits.items()})
 
     def _outcome(self) -> str:
-        """Return the counts of valid, dropped and rejected records, and the first rejected record, for a message."""
+        """Return a text with the number of valid, dropped and rejected records, and the first rejected record."""
         counts = [f"{sum(header.records for header in self.headers)} valid records"]
         counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{self._count('rejected')} rejected")
@@ -92,7 +91,6 @@ class Job(Renderer):
         return f"{', '.join(counts)}.{example}"
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
-        """Return the plan of documents that are already split and counted."""
         return Plan(
             folder=self.target.stage,
             request=self.request,
@@ -107,7 +105,7 @@ class Job(Renderer):
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """Write the rejected records, then all that the function `finish` writes. Return the manifest."""
+        """Write the rejected records, the metadata, the tokenizer and the manifest. Return the manifest."""
         if self.request.on_error == "skip":
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))
@@ -127,7 +125,7 @@ class Job(Renderer):
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset. All units of a group are of one dataset."""
         dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
-        # each dataset's first group, then the number of groups
+        # first group of each dataset, then the number of groups
         first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
         first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
@@ -153,15 +151,15 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Iterate over `steps`, report the progress after each step, and return the items.
+    """Return the items of `steps` as a list. Report the progress before the first step and after each step.
 
     Args:
       what: Name of the work.
       steps: Iterable that does a step of the work before it yields the step's item.
-      total: Sum of the sizes of all steps, including the steps of an earlier run.
-      progress: Function that is called with `what`, the size that is done, and `total`: before the first step, and after each.
-      size: Function that returns the size of a step, given its item; by default 1.
-      done: Sum of the sizes of the steps that an earlier run did.
+      total: Size of all steps, including those of an earlier run.
+      progress: Function that is called with `what`, the size that is done, and `total`.
+      size: Function that returns the size of a step, given its item.
+      done: Size of the steps that an earlier run did.
     """
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
@@ -174,7 +172,7 @@ def reported(
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Write each of `tasks` of `plan` in this process, and yield it."""
+    """Write each task in this process, and yield it."""
     for task in tasks:
         FORMATS[plan.request.format].write(plan, task)
         yield task
@@ -183,7 +181,7 @@ def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
 def finish(
     plan: Plan, identity: Mapping[str, Any], tokenizer: Mapping[str, bytes], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the metadata and the tokenizer's files, then the manifest, which contains `identity` and `counts`. Return it."""
+    """Write the metadata and the tokenizer's files, then the manifest. Return the manifest."""
     FORMATS[plan.request.format].finish(plan)
     for name, data in tokenizer.items():
         files.write_bytes(plan.path("tokenizer", name), data)

@@ -1,4 +1,4 @@
-"""`materialize`: writes the packed rows of a layout to disk, as a corpus that `MaterializedLayout` reads in order."""
+"""`materialize`: writes the packed rows of a layout as a corpus for `MaterializedLayout`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def materialize(
 ) -> dict[str, Any]:
     """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
-    A local folder appears whole, by one rename. In a bucket, files appear one by one, rows.json last. After an interruption,
-    the same call continues at the first unfinished shard. If the folder has the same rows already, the call changes nothing.
+    A local folder appears only when it is complete. In a bucket, files appear one by one, rows.json last. After an
+    interruption, the same call continues at the first unfinished shard.
 
     Args:
       layout: Packed layout of any algorithm.
@@ -78,21 +78,16 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`.
-
-        Unfinished work on other rows is removed if the output is local. In a bucket, it is an error, because its files are in
-        the output itself.
-        """
+        """See `Target.begin`. In a bucket, unfinished work on other rows is an error: its files are in the output itself."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """See `Target.changed`. The message names the old rows by their `made_of`."""
         unfinished = "unfinished work on " if what == "unfinished work" else ""
         return f"{self.output}: holds {unfinished}other rows ({old.get('made_of')}). Remove the folder or give another."
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
-    """Return the content of rows.json without the fingerprint, and the dtype of a row. This hashes the files of the corpus."""
+    """Return the content of rows.json without the fingerprint, and the dtype of a row."""
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     loss_dtype = "float32" if corpus.has_weights else "bool"
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
@@ -125,7 +120,7 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
 def _write(
     layout: PackedLayout, manifest: dict[str, Any], dtype: np.dtype[Any], target: Target, progress: Progress
 ) -> dict[str, Any]:
-    """Write all shards that are not written yet, then rows.json. Return the content of rows.json."""
+    """Write the missing shards, then rows.json. Return the content of rows.json."""
     from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
@@ -144,7 +139,7 @@ def _write(
         if not files.exists(paths[0]):  # the file of the shard that appears last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
-    # `corpus.sources` is read first, because this read checks that the file of sources has one entry for each document
+    # reading `corpus.sources` checks that its file has one entry for each document
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
@@ -157,14 +152,9 @@ def _write(
 def _write_shard(
     source: NpyDataSource, shard_rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
 ) -> None:
-    """Write the files of one shard.
+    """Write the rows `shard_rows` of the layout as one shard.
 
-    Args:
-      source: Source of the rows.
-      shard_rows: Rows of the shard, by their numbers in the layout.
-      dtype: Dtype of a row in the file of rows.
-      paths: Files of the documents, of the loss (if the corpus has loss) and of the rows. The first of them appears last.
-      progress: As in `materialize`.
+    `paths` are the files of the documents, of the loss if the corpus has loss, and of the rows. The first of them appears last.
     """
     from grain_sft.transforms import ShiftTargets  # imported late: grain is slow to import
 
@@ -175,12 +165,12 @@ def _write_shard(
             element = source.read(range(begin, min(begin + chunk, shard_rows.stop)))
             pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
             # `row`, `segment`, `start` and `stop` are int64 [segments]. Row 0 is row `begin` of the layout. The first segment
-            # of a row has number 1. The tokens of a segment are in columns `start` to `stop - 1` of its row.
+            # of a row has number 1.
             first = pieces.segment_begins  # index of each segment's first piece
             segment_numbers, _ = pieces.segment_columns
             row, segment, start = pieces.row[first], segment_numbers[first], pieces.column[first]
             stop = start + np.add.reduceat(pieces.length, first)
-            # `target_segment_ids`: the segment id of each token if the next token is in the same segment and takes loss, else 0
+            # segment id of each token if the next token is in the same segment and takes loss, else 0
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():

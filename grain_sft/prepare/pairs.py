@@ -6,7 +6,7 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
 PROMPT, CHOSEN, REJECTED = 0, 1, 2
-"""Values of the loss that tell the parts of a pair's document apart."""
+"""Loss of the tokens of each part of a pair's document."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
@@ -33,7 +33,7 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
         is_different = chosen.tokens[:shortest] != rejected.tokens[:shortest]
         prompt_end = int(np.argmax(is_different)) if is_different.any() else shortest
     else:
-        prompt_end = int(np.argmax(chosen.loss != 0))  # index of the first token that takes loss
+        prompt_end = int(np.argmax(chosen.loss != 0))
         same_end = prompt_end == int(np.argmax(rejected.loss != 0))
         if not same_end or not np.array_equal(chosen.tokens[:prompt_end], rejected.tokens[:prompt_end]):
             problem = "prompt: the template renders the prompt differently for each response, but a pair has one prompt"

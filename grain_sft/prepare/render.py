@@ -1,4 +1,4 @@
-"""`Renderer`: turns records into documents (tokens and loss), and the records of a group of units into a chunk."""
+"""`Renderer`: turns records into documents (tokens and loss), and groups of units into chunks."""
 
 import base64
 import dataclasses
@@ -26,14 +26,14 @@ BATCH = 1024  # maximum number of conversations that are tokenized together
 BATCH_CHARACTERS = 1 << 20  # a batch ends as soon as it has more characters than this
 
 Source = tuple[int, int]
-"""Number of a record's input, from 0, and number of the record's line, element or row, from 1."""
+"""Number of a record's input, from 0, and of its line, element or row, from 1."""
 
 _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renderer of records with the options of a request.
+    """Renderer of the records of a preparation.
 
     Attributes:
       request: Options of the preparation.
@@ -82,13 +82,13 @@ class Renderer:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of all that decides the documents. If another package defines the template, the hash includes its code."""
+        """Hash of all that decides the documents, including the code of a template from outside."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
         template = filter(None, (self.template.jinja, code_sha256(self.template)))
         return artifact.hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *template])
 
     def read(self, raw: object) -> Conversation:
-        """Return the conversation of a record: JSON as bytes, or a table row. Raise a RecordError if the record is invalid."""
+        """Return the conversation of a record (JSON as bytes, or a table row). Raise a RecordError for an invalid record."""
         conversation = read_record(raw, self.request.schema, messages=self.template.messages_schema)
         if self.format.of_pairs and conversation.rejected is None:
             raise RecordError("the record is not a preference pair ('chosen' and 'rejected'). Give another --format.")
@@ -98,15 +98,14 @@ class Renderer:
         return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the uncut document of each conversation, or a RecordError if the conversation can't be rendered."""
+        """Return the uncut document of each conversation, or the RecordError if it can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        # A response may have no text. With `empty="keep"`, it still has its BOS and EOS. The template refuses "keep" if both
-        # `bos` and `eos` are off. With "drop", the response has no tokens, and `pair_of` refuses the pair.
+        # "keep" lets a response without text have its BOS and EOS. Templates refuse "keep" if both are off.
         has_ends = self.request.bos or self.request.eos
         options = dataclasses.replace(self.request, empty="keep" if has_ends else "drop")
         chosen = render(self.template, conversations, self.tokenizer, options)
-        # the check for None is for mypy: `read` has refused conversations without `rejected`
+        # the check for None is only for mypy
         rejected_conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
         rejected = render(self.template, rejected_conversations, self.tokenizer, options)
         return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
@@ -129,10 +128,7 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error).
-
-        A batch ends after an error. With `on_error` "stop", this error ends the work, so no later record is read in vain.
-        """
+        """Yield batches of (source, record, conversation or error). Each error ends a batch, because it may end the work."""
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -147,7 +143,7 @@ class Renderer:
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return a bad record as a JSON object for the file of rejected records. If `on_error` is "stop", raise an error."""
+        """Return a bad record as a JSON object. If `on_error` is "stop", raise the error."""
         number, line = source
         path = self.inputs[number].path
         if self.request.on_error == "stop":
@@ -163,7 +159,7 @@ class Renderer:
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
-        """Cut a document to `request.max_length`, and add it to `contents`. For a dropped document, only add its `RECORD`.
+        """Cut a document to `request.max_length`, and add it to `contents`. For a dropped document, add only its `RECORD`.
 
         If the template has `trim_trailing`, also cut off the tokens after the last token that takes loss.
         """
@@ -200,5 +196,5 @@ class Renderer:
                 contents.counts["text_bytes"] += result.text_bytes
                 contents.counts["text_tokens"] += total
         number, line = source
-        # All tokens of a dropped document count as cut. The statistics leave it out, because it is in no split.
+        # all tokens of a dropped document count as cut
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

@@ -16,7 +16,7 @@ from grain_sft.prepare.records.schema import check_schema
 from grain_sft.prepare.records.strict_json import check_name
 
 VERSION = 2
-"""Version of the code that makes a corpus. Code of another version may make another corpus from the same request."""
+"""Version of the code that makes a corpus. Another version may make another corpus from the same request."""
 
 GIB = 1 << 30
 
@@ -29,7 +29,7 @@ TEXT_OPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """One dataset of a preparation: its files, and how many of its records are used, as in open-instruct.
+    """Files of a dataset, and how many of its records are used, as in open-instruct.
 
     Attributes:
       paths: Files, globs or folders.
@@ -81,7 +81,7 @@ class TemplateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Request(TemplateOptions):
-    """Options of a preparation. They decide every byte of the corpus; its folder and the number of processes do not matter.
+    """Options of a preparation. They decide every byte of the corpus.
 
     A name in parentheses, such as (text), is the template or format that reads the option.
 
@@ -92,7 +92,7 @@ class Request(TemplateOptions):
       format: Format of the corpus: a name in `FORMATS`, or package.module:Name.
       schema: Schema of the records: "auto", or a name in `SCHEMAS`. If keys of the file have other names than in the schema,
         state them after a colon, as in prompt_completion:prompt=question,completion=answer.
-      seed: Seed of the split and the shuffle.
+      seed: Seed of the split, the shuffle and fill-in-the-middle.
       shuffle: Whether documents are shuffled. By default, the format decides: olmo, openchat and primer shuffle.
       val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
       min_length: Tokens of the shortest document that is kept. Shorter documents are dropped; the template may drop more.
@@ -159,24 +159,19 @@ class Request(TemplateOptions):
         check_schema(self.schema)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request and `VERSION` as JSON."""
+        """Return the options and `VERSION` as JSON."""
         return {"version": VERSION, **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 def parse_amount(amount: str) -> float | int:
-    """Return a factor as a float, 0.5 for "0.5", or a number of records as an int, 5000 for "5000"."""
+    """Return the factor "0.5" as the float 0.5, or the count "5000" as the int 5000."""
     if not isinstance(amount, str) or not re.fullmatch(r"[0-9]{1,300}(\.[0-9]*)?|\.[0-9]+", amount):
         raise PrepareError(f"amount {amount!r}: expected a factor, such as '0.5', or a number of records, as text.")
     return float(amount) if "." in amount else int(amount)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """Yield the differences between two JSON values, each as text, such as "request.seed: 42 -> 7".
-
-    Args:
-      old, new: The values.
-      name: Name of the values in the text; "" for values that have no name.
-    """
+    """Yield the differences between two JSON values as text, such as "request.seed: 42 -> 7". `name` is the values' name."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)

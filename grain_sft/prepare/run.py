@@ -33,8 +33,7 @@ def prepare(
     """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
     The same request makes the same bytes with any number of workers and interruptions. A local output folder appears only when
-    the corpus is complete. Until then, the unfinished work is in a folder next to the output folder. If the same corpus is
-    finished already, the function writes nothing.
+    the corpus is complete. Until then, the unfinished work is in a folder next to it.
 
     Args:
       request: Inputs, template, tokenizer and format.
@@ -45,7 +44,7 @@ def prepare(
 
     Returns:
       Manifest of the corpus, `prepare.json`: the request, the inputs, the tokenizer and the statistics of each split.
-      The manifest also has "already": True if the corpus was finished before.
+      It also has "already": True if the corpus was finished before. Then nothing is written.
 
     Raises:
       RecordError: A record is invalid, and `request.on_error` is "stop". The message has its file and line.
@@ -66,7 +65,7 @@ def make_corpus(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make or continue the corpus that `request` describes, as `prepare` does. `runner` scans, renders and writes."""
+    """See `prepare`. `runner` scans, renders and writes."""
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
@@ -87,8 +86,8 @@ def make_corpus(
         try:
             reported("Rendering", runner.render(job, missing), total, progress, job.size_of, done)
         except GrainSftError as error:
-            # Unfinished work blocks a corrected request, so discard it if it is of no use. After a RecordError, the same
-            # request would fail at the same record again. Without any chunk, there is nothing to continue from.
+            # Unfinished work blocks a corrected request, so useless work is discarded. After a RecordError, the same request
+            # would fail again. Without any chunk, there is nothing to continue.
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()
             raise
@@ -102,7 +101,7 @@ def make_corpus(
 
 
 def dry_run(request: Request, records: int) -> str:
-    """Render the first `records` records of the inputs. Write nothing.
+    """Render the first records of the inputs. Write nothing.
 
     Args:
       request: Options of the preparation.
@@ -149,11 +148,7 @@ def dry_run(request: Request, records: int) -> str:
 
 
 def _pieces(rendered: Rendered, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text.
-
-    A part is consecutive tokens that all take loss, or that all take no loss. Only the first 40 parts are shown. A part of more
-    than 400 characters is shown as its first 200 and its last 200 characters.
-    """
+    """Yield the lines of a document's text, with a new line where loss begins or ends. ⏎ marks a newline in the text."""
     borders = np.flatnonzero(np.diff(rendered.loss != 0)) + 1
     for part in np.split(np.arange(len(rendered.tokens)), borders)[:40]:
         text = tokenizer.decode(rendered.tokens[part].tolist())

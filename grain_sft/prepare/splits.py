@@ -1,4 +1,4 @@
-"""Rules that divide documents into the splits train and val, and order each split. Each rule does the same as an older tool."""
+"""Rules that divide documents into the splits train and val, and order each split. Each rule does what an older tool does."""
 
 import array
 import random
@@ -16,13 +16,13 @@ SELECT_SEED = 42
 """Seed of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
 
 Splits = dict[str, Ids]
-"""Numbers of the documents of each split, in order, by the name of the split: "train", and "val" if there is one."""
+"""Numbers of the documents of each split, in order: "train", and "val" if there is one."""
 
 
 def select(ids: Ids, amount: str) -> Ids:
     """Return the documents that `amount`, a factor or a count, selects from a dataset.
 
-    Amount "2.5" selects the whole dataset twice, in order, and then a random half of the dataset. Open-instruct's
+    Amount "2.5" selects the whole dataset twice, in order, and then a random half of it. Open-instruct's
     `DatasetConfig.select_samples` (dataset_transformation.py) selects the same documents.
     """
     value = parse_amount(amount)
@@ -40,43 +40,39 @@ def select(ids: Ids, amount: str) -> Ids:
 
 
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split in the order of open-instruct: leave out the documents that are not kept, then shuffle the others.
+    """Split in the order of open-instruct, which makes no split val: shuffle the kept documents.
 
-    `datasets.Dataset.shuffle(seed)` and this function use the same permutation: numpy's `default_rng(seed).permutation`.
-    Open-instruct itself makes no split val.
+    The permutation is that of `datasets.Dataset.shuffle(seed)`.
     """
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
-    # `kept[kept]` is a mask for `ids[kept]` in which every element is True
+    # `kept[kept]` is all True
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as Primer and OpenChat do: shuffle all documents, kept or not, by `random.Random(seed).shuffle`."""
+    """Split as Primer and OpenChat do: shuffle all documents, kept or not."""
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
     return _divide(ids, kept, np.frombuffer(order, np.int64), request, request.shuffle is not False)
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
-    """Split as the episode tools do: choose the documents of val at random, but keep the order in each split.
-
-    The random order is numpy's `RandomState(seed).permutation`. If the request asks for a shuffle, each split has this order.
-    """
+    """Split as the episode tools do: choose the documents of val at random. Shuffle the splits only on request."""
     order = np.random.RandomState(request.seed).permutation(len(ids))
     return _divide(ids, kept, order, request, request.shuffle is True)
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function of the numbers of the selected documents, a mask of the documents that are kept (not dropped), and the request."""
+"""Function of the selected documents, a mask of those that are kept (not dropped), and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
-    """Return the splits of all datasets together, by a format's rule.
+    """Return the splits of all datasets together.
 
     Args:
-      datasets: Numbers of the documents of each dataset, in the order of `request.datasets`.
-      lengths: Number of tokens of each document; 0 for a document that was dropped.
-      request: Request of the preparation. It states the amount of each dataset.
+      datasets: Numbers of the documents of each dataset.
+      lengths: Number of tokens of each document; 0 for a dropped document.
+      request: Options of the preparation.
       rule: Rule of the request's format.
     """
     selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
@@ -90,22 +86,22 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
-    """Return the first documents of `order` as "val", and the others as "train". Leave out the documents that are not kept.
+    """Return the first documents of `order` as "val", and the others as "train". Leave out documents that are not kept.
 
-    For 10 documents and a `val_frac` of 0.25, "val" has the first 2 documents of `order`, if they are kept. If
-    the share is less than one document, the result has no "val".
+    For 10 documents and a `val_frac` of 0.25, "val" has the first 2 documents of `order`, if they are kept. If the share is
+    less than one document, the result has no "val".
 
     Args:
       ids: Numbers of the documents.
-      kept: Whether each document of `ids` is kept.
+      kept: Mask of the kept documents of `ids`.
       order: Permutation of the indices of `ids`.
-      request: Request, which states `val_frac`.
-      shuffled: Whether each split is in the order of `order`; False for the order of `ids`.
+      request: Options of the preparation.
+      shuffled: Whether a split has the order of `order`, not of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
     splits: Splits = {}
     for name, part in parts.items():
-        indices = part if shuffled else np.sort(part)  # sorted indices are in the order of `ids`
+        indices = part if shuffled else np.sort(part)
         splits[name] = ids[indices[kept[indices]]]
     return splits

@@ -16,16 +16,15 @@ from grain_sft.prepare.request import differences
 from grain_sft.storage import exclusive, files, is_at
 
 MANIFEST = "prepare.json"
-"""Name of the file that is written last. A folder that contains it is a finished corpus."""
+"""Name of the file that is written last. A folder with this file is a finished corpus."""
 LOCK = "lock"
-"""Name of the lock file in the folder of unfinished work. A process locks this file while it prepares."""
+"""Name of the file that a process locks while it prepares."""
 
 
 class Target:
     """Output folder, and the folder of unfinished work next to it.
 
-    A local output appears whole: files are written to the folder `stage`, which is then renamed to the output. In a bucket,
-    files appear in the output one by one, and the manifest appears last.
+    A local output appears whole, by a rename of the folder `stage`. In a bucket, files appear one by one, the manifest last.
 
     Args:
       output: Folder of the corpus; local, or a URL.
@@ -36,7 +35,7 @@ class Target:
       work: Folder of unfinished work, next to the output.
       chunks: Folder of the chunk files, in `work`.
       stage: Folder that the corpus is written to: a folder in `work`, but the output itself in a bucket.
-      state: File in `work` with the identity of the corpus that is being made: all that decides its bytes, as JSON.
+      state: File in `work` with the identity of the unfinished corpus, as JSON.
       manifest: Path of the finished corpus's manifest.
       rejected: File of rejected records, next to the output.
 
@@ -83,7 +82,7 @@ class Target:
         manifest = self.finished(identity, overwrite=overwrite)
         if manifest is None:
             with self._locked(wait=wait):
-                # while this process waited for the lock, another process may have made the corpus
+                # another process may have made the corpus before this one got the lock
                 manifest = self.finished(identity, overwrite=overwrite)
                 if manifest is None:
                     self.begin(identity, overwrite=overwrite)
@@ -92,8 +91,7 @@ class Target:
                     return manifest
                 self.discard()  # the folder that `_locked` made
         elif self.remote or os.path.isdir(self.work):
-            # Remove the work of an interrupted run. If another process holds the lock, it is replacing this corpus, and its
-            # work stays.
+            # remove the work of an interrupted run, unless another process holds the lock and is replacing this corpus
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
         return {**manifest, "already": True}
@@ -109,8 +107,7 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if the corpus of `identity` is finished, else None.
 
-        Raise an error if the output has files that were not made here. Without `overwrite`, also raise an error if the output
-        is another finished corpus.
+        Raise an error if the output has files that were not made here, or another finished corpus without `overwrite`.
         """
         if files.exists(self.manifest):
             manifest = read_object(self.manifest)
@@ -131,10 +128,7 @@ class Target:
         return None
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """Return the error message for an output that holds something of identity `old`, not `new`.
-
-        `what` is "a corpus made" or "unfinished work".
-        """
+        """Return the error message for an output with `what`, "a corpus made" or "unfinished work", of another identity."""
         listed = "\n  ".join(list(differences(_compared(old), _compared(new)))[:20] or ["its key"])
         fix = "Give another output, the old inputs and options, or --overwrite to begin again."
         return f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n{fix}"
@@ -158,18 +152,17 @@ class Target:
                     return  # otherwise, another process discarded the folder before this one got the lock
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`. Remove other work if `overwrite`, else raise an error."""
+        """Begin or continue the work of `identity`. Replace other work if `overwrite`, else raise an error."""
         old = read_object(self.state) if files.exists(self.state) else {}
         is_same = old.get("key") == identity["key"]
         if old and not is_same and not overwrite:
             raise self.error(self.changed("unfinished work", old, identity))
-        # A finished local corpus stays until `_publish` replaces it. In a bucket, the new files appear in the folder of the
-        # finished corpus one by one. So that the two never mix, the finished corpus is removed first.
+        # In a bucket, new files appear one by one, so the finished corpus is removed first. A local one stays until `_publish`.
         replaces_corpus = self.remote and files.exists(self.manifest)
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # if the removal is interrupted, this file marks the files that are left as unfinished work, not as the user's own
+            # if the removal is interrupted, this file marks the remaining files as unfinished work
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -195,15 +188,12 @@ class Target:
         """Remove the unfinished work and its folder."""
         _remove(self.work, but=LOCK)
         if not self.remote:
-            # errors are ignored, because a process that waits for the lock may make files in the folder meanwhile
+            # a process that waits for the lock may make files in the folder meanwhile
             shutil.rmtree(self.work, ignore_errors=True)
 
     @contextlib.contextmanager
     def discarded_if_refused(self) -> Iterator[None]:
-        """Discard the unfinished work if the context raises a PrepareError.
-
-        Otherwise, `begin` would refuse the corrected request, because the unfinished work is of another request.
-        """
+        """Discard the unfinished work if the context raises a PrepareError: it would block the corrected request."""
         try:
             yield
         except PrepareError:
@@ -211,7 +201,7 @@ class Target:
             raise
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` from the work folder, or the whole work folder if no work has begun."""
+        """Remove the folder `name` in `work`, or all of `work` if no work has begun."""
         if files.exists(self.state):
             _remove(files.join(self.work, name))
         else:
@@ -226,7 +216,7 @@ def _remote_files(folder: str) -> list[str]:
 
 
 def _remove(path: str, but: str = "") -> None:
-    """Remove the file or folder `path`, if it exists. In a local folder, keep the file `but`."""
+    """Remove the file or folder `path` if it exists. In a local folder, keep the file `but`."""
     if files.is_remote(path):
         if paths := _remote_files(path):
             with files.remote(path) as client:
@@ -249,10 +239,7 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that `changed` compares.
-
-    The inputs become a dict by path, so that an added input is one difference. If a path occurs twice, they stay a list.
-    """
+    """Return the parts of an identity to compare, with the inputs by path. If a path occurs twice, they stay a list."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs

@@ -1,4 +1,4 @@
-"""`train_tokenizer`: trains a SentencePiece model on the texts of conversations, which `conversation_lines` reads."""
+"""`train_tokenizer`: trains a SentencePiece model on the texts of conversations."""
 
 import io
 import itertools
@@ -18,7 +18,6 @@ CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces of the smallest vocabulary; 256 of them are the single bytes
 MAX_LINES = 2_000_000  # lines of a training; more lines hardly change a vocabulary
 MAX_LINE = 4000  # bytes of a line; SentencePiece leaves out lines of more than 4192 bytes
-# options of `SentencePieceTrainer.train`
 _OPTIONS: Mapping[str, Any] = {
     "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "byte_fallback": True, "normalization_rule_name": "identity",
     "add_dummy_prefix": False, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
@@ -31,14 +30,13 @@ def train_tokenizer(
 ) -> bytes:
     """Return the bytes of a SentencePiece model that is trained on `lines`.
 
-    Decoding returns the encoded text, except that U+2581 becomes a space. The newline is one piece, and so is each of
-    `special_tokens`. A character that is not in `lines` is encoded as its bytes. The piece `</s>` ends a document. The same
-    lines make the same model, because training uses one thread and no sampling.
+    Decoding returns the encoded text, except that U+2581 becomes a space. A character that is not in `lines` is encoded as its
+    bytes. The piece `</s>` ends a document. The same lines make the same model, because training uses one thread.
 
     Args:
       lines: Texts, at most 4192 bytes each; SentencePiece ignores longer ones.
       vocab_size: Number of pieces of the model.
-      special_tokens: Texts that become one piece each, such as "<|usr|>".
+      special_tokens: Texts that become one piece each, such as "<|usr|>". The newline is always one piece.
       model_type: Type of the model in SentencePiece, such as "bpe" or "unigram".
 
     Raises:
@@ -47,7 +45,7 @@ def train_tokenizer(
     for token in special_tokens:
         check_name("special token", token)
     model = io.BytesIO()
-    texts = list(lines)  # before the training, because SentencePiece would hide an exception that `lines` raises
+    texts = list(lines)  # SentencePiece would hide an exception that `lines` raises
     pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -64,7 +62,7 @@ def train_tokenizer(
 
 
 def _reason(internal: str, vocab_size: int) -> str:
-    """Return a message for the user in place of SentencePiece's message `internal`."""
+    """Return the message for the user instead of SentencePiece's message `internal`."""
     if match := re.search(r"to a value <= (\d+)", internal):
         most = int(match[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""
@@ -79,10 +77,10 @@ def _reason(internal: str, vocab_size: int) -> str:
 def conversation_lines(
     paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = (), *, on_error: str = "stop"
 ) -> Iterator[str]:
-    """Yield the lines of all messages in files of conversations, until `MAX_LINES` lines are yielded.
+    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`.
 
-    A line that contains one of `special_tokens` is left out. A line of more than 1,000 characters (`MAX_LINE // 4`) is divided
-    into several lines. With `on_error` "skip", bad records are left out.
+    Lines with one of `special_tokens` are left out. Long lines are divided after every 1,000 characters (`MAX_LINE // 4`). With
+    `on_error` "skip", bad records are left out.
 
     Raises:
       RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.
@@ -92,7 +90,6 @@ def conversation_lines(
     lines = (line for text in texts for line in text.splitlines())
     plain_lines = (line for line in lines if not any(token in line for token in special_tokens))
     max_characters = MAX_LINE // 4  # no character takes more than four bytes
-    # a line of 2500 characters becomes lines of 1000, 1000 and 500
     starts = ((line, start) for line in plain_lines for start in range(0, len(line), max_characters))
     divided = (line[start : start + max_characters] for line, start in starts)
     return itertools.islice(divided, MAX_LINES)

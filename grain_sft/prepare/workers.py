@@ -1,8 +1,8 @@
-"""`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render records for it.
+"""`Runner`, which runs the steps of a preparation on this machine, and its worker processes, which render records.
 
 A worker reads lines from its standard input. The first line is a job as JSON. Each other line is the number of a group of units
-to render. A unit is a few MiB of an input file. The worker exits when its standard input ends, which also happens if the parent
-is killed. Workers are not processes of `multiprocessing`, which would run the caller's main module again.
+to render. The worker exits when its standard input ends, which also happens if the parent is killed. Workers are not processes
+of `multiprocessing`, which would run the caller's main module again.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
 
-_MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups than this takes less time than starting a worker
+_MIN_GROUPS_PER_WORKER = 4  # rendering fewer groups is faster than starting a worker
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -45,24 +45,23 @@ class Failure(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runner of a job's steps on this machine: it scans in threads, renders in worker processes, and writes in this process.
+    """Runner that scans in threads, renders in worker processes, and writes in this process.
 
-    Each method yields an item (a unit, a group or a task) as soon as its work is done, in order. If the work of an item fails,
-    the method raises the error.
+    Each method yields an item (a unit, a group or a task) as soon as its work is done, in order.
 
     Attributes:
-      workers: Number of processes that render. None means one process per core, or fewer processes for few groups.
+      workers: Number of processes that render. None means one per core, or fewer for few groups.
     """
 
     workers: int | None
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        """Count the records of every unit, and hash its bytes."""
+        """Count the records of each unit, and hash its bytes."""
         with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Render the groups with these numbers, each to a chunk file. If one process is enough, render in this process."""
+        """Render each group to a chunk file. If one process is enough, it is this process."""
         max_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
         num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, max_useful))
         if num_workers > 1:
@@ -73,7 +72,6 @@ class Runner:
                 yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
-        """Write parts of the corpus."""
         return write_tasks(plan, tasks)
 
 
@@ -82,9 +80,9 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
     thread = threading.local()
 
     def render(group: int) -> int:
-        """Let this thread's process render a group, and wait for it. The first call in a thread takes an idle process."""
+        """Let this thread's process render a group. The first call in a thread takes an idle process."""
         if not hasattr(thread, "process"):
-            thread.process = idle_processes.pop()  # started below
+            thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))
         _send(thread.process, b"%d" % group)
         line = thread.process.stdout.readline()
@@ -128,7 +126,7 @@ def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Send a line to a process. If the process has ended, do nothing: the caller then reads an empty reply."""
+    """Send a line to a process. If the process has ended, the caller then reads an empty reply."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line + b"\n")
@@ -136,7 +134,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def serve() -> None:
-    """Render groups in a worker process until standard input ends. Reply to each group with a line: `null` or a `Failure`."""
+    """Render groups in a worker process. Reply to each group with a line: `null` or a `Failure`."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # stdout becomes stderr, so text that a library prints does not mix with the replies

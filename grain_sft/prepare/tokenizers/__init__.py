@@ -1,4 +1,4 @@
-"""SentencePiece, Hugging Face and tiktoken tokenizers. `load_tokenizer` recognizes the kind of a file by its content."""
+"""SentencePiece, Hugging Face and tiktoken tokenizers."""
 
 import glob
 import os
@@ -21,7 +21,7 @@ _HUGGINGFACE_FOLDER = {"tokenizer.json", "tokenizer_config.json", "vocab.json", 
 _HUGGINGFACE_NAMES = _HUGGINGFACE_FOLDER | {  # files that are read from such a folder
     *("special_tokens_map.json", "added_tokens.json", "config.json", CHAT_TEMPLATE, "chat_template.json", "merges.txt"),
 }
-_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")  # of a tiktoken file
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")  # line of a tiktoken file
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"  # beginning of a JSON object, perhaps after a byte order mark
 _MISTAKES = (
     (rb"\s*\Z", "an empty file. Download it again."),
@@ -32,15 +32,15 @@ _MISTAKES = (
     (rb"\s*\[|" + _JSON, "JSON without 'model' and 'added_tokens'. Give the tokenizer.json, or its directory."),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
-"""Files given by mistake: a pattern of their first bytes, and the end of the error message. The first match counts."""
+"""Files given by mistake: pattern of their first bytes, and end of the error message. The first match counts."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer at `path`, a local or remote file or directory.
 
-    The content of a file, not its name, decides whether it is a SentencePiece model, a `tokenizer.json` or a tiktoken file. A
-    `tokenizer.json` is read with the `tokenizer_config.json` and `chat_template.jinja` of its directory. A directory holds the
-    files of a Hugging Face tokenizer, or one SentencePiece model or tiktoken file, perhaps with a `chat_template.jinja`.
+    The content of a file, not its name, decides its kind. A `tokenizer.json` is read with the other files of its directory if
+    one of them is `tokenizer_config.json` or `chat_template.jinja`. A directory holds the files of a Hugging Face tokenizer, or
+    one SentencePiece model or tiktoken file, perhaps with a `chat_template.jinja`.
 
     Raises:
       CorpusFileError: The path does not exist or can't be read, or the directory has no tokenizer or several tokenizers.
@@ -71,7 +71,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
-    """Load a tokenizer file. `templates` has the chat template of the directory that the user named, by file name."""
+    """Load a tokenizer file. `templates` is {} or {CHAT_TEMPLATE: content of this file}."""
     content = files.read_bytes(where)
     has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
     if re.match(_JSON, content) and b'"model"' in content and has_vocabulary:

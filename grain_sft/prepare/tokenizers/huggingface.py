@@ -25,7 +25,7 @@ _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for 
 U+0101, … represent the other bytes, in order. Source: openai/gpt-2, encoder.py.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
-_GUARD = "\0"  # see `renamed`. No text has this character, because records with NUL are refused.
+_GUARD = "\0"  # of `renamed`; no text has this character, because records with NUL are refused
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -53,7 +53,7 @@ class HuggingFaceTokenizer(Tokenizer):
         model = self._content()["model"]
         if model.get("dropout"):
             raise CorpusError(f"{where}: its dropout draws ids at random. Set model.dropout to null in tokenizer.json.")
-        # an unknown character becomes the unknown token, so the tokens of a text may include it
+        # a text may have the token of unknown characters
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
@@ -65,9 +65,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def transformers_tokenizer(self) -> Any:
-        """The tokenizer that transformers loads from the files."""
         reason = f"{self._where}: a tokenizer of Hugging Face"
-        # the variable hides the advice to install PyTorch, which tokenizers do not need
+        # without this variable, transformers would advise to install PyTorch
         with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
             import_extra("jinja2", reason, "transformers", "hf")  # chat templates need jinja2
             transformers = import_extra("transformers", reason, "transformers", "hf")
@@ -95,7 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses. Raises a CorpusError if transformers can't choose among several templates."""
+        """The template that transformers chooses. Raises a CorpusError if it can't choose among several."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -106,12 +105,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def exact(self) -> Any:
-        """`tokenizers.Tokenizer` that returns the ids of transformers. A token's offsets include its space, as in " the"."""
+        """`tokenizers.Tokenizer` with the ids of transformers. A token's offsets include its space, as in " the"."""
         return self._load(self._bare_content())
 
     @functools.cached_property
     def strict(self) -> Any:
-        """Like `exact`, but it raises an error for a character without a token. `exact` may leave out such a character."""
+        """Like `exact`, but it raises an error for a character without a token, which `exact` may leave out."""
         content = self._bare_content()
         is_changed = huggingface_gaps.refuse(content, _BYTES)
         return self._load(content) if is_changed else self.exact
@@ -139,7 +138,6 @@ class HuggingFaceTokenizer(Tokenizer):
         encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # "fast" computes no offsets
 
         def encode(text: str) -> list[int]:
-            """Return the ids of one text. A long text is cut into pieces at places where a cut does not change the ids."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
@@ -149,19 +147,19 @@ class HuggingFaceTokenizer(Tokenizer):
                     raise huggingface_gaps.refusal(plain, piece, error) from error
             return ids
 
-        with _environment("TOKENIZERS_PARALLELISM", "false"):  # the library has no other way to prevent threads
+        with _environment("TOKENIZERS_PARALLELISM", "false"):  # the only way to prevent threads
             return [encode(text) for text in texts]
 
     @functools.cached_property
     def _cuts(self) -> re.Pattern[str] | None:
-        """Pattern of the places where a long text may be cut. None if no cut keeps the ids."""
+        """Pattern of places where a cut keeps the ids; None if there are none."""
         return huggingface_cuts.cuts_of(json.loads(self.plain.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer.token_text`. Spellings of bytes ("Ġ", "<0x0A>") become bytes. Metaspace's "▁" becomes a space."""
+        """See `Tokenizer.token_text`. "Ġ" and "<0x0A>" become bytes, and Metaspace's "▁" becomes a space."""
         loaded = self.transformers_tokenizer
         text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
         if text is None or number in loaded.added_tokens_decoder:
@@ -175,15 +173,15 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _steps(self) -> str:
-        """JSON of the decoder and the pre-tokenizer. It contains '"ByteLevel"' if one of them has this step."""
+        """JSON of the decoder and the pre-tokenizer, to search for steps such as '"ByteLevel"'."""
         content = self._content()
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")], ensure_ascii=False)
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return the id of EOS, padding or BOS: `number` if the files state this id as an integer.
+        """Return `number` if it is an id.
 
-        A lone tokenizer.json never states these ids. In this case, return the id of the only special token whose name is in
-        `names`. Return None if no such token exists, or more than one.
+        A lone tokenizer.json states no id of EOS, padding and BOS. For such a file, return the id of its only special token in
+        `names`.
         """
         if isinstance(number, int):
             return number
@@ -192,7 +190,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the tokenizer.json comes without the files that state which token is EOS, padding and BOS."""
+        """Whether the tokenizer.json comes without the files that name EOS, padding and BOS."""
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
@@ -205,7 +203,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
 
     def _load(self, content: dict[str, Any]) -> Any:
-        """Return the `tokenizers.Tokenizer` of a parsed tokenizer.json."""
         import tokenizers  # a dependency of transformers, which is optional
 
         try:
@@ -238,13 +235,13 @@ def renamed(spelling: str) -> str:
 
 
 def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
-    """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids, and no text becomes such a token."""
+    """Rename the special tokens of a parsed tokenizer.json in place. They keep their ids."""
 
     def name_of(piece: str) -> str:
         return renamed(piece) if piece in special else piece
 
     def is_kept(merge: Any) -> bool:
-        """Return False if a part or the result of a merge is a renamed token: its old spelling has no id any more."""
+        """Return False if a part or the result of a merge is a renamed token."""
         parts = merge.split(" ") if isinstance(merge, str) else merge
         return not ("".join(parts) in special or any(part in special for part in parts))
 

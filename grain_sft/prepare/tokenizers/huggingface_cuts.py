@@ -1,4 +1,4 @@
-"""Places where a long text can be cut without a change of the ids that a `tokenizer.json` encodes it to.
+"""Places where a long text can be cut so that a `tokenizer.json` encodes it to the same ids.
 
 The tokenizers library keeps about 400 bytes for each token until the whole text is encoded: 1 GB for a text of 10 MB. So a long
 text is cut between a letter and the space after it, and between a Han character and the Chinese comma or full stop after it.
@@ -7,8 +7,7 @@ Because the library encodes each word alone, the pieces have the ids of the whol
 - The normalizers look at one character and its combining marks at most. They strip and add no spaces at the ends.
 - The pre-tokenizer splits the uncut text at each cut. Its pattern consists of `_ALTERNATIVES`. No alternative matches both the
   letter before a cut and the space after it. No alternative has a lookbehind. Only those for spaces have a lookahead.
-- The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text without one, so with this option, texts
-  are cut only before spaces.
+- The pre-tokenizer adds nothing at the cut. With `add_prefix_space`, texts are cut only before spaces.
 - No added token contains a letter and then a space, or ends in a letter and takes the spaces after it (`rstrip`).
 
 Source: huggingface/tokenizers, `TokenizerImpl::encode`.
@@ -24,7 +23,7 @@ CUT_CHARACTERS = 1 << 18  # minimum number of characters of a piece; the last pi
 _LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
-_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # finds added tokens that a cut would divide
+_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")  # in added tokens that a cut would divide
 
 # letters except small ones, and letters except capitals; both with combining marks, as in the pattern of GPT-4o
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -39,14 +38,14 @@ _ALTERNATIVES = (
     *(r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
 )  # fmt: skip
 """Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
-_ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"  # matches the text of one alternative
+_ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"  # matches the source of one alternative
 _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return a pattern whose matches end where a text may be cut. None if a cut could change the ids.
+    """Return a pattern whose matches end where a text may be cut. Return None if a cut could change the ids.
 
-    `content` is the parsed result of the library's `to_str`, because the user's own tokenizer.json may lack keys.
+    `content` is the parsed result of the library's `to_str`. The user's own tokenizer.json may lack keys.
     """
     steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
     normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]
@@ -86,10 +85,7 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 
 
 def _keeps_words(step: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer splits a word in the same way in a piece and in the whole text.
-
-    A "Split" must have a known pattern. It must make words of the matches ("Isolated") or drop them ("Removed").
-    """
+    """Return whether a pre-tokenizer splits a word in the same way in a piece and in the whole text."""
     if step["type"] == "Split":
         is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None
         return step["behavior"] in ("Isolated", "Removed") and is_known

@@ -16,12 +16,12 @@ from grain_sft.prepare.tokenizers.tokenizer import MARKER, Offsets, OneFileToken
 
 FILE = "tokenizer.model"
 BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
-"""First bytes of a model file: the first piece of the vocabulary in protobuf's encoding, with a text and a score."""
+"""First bytes of a model file: a piece with a text and a score, in protobuf's encoding."""
 
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4  # types of pieces in sentencepiece_model.proto
 _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
-"""Texts that make a user-defined piece a control token, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
+"""Texts of control tokens, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
 
 _SCHEMA = """
 name: "pieces.proto" package: "pieces" syntax: "proto2"
@@ -41,9 +41,8 @@ _model_class = functools.cache(lambda: message_class(_SCHEMA, "pieces.Model"))
 class SentencePieceTokenizer(OneFileTokenizer):
     """Tokenizer of a SentencePiece model.
 
-    SentencePiece encodes text to USER_DEFINED pieces, but never to CONTROL pieces. Most USER_DEFINED pieces are ordinary text,
-    such as `<h1>` or several spaces. But some look like control tokens, such as `<|eot|>` or `<start_of_turn>`. This class
-    makes them CONTROL pieces in memory. Their ids stay the same.
+    SentencePiece encodes text to USER_DEFINED pieces, but never to CONTROL pieces. Some USER_DEFINED pieces look like control
+    tokens, such as `<|eot|>`. This class makes them CONTROL pieces in memory, with the same ids.
 
     Raises:
       CorpusError: The bytes are not a SentencePiece model.
@@ -70,8 +69,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays, which is 5 % faster."""
-        if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):  # only versions that return arrays have this attribute
+        """See `Tokenizer.encode_arrays`. The arrays of recent versions of SentencePiece are 5 % faster."""
+        if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):  # an older version
             return super().encode_arrays(texts)
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
@@ -80,7 +79,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
-            # an unknown piece has the length of its text, not the length of "<unk>"
+            # an unknown piece has the length of its text, not of "<unk>"
             pieces = self._processor.encode(text, out_type=str, num_threads=1)
             for index, number in enumerate(ids):
                 if number == unknown:
@@ -92,7 +91,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
 
     @functools.cached_property
     def _piece_bytes(self) -> Offsets:
-        """int64 [vocab_size], number of UTF-8 bytes of each piece in normalized text."""
+        """int64 [vocab_size], number of UTF-8 bytes of each piece."""
         pieces = [self._processor.id_to_piece(number).encode() for number in range(self.vocab_size)]
         lengths = [1 if self._processor.is_byte(number) else len(piece) for number, piece in enumerate(pieces)]
         return np.array(lengths, np.int64)

@@ -1,4 +1,4 @@
-"""The tokenizer of a tiktoken file. Each line of the file has a token in base64, and the token's rank. The rank is the id."""
+"""The tokenizer of a tiktoken file. Each line of the file has a token in base64 and its rank, which is its id."""
 
 import base64
 import functools
@@ -20,12 +20,11 @@ _CHARACTERS = (
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
 
-# All ordered pairs of `_CHARACTERS`, to test a split pattern. tiktoken loses the characters that the pattern does not match.
-# The test does not reveal every pattern that loses text: `a|[^b]` loses "b", which is in no pair.
+# All ordered pairs of `_CHARACTERS`, to test a split pattern. The test does not find every pattern that loses text.
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
-_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # if a file of 128,000 ranks has these two, it is Llama 3's
+_LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}  # ranks in Llama 3's file
 _LLAMA3_NAMED = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
     *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -54,10 +53,10 @@ _LLAMA3 = Settings(
 
 
 class TiktokenTokenizer(OneFileTokenizer):
-    """Tokenizer of a tiktoken file, and of a sidecar file.
+    """Tokenizer of a tiktoken file and its sidecar.
 
-    The tiktoken file has the ordinary tokens. The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split
-    pattern and the special tokens with their ids, under the keys of `Settings`. Llama 3's file needs no sidecar.
+    The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens with their
+    ids, under the keys of `Settings`. Llama 3's file needs no sidecar.
 
     Raises:
       CorpusError: The bytes are not a tiktoken file, the sidecar is missing or wrong, or the pattern loses text.
@@ -119,7 +118,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{problem}. Copy its files again, or fix {self._where}.json.") from error
 
     def _check_pattern(self) -> None:
-        """Refuse a pattern if tiktoken loses text with it. tiktoken leaves out characters that the pattern does not match."""
+        """Refuse a pattern that loses text: tiktoken leaves out characters that the pattern does not match."""
         where = f"{self._where}.json: pattern"
         try:
             decoded = self.decode(self.encode([_ALL_PAIRS])[0])
@@ -131,7 +130,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             raise CorpusError(f"{problem}. Copy it again, or add the alternatives that it lacks.")
 
     def _settings(self, sidecar: bytes | None) -> Settings:
-        """Return the settings in the sidecar, or Llama 3's settings for its file without a sidecar."""
+        """Return the settings in the sidecar. Without a sidecar, return Llama 3's settings if the ranks are Llama 3's."""
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():

@@ -15,25 +15,24 @@ from grain_sft.errors import CorpusError
 CHAT_TEMPLATE = "chat_template.jinja"  # file of a directory's own chat template
 
 MARKER = re.compile(r"<\|.+\|>|</?myPT_\w+>", re.DOTALL)
-"""Spellings of tokens that count as control tokens even if their tokenizer declares them ordinary, such as `<|eot|>`."""
+"""Spellings of control tokens, such as `<|eot|>`, even if their tokenizer declares them ordinary."""
 
 Offsets = npt.NDArray[np.int64]
 
 
 class Tokenizer(abc.ABC):
-    """Converter of text to token ids, and of ids to text. A tokenizer can be pickled. It is equal only to itself.
+    """Converter of text to token ids, and of ids to text. A tokenizer can be pickled.
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      encodes_whole_chats: Whether the library encodes a whole chat in one call, and finds the control tokens in it. If not, the
-        texts between control tokens are encoded one by one.
+      encodes_whole_chats: Whether the library encodes a whole chat, with its control tokens, in one call.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids of these tokens; None for a token that the tokenizer does not have.
-      sha256: Hash of all files of the tokenizer, a chat template included, as `hash_files` computes it.
-      special_tokens: Ids of the special tokens, such as ends of turns and documents, by spelling.
-      control_ids: Ids of special tokens that no text may become: all special tokens except the one for unknown characters.
-      empty_ids: Ids that the tokenizer's own encoding adds even to an empty text, such as BOS. `encode` does not add them.
-      template_variables: Variables of chat templates, such as `bos_token`, with the spelling of the token.
+      sha256: Hash of all files of the tokenizer and its chat template (`hash_files`).
+      special_tokens: Ids of the special tokens, by spelling.
+      control_ids: Ids of all special tokens except the one for unknown characters. No text may become such a token.
+      empty_ids: Ids that the tokenizer's own encoding, but not `encode`, adds even to an empty text, such as BOS.
+      template_variables: Variables of chat templates, such as `bos_token`.
       chat_template: The tokenizer's own Jinja template; None if it has no template.
 
     Args:
@@ -69,7 +68,7 @@ class Tokenizer(abc.ABC):
         """Return the ids of each text. If a text spells a special token, the ids are those of ordinary text."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return the ids of each text as an array. With `array.array`, this is 3 times as fast as with `np.array` alone."""
+        """Return the ids of each text as an array. `array.array` makes this 3 times as fast as `np.array` alone."""
         return [np.asarray(array.array("I", ids)) for ids in self.encode(texts)]
 
     @abc.abstractmethod
@@ -88,27 +87,24 @@ class Tokenizer(abc.ABC):
         return dict(self._contents)
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the special token with this spelling; None if no special token has it."""
+        """Return the id of the special token with this spelling, if there is one."""
         return self.special_tokens.get(text)
 
     def description(self) -> dict[str, Any]:
-        """Return what the manifest of a corpus states about the tokenizer, ready for JSON."""
+        """Return the entry of the tokenizer in a corpus's manifest."""
         names = ("kind", "sha256", "vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
         return {**{name: getattr(self, name) for name in names}, "special_tokens": dict(self.special_tokens)}
 
 
 class OneFileTokenizer(Tokenizer):
-    """Tokenizer of one file, perhaps with a `chat_template.jinja` next to it. It never encodes text to a control token."""
+    """Tokenizer of one file, perhaps with a `chat_template.jinja` next to it."""
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return where each token begins and ends in `text`, as `character_spans` does."""
+        """Return where each token begins and ends in `text`: the result of `character_spans`."""
 
     def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
-        """Set the attributes that depend on special tokens (ids by spelling) and on the chat template.
-
-        `named` has the spelling and the id of "bos", "eos" and "pad", where the tokenizer has them.
-        """
+        """Set the attributes of special tokens and chat template. `named` has the spelling and id of "bos", "eos" and "pad"."""
         self.special_tokens = special_tokens
         self.control_ids = frozenset(special_tokens.values())
         for name, (_, number) in named.items():
@@ -134,14 +130,13 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return where each token begins and ends in `text`, as two arrays int64 [tokens].
+    """Return the starts and stops of tokens in `text`, int64 [tokens] each, in characters.
 
-    The first array has the index of each token's first character, and the second the index after each token's last character.
     Tokens of one byte can share a character: "é!" with the lengths [1, 1, 1] has starts [0, 0, 1] and stops [1, 1, 2].
 
     Args:
       text: Text of all tokens together.
-      lengths: int64 [tokens], number of UTF-8 bytes of each token, 1 or more.
+      lengths: int64 [tokens], number of UTF-8 bytes of each token, at least 1.
 
     Raises:
       ValueError: The lengths don't add up to the number of bytes of the text.
