@@ -82,16 +82,12 @@ def prepare(
 class Pipelines(Runner):
     """Runner that uses one Beam pipeline to scan, one to render and one to write.
 
-    Attributes:
-      workers: None: Beam chooses the number.
-      shared: Folder for the job, the plan and the results. All processes can read and write it.
-      beam: The module apache_beam.
-      options: Beam's `PipelineOptions`.
+    All processes can read and write the folder `shared`, which has the job, the plan and the results.
     """
 
     shared: str
-    beam: Any
-    options: Any
+    beam: Any  # the module apache_beam
+    options: Any  # Beam's `PipelineOptions`
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
         # without parts: a file may have thousands of them, and scanning does not use them
@@ -156,7 +152,6 @@ _lock = threading.RLock()
 
 
 def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
-    """See `inputs.scan_unit`."""
     entry, unit = item
     yield _result(unit.number, lambda: inputs.scan_unit(entry, unit))
 

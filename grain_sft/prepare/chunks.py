@@ -162,7 +162,6 @@ class Chunks:
         return (np.frombuffer(data, RECORD) for data in parts)
 
     def rejected(self, headers: Sequence[Header]) -> Iterator[bytes]:
-        """Yield the lines of the rejected records of each chunk."""
         return self._parts([(header.rejected_at, header.end) for header in headers])
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:

@@ -157,9 +157,9 @@ def reported(
       what: Name of the work.
       steps: Iterable that does a step of the work before it yields the step's item.
       total: Size of all steps, including those of an earlier run.
-      progress: Function that is called with `what`, the size that is done, and `total`.
+      progress: Function of `what`, the size that is done, and `total`.
       size: Function that returns the size of a step, given its item.
-      done: Size of the steps that an earlier run did.
+      done: Size of the steps of an earlier run.
     """
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
@@ -172,7 +172,6 @@ def reported(
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Write each task in this process, and yield it."""
     for task in tasks:
         FORMATS[plan.request.format].write(plan, task)
         yield task

@@ -135,7 +135,7 @@ def _write(
     begin = 0
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = rows.row_files(number, manifest["loss"])
-        paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
+        paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]
         if not files.exists(paths[0]):  # the file of the shard that appears last
             _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
@@ -156,7 +156,7 @@ def _write_shard(
 
     `paths` are the files of the documents, of the loss if the corpus has loss, and of the rows. The first of them appears last.
     """
-    from grain_sft.transforms import ShiftTargets  # imported late: grain is slow to import
+    from grain_sft.transforms import ShiftTargets
 
     length = source.layout.sequence_length
     chunk = max(1, _CHUNK_TOKENS // length)

@@ -67,14 +67,7 @@ Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
-    """Return the splits of all datasets together.
-
-    Args:
-      datasets: Numbers of the documents of each dataset.
-      lengths: Number of tokens of each document; 0 for a dropped document.
-      request: Options of the preparation.
-      rule: Rule of the request's format.
-    """
+    """Return the splits of all datasets together. `lengths` has the number of tokens of each document, 0 for a dropped one."""
     selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
     ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
     splits = rule(ids, lengths[ids] > 0, request)
@@ -91,12 +84,7 @@ def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request,
     For 10 documents and a `val_frac` of 0.25, "val" has the first 2 documents of `order`, if they are kept. If the share is
     less than one document, the result has no "val".
 
-    Args:
-      ids: Numbers of the documents.
-      kept: Mask of the kept documents of `ids`.
-      order: Permutation of the indices of `ids`.
-      request: Options of the preparation.
-      shuffled: Whether a split has the order of `order`, not of `ids`.
+    `order` is a permutation of the indices of `ids`. A split has the order of `order` if `shuffled`, else the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}

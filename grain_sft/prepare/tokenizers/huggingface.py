@@ -194,7 +194,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
-        """Return the parsed tokenizer.json."""
         content: dict[str, Any] = json.loads(self.transformers_tokenizer.backend_tokenizer.to_str())
         return content
 
@@ -217,7 +216,6 @@ _lock = ForkSafeLock()
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable until the context ends."""
     with _lock.lock:
         before = os.environ.get(name)
         os.environ[name] = value
