@@ -62,7 +62,6 @@ def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray
     stop = pieces.column + pieces.length
     begins_row = np.diff(row, prepend=-1) != 0
     stop_before = np.where(begins_row, 0, np.roll(stop, 1))
-    # a piece continues the segment of the piece before it, or begins the next segment; segments are numbered from 1 in each row
     segment_before = np.where(begins_row, 0, np.roll(segment, 1))
     num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
     has_shard = (shard >= 0) & (shard < len(num_tokens))

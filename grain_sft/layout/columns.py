@@ -8,14 +8,13 @@ from grain_sft.layout.layout import BEGIN_OF_ROW, Layout, RowSegments
 from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
-# Traits that a `ColumnsLayout` has in common with the layout of whole rows.
 _SAME_TRAITS = ("corpus", "of_pairs", "takes_weights", "highest_token", "follows_documents", "finder", "one_segment")
 
 
 class ColumnsLayout(Layout):
     """Columns [start, stop) of the rows of a layout, under the same row numbers.
 
-    Segments keep the numbers and positions that they have in the whole row: if column 500 begins segment 2, column 512 is
+    Segments keep the numbers and positions that they have in the whole row. If column 500 begins segment 2, column 512 is
     position 12 of segment 2. A row that has only padding in these columns has no pieces.
 
     Args:
@@ -51,7 +50,6 @@ class ColumnsLayout(Layout):
         return len(self._layout)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the pieces of whole rows, cut to these columns. Column 0 is the first of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
         # a piece outside these columns gets length 0 or less
@@ -65,7 +63,7 @@ class ColumnsLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Estimate of the mean number of segments in a row. It assumes that segments end equally often in all columns."""
+        """Estimate of the mean number of segments in a row, if segments end equally often in all columns."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> RowSegments:

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 RECEIPT_VERSION = 2
-"""Version of the hashes in receipts. Increase it to change what a hash covers or how it is computed. Every hash includes it."""
+"""Version of the hashes in receipts. Increase it if hashes cover other values, or are computed in another way."""
 
 RowSegments = tuple[list[int], list[int], tuple[int, int]]
-"""Segments of a row, as (starts, lengths, begin).
+"""Segments of a row, as (starts, lengths, begin): token offsets in the corpus, numbers of tokens, and `BEGIN_OF_ROW`.
 
-`starts` has the token offset in the corpus at which each segment begins, and `lengths` has the segments' numbers of tokens.
-`begin` is `BEGIN_OF_ROW`, except for `ColumnsLayout`: its rows are parts of longer rows. If such a part begins at position 5 of
-the longer row's third segment, `begin` is (2, 5).
+Only `ColumnsLayout` returns another `begin`: (2, 5) if its columns begin at position 5 of the whole row's third segment.
 """
 
 BEGIN_OF_ROW = (0, 0)
@@ -41,14 +39,14 @@ _BLOCK_ROWS = 1 << 16  # number of rows whose pieces are hashed, counted or sear
 
 
 class FromPieces(Traits):
-    """Attributes and methods that are computed from the pieces of a layout. A layout may override them with faster code."""
+    """Attributes and methods that are computed from the pieces of a layout."""
 
     row_format: RowFormat | None = None
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
-    """Function of a row number that returns the row's segments. A source calls it instead of `pieces` if rows have few long
-    segments. None if the layout has only `pieces`."""
+    """Function of a row number that returns the row's segments; None if the layout has only `pieces`. A source prefers this
+    function if rows have few long segments."""
 
     @property
     def kind(self) -> str:
@@ -57,10 +55,7 @@ class FromPieces(Traits):
 
     @property
     def stream_key(self) -> str:
-        """Key of the tokens of all rows. Layouts of one corpus with equal keys read the same tokens in the same order.
-
-        Their rows may have different lengths: `WindowLayout` returns "windows of 4096" also for rows of 1024 tokens.
-        """
+        """Key that layouts of one corpus share if they read the same tokens in the same order, in rows of any length."""
         return repr(self)
 
     @property
@@ -95,7 +90,7 @@ class FromPieces(Traits):
         return costs
 
     def left_out(self) -> list[LeftOut]:
-        """Return counts of the documents and tokens that no row has, and of padding. By default, return only the padding."""
+        """Return counts of the documents and tokens that no row has, and of padding; by default, only of padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
@@ -119,7 +114,7 @@ class FromPieces(Traits):
 
     @functools.cached_property
     def _rows_receipt(self) -> str:
-        """Text that changes if the rows change. By default, it has a hash of all pieces. Some layouts state options instead."""
+        """Text that changes if the rows change; by default, with a hash of all pieces."""
         columns = (
             [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segment_columns]
             for first, pieces in self._blocks()
@@ -147,7 +142,6 @@ class FromPieces(Traits):
             raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
 
     def __repr__(self) -> str:
-        """Return the number, length and hash of the rows."""
         return self._rows_receipt
 
 
@@ -158,28 +152,27 @@ class Layout(FromPieces):
       `__init__(corpus, sequence_length, **options)`, which sets `corpus` and `sequence_length`;
       `__len__()`, the number of rows;
       `pieces(rows)`, the tokens of each row.
-    Everything else has a default, in `Traits` or `FromPieces`. A layout sets the attributes whose default is wrong for it.
+    A layout overrides the other attributes and methods, from `Traits` and `FromPieces`, whose default is wrong for it.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Adapt a new subclass that defines `pieces`: reset its other attributes, and check its pieces.
+        """Give a subclass that defines `pieces` the defaults of `FromPieces`. Check its pieces if it is in another package.
 
-        A subclass of `PackedLayout` that defines `pieces` must not inherit `PackedLayout.row_segments`, which reads the plan.
-        So the subclass gets the default of every attribute of `FromPieces` that it does not define itself. Pieces are checked
-        only if the subclass is in another package. Checking the pieces of 32 rows takes 38 us.
+        Without the defaults, a subclass of `PackedLayout` would inherit `row_segments`, which reads the plan. A check of the
+        pieces of 32 rows takes 38 us.
         """
         super().__init_subclass__(**options)
         if "pieces" not in vars(cls):
             return
         for name, default in vars(FromPieces).items():
-            describes_rows = name == "__repr__" or not name.startswith("__")  # unlike `__doc__` and the like
+            describes_rows = name == "__repr__" or not name.startswith("__")
             if describes_rows and name not in vars(cls):
                 setattr(cls, name, default)
         if not is_ours(cls):
             pieces = cls.pieces
 
             def checked(self: Self, rows: Ints) -> Pieces:
-                """Return the pieces of the subclass after checks. Its method never gets an empty array of rows."""
+                """Check the subclass's pieces. Its method never gets an empty array of rows."""
                 asked = rows if len(rows) else np.zeros(1, np.int64)
                 with entry_errors(LayoutError, f"{name_of(type(self))}.pieces", "Fix its code."):
                     columns = checked_pieces(pieces(self, asked), self, asked)
@@ -204,19 +197,19 @@ class Layout(FromPieces):
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows, for an iterator's state. The repr of another package's class may lack some."""
+        """Text of all that decides the rows, for an iterator's state. Another package's `__repr__` may lack some."""
         return repr(self) if is_ours(type(self)) else self._rows_receipt
 
     @property
     def parts(self) -> Mapping[str, Layout]:
-        """Layouts of the sources of a mixture, by source name. Any other layout has one part: itself, under the name ""."""
+        """Layouts of the sources of a mixture, by source name. Any other layout has itself, under the name ""."""
         return {"": self}
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
         """Yield (name, indices, row numbers) for each of `parts` that has some of `rows`.
 
-        `indices`, int64 [n], say where these rows are in `rows`. The row numbers, int64 [n], are counted in the part. If part
-        "b" begins at row 20 of the mixture, rows [3, 25, 21] give ("b", [1, 2], [5, 1]): rows 25 and 21 are its rows 5 and 1.
+        `indices`, int64 [n], are indices into `rows`. The row numbers, int64 [n], are counted in the part. If part "b" begins
+        at row 20 of the mixture, rows [3, 25, 21] give ("b", [1, 2], [5, 1]).
         """
         yield "", np.arange(len(rows)), rows
 
@@ -241,10 +234,7 @@ class Layout(FromPieces):
 
 
 def _overlap_with(corpus: Corpus, documents: Ints) -> Callable[[Pieces], npt.NDArray[np.bool_]]:
-    """Return a function of pieces that returns whether each piece has a token of `documents`: bool [pieces].
-
-    The piece [10, 20) has a token of a document that starts before 20 and ends after 10.
-    """
+    """Return a function of pieces that returns whether each piece has a token of `documents`: bool [pieces]."""
     start, length = corpus.documents.start[documents], corpus.documents.length[documents]
     start, length = start[length > 0], length[length > 0]
     order = np.argsort(start)  # some formats list documents in any order

@@ -12,8 +12,7 @@ class MaterializedLayout(Layout):
     """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
     Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages: the
-    files also hold positions and segments, usually up to 4 bytes a token. For another row length or another algorithm, the rows
-    have to be written again.
+    files also hold positions and segments, usually up to 4 bytes a token. Another row length or algorithm needs new files.
 
     Args:
       corpus: Corpus in the format `rows`.
@@ -25,8 +24,7 @@ class MaterializedLayout(Layout):
 
     kind = "materialized"
     follows_documents = True
-    # `repr` has only options, but `receipt` also has the fingerprint of the corpus, which depends on the files of the rows.
-    _rows_receipt = property(repr)
+    _rows_receipt = property(repr)  # the fingerprint of the corpus, also in `receipt`, covers the stored rows
 
     def __init__(self, corpus: Corpus, sequence_length: int | None = None) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
@@ -42,7 +40,6 @@ class MaterializedLayout(Layout):
         return self.corpus.num_tokens // self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the documents of the stored rows: each document of the corpus is one segment."""
         starts, lengths = self.corpus.documents
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)

@@ -1,4 +1,4 @@
-"""MixtureLayout: one layout that has the rows of several layouts. The rows are numbered layout after layout."""
+"""MixtureLayout: one layout that has the rows of several layouts."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ class MixtureLayout(Layout):
     """Rows of several layouts of one sequence length, numbered layout after layout.
 
     If the first layout has 20 rows, row 0 of the second layout is row 20. Shards are numbered in the same way. Documents are
-    numbered first in the layouts that state the documents of their rows (`follows_documents`), then in the others.
+    numbered first in the layouts with `follows_documents`, then in the others.
 
     Args:
       parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".
@@ -99,7 +99,6 @@ class MixtureLayout(Layout):
             yield self.names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the pieces of the parts, with the mixture's numbers of shards and documents."""
         if not len(rows):
             return self._layouts[0].pieces(rows)
 
@@ -119,7 +118,7 @@ class MixtureLayout(Layout):
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        if num_found < len(documents):  # check only then: the check counts all documents, which may read all tokens
+        if num_found < len(documents):  # only then: the check counts all documents, which may read all tokens
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 

@@ -24,10 +24,10 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file of names. The file is not read if a source or an input has the name that the user wrote."""
+    """Path of a file of names. A source or an input with the name that the user wrote takes precedence."""
 
     name: str
-    """What the user wrote, such as "chats.jsonl", before it became a path."""
+    """Text that the user wrote, such as "chats.jsonl", before it became a path."""
 
 
 def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
@@ -42,9 +42,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
 
-    If a name finds a document in one stage, the result has this document in all stages that read it. If the run has one layout,
-    the result may have a number that the layout lacks. Such a number is not checked, because a check counts the documents, and
-    a count may read all tokens.
+    A document that a name finds in one stage is returned for every stage that reads it. If the run has one layout, a number may
+    be too high. It is not checked, because a count of the documents may read all tokens.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a named record.
@@ -115,17 +114,16 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
 
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
-    """Map `documents`, numbers of the layout's corpus, to numbers in `layout.documents`, ascending.
+    """Return, ascending, the numbers of the layout's documents that share a token with `documents` of its corpus.
 
-    With `PackedLayout(boundaries="eos")`, documents of the layout may end elsewhere than those of the corpus. The result then
-    has every document of the layout that shares a token with `documents`.
+    With `PackedLayout(boundaries="eos")`, documents of the layout may end elsewhere than those of the corpus.
     """
     of_layout, of_corpus = layout.documents, layout.corpus.documents
     if of_layout is None or of_layout is of_corpus:
         return documents
     documents = documents[of_corpus.length[documents] > 0]
     start, length = of_corpus.start[documents], of_corpus.length[documents]
-    # the layout's documents that share a token: from the first that ends after `start`, to the last that starts before the end
+    # from the first document of the layout that ends after `start`, to the last that starts before the end
     first = (of_layout.start + of_layout.length).searchsorted(start, side="right")
     after_last = of_layout.start.searchsorted(start + length, side="left")
     document, number = expand_counts(np.maximum(after_last - first, 0))
@@ -141,9 +139,9 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
     of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`. If it is from a file, `files_read` has this file and the files that named it.
+        """Add the documents of `named`. `files_read` has the file of these names, and the files that led to it.
 
-        A name of a file in `files_read` is an error: the files would name each other without end.
+        A file must not name one of `files_read`: this function would call itself without end.
         """
         for item in named:
             if not isinstance(item, str) or _is_number(item):
@@ -151,7 +149,7 @@ def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, I
                 numbers.append(as_integer("document", number, 0, RowIndexError, _HIGHEST))
                 continue
             name = item.name if isinstance(item, ListFile) else item
-            # An empty name is an error, but `find("")` may return the documents of the only source or input.
+            # an empty name is an error, but `find("")` may find the only source or input
             documents = find(name) if name else None
             if documents is not None:
                 if not len(documents):
@@ -174,16 +172,12 @@ def _is_number(text: str) -> bool:
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
-    """Return the arrays as one array; None if there are no arrays."""
     listed = list(arrays)
     return np.concatenate(listed) if listed else None
 
 
 def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> Ints | None:
-    """Return the numbers of the documents that `name` finds, counted in `layout`; None if the layout lacks the name.
-
-    `name` is a source, an input, a record, or `SOURCE:NUMBER`. `inputs` has the `_Inputs` of each part of `layout`.
-    """
+    """Return the numbers of the documents that `name` finds in `layout`; None if the layout lacks the name."""
     source, _, number = name.rpartition(":")
     if name in layout.parts:
         return np.arange(layout.parts[name].num_documents) + layout.first_document(name)
@@ -198,7 +192,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
 
 
 class _Inputs:
-    """Inputs that a corpus was prepared from. The corpus's file of sources, which lists them, is read on first use."""
+    """Inputs that a corpus was prepared from. Its file of sources is read on first use."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -237,7 +231,7 @@ class _Inputs:
         return np.flatnonzero((inputs == number) & (lines == int(line)))
 
     def _number_of(self, name: str) -> int | None:
-        """Return the number of an input; None if no input fits. `name` may be "" for the only input."""
+        """Return the number of an input; None if no input fits."""
         names = dict(enumerate(self._corpus.source_names))
         # `name` is the number or the name of an input, "" for any input, or else the end of an input's path
         exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]

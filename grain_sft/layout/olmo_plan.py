@@ -9,8 +9,7 @@ is three files of raw uint64:
 For rows of 10 tokens, documents of 6, 10 and 4 tokens are the pieces (6, 16), (0, 6), (16, 20). Row 0 has piece 0, and row 1
 has pieces 1 and 2. So documents-by-instance is 0, 1, 2, and instance-offsets is (0, 1), (1, 3).
 
-L is the sequence length. HASH is a hash of the paths and sizes of the group's files and of the options of the packing; see
-`_group_hash`.
+L is the sequence length. `_group_hash` returns HASH.
 """
 
 import dataclasses
@@ -29,8 +28,7 @@ from grain_sft.layout.plan import Columns, check_columns, plan_columns
 from grain_sft.storage import files, read_regular
 from grain_sft.types import Ints
 
-_WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}
-"""Number of bytes of an entry of each file."""
+_WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}  # bytes of an entry of each file
 
 _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
@@ -47,7 +45,7 @@ class OlmoPlan:
 def find_plan(
     corpus: Corpus, options: PackingOptions, work_dir: Path, paths: Sequence[str], use_array_if_local: bool | None
 ) -> OlmoPlan:
-    """Return the plan that OLMo-core made in `work_dir`. The other arguments are those of `PackedLayout.from_olmo_core`.
+    """Return the plan that OLMo-core made in `work_dir`. See `PackedLayout.from_olmo_core` for the arguments.
 
     Raises:
       LayoutError: The plan does not exist, or OLMo-core would misread a token file.
@@ -100,8 +98,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
     else:
-        # If a document continues in the next shard, OLMo-core packs its part in each shard as a separate document. So the
-        # pieces are compared with these parts, but the column `document` has the numbers of the whole documents.
+        # OLMo-core packs a document that crosses a shard border as one document in each shard. So the pieces are compared with
+        # the parts, but the column `document` has the numbers of the whole documents.
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -113,10 +111,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
 
 
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
-    """Return whether OLMo-core found the documents of these files in `.csv.gz` files. Otherwise it found them by EOS.
-
-    OLMo-core reads `.csv.gz` files if `use_array_if_local` is False, or if a path is a URL other than `file://`.
-    """
+    """Return whether OLMo-core found the documents of these files in `.csv.gz` files, and not by EOS."""
     return use_array_if_local is False or any(re.match("[a-z0-9]+://", path.replace("file://", "")) for path in paths)
 
 
@@ -156,7 +151,6 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     indices, offsets, chosen = (array.astype(np.int64) for array in group)
     start, stop = indices.reshape(-1, 2).T
     begins, ends = offsets.reshape(-1, 2).T
-    # each row has to begin where the row before it ends, and the last row has to end at the last entry
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
         raise LayoutError(f"{where} is damaged: expected each of {len(start)} pieces in exactly one row. Delete it.")
@@ -170,7 +164,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     document = np.searchsorted(documents.start, start, side="right") - 1
     wrong = document < 0
     if len(documents) and not wrong.any():
-        tokens_before = start - documents.start[document]  # tokens of the document before the piece
+        tokens_before = start - documents.start[document]
         tokens_left = documents.length[document] - tokens_before
         wrong = (tokens_before % row_length != 0) | (stop - start != np.minimum(tokens_left, row_length))
         if options.long_documents == "truncate":
@@ -203,7 +197,7 @@ def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: s
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as text: at most three, such as "a, b, c, and 5 more,"."""
+    """Return at most three names as text, such as "a, b, c, and 5 more,"."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown}, and {len(names) - 3} more,"
 

@@ -20,7 +20,7 @@ class OlmoVslLayout(Layout):
     A document is cut into chunks of `sequence_length` tokens. The remainder is cut into shorter chunks, longest first. Their
     lengths are the powers of two that add up to the remainder. Chunks shorter than `min_sequence_length` are dropped. Each row
     holds one chunk, without padding. The rows of one length are a bucket. A `CurriculumSampler` takes the rows of a batch from
-    one bucket. Every batch has the same number of tokens.
+    one bucket.
 
     Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 
@@ -79,9 +79,8 @@ class OlmoVslLayout(Layout):
                 f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
         if has_sidecars:
-            # Change numbers in `to_cut` to numbers in `documents`. A document that crosses a shard border is two documents in
-            # `to_cut`. So after 3 crossed borders, document 10 of `to_cut` is document 7 of `documents`. `crossed[i]` is the
-            # number of crossed borders before shard i.
+            # A document that crosses a shard border is two documents in `to_cut`. So after 3 crossed borders, document 10 of
+            # `to_cut` is document 7 of `documents`. `crossed[i]` is the number of crossed borders before shard i.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             crossed = to_cut.shard_ends - documents.shard_ends
             self._document -= crossed[to_cut.shard_ends.searchsorted(self._document, side="right")]
@@ -100,7 +99,7 @@ class OlmoVslLayout(Layout):
         column, segment, bucket = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), self._bucket(rows)
         columns = column, self._start[rows], self._lengths[bucket], segment, self._document[rows]
         pieces = pieces_of(self.corpus, np.arange(len(rows)), *columns)
-        have_no_padding = not len(rows) or (bucket == bucket[0]).all()  # rows of one length have no padding
+        have_no_padding = not len(rows) or (bucket == bucket[0]).all()
         return pieces._replace(segment=None, position=None) if have_no_padding else pieces
 
     def _bucket(self, rows: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""PackedLayout: rows of one length, each packed with several documents, with little padding."""
+"""PackedLayout: rows of one length that hold several documents."""
 
 import dataclasses
 import functools
@@ -28,11 +28,11 @@ class PackedLayout(Layout):
     """Rows that hold several documents, each document as a segment of its own.
 
     An algorithm chooses the documents of each row from their lengths. With rows of 10 tokens, documents of 6, 7, 3 and 4 tokens
-    fill two rows: 7 + 3 and 6 + 4. The choice for all rows is a plan. By default, all epochs have the same plan, and a sampler
-    shuffles its rows. An algorithm that packs each epoch anew has a plan for each epoch.
+    fill two rows: 7 + 3 and 6 + 4. The choice for all rows is a plan. All epochs have one plan, except with an algorithm that
+    packs each epoch anew.
 
-    Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: all documents must be
-    planned before the first row. A plan of two million documents takes about a second, and is cached for all processes.
+    Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantage: the plan must be made
+    before the first row. A plan of two million documents takes about a second, and is cached.
 
     Args:
       corpus: Corpus whose documents are packed.
@@ -54,8 +54,8 @@ class PackedLayout(Layout):
         EOS token, as in OLMo-core for local files, and tokens after the last EOS of a file are left out.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; by default no such token.
       seed: Seed of an algorithm that packs each epoch anew.
-      epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. The rows of epoch 1 follow those of epoch
-        0. A run reads all rows once, in this order.
+      epochs: Number of epochs to pack, for an algorithm that packs each epoch anew. A run reads the rows once, epoch after
+        epoch.
       batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
@@ -162,7 +162,7 @@ class PackedLayout(Layout):
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
         """Set the plan of each epoch, and the attributes that depend on plans.
 
-        A plan is read from the cache. If it is not there, it is read from the files of `olmo`, or computed if `olmo` is None.
+        A plan that is not cached is read from the files of `olmo`, or computed if `olmo` is None.
         """
         corpus, options = self.corpus, self.packing
         self.finder = corpus.find_documents(options.boundaries, options.bos_token_id)
@@ -232,7 +232,6 @@ class PackedLayout(Layout):
         return pieces_of(self.corpus, *join_parts(epoch, lambda number, rows: self.plans[number].segments(local[rows])))
 
     def left_out(self) -> list[LeftOut]:
-        """Return what all epochs cut, drop, split and pad, and the number of tokens of the corpus that are in no document."""
         counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [
@@ -241,7 +240,7 @@ class PackedLayout(Layout):
             (f"split into several segments{epochs}", self.split_documents, 0),
             (f"padding of rows{epochs}", None, counts["padding"]),
         ]
-        # every epoch has all documents, so one epoch has an equal share of these counts
+        # every epoch has all documents
         in_documents = (counts["tokens"] + counts["cut_tokens"] + counts["dropped_tokens"]) // self.epochs
         return [*lines, ("in no document", None, self.corpus.num_tokens - in_documents)]
 
@@ -262,7 +261,7 @@ class PackedLayout(Layout):
         self._open(self.plan_folder, self._olmo)
 
     def __repr__(self) -> str:
-        """Return what decides the rows, and nothing else. Grain compares this text when it restores an iterator."""
+        """Return only what decides the rows. Grain compares this text when it restores an iterator."""
         fields = self.packing.stated()
         del fields["epoch"]
         if self.packing.plan is None:

@@ -60,11 +60,10 @@ class PaddedLayout(Layout):
         return pieces_of(self.corpus, np.arange(len(rows)), *columns)
 
     def left_out(self) -> list[LeftOut]:
-        """Return what is cut from long documents, the documents that are too short, the padding, and tokens in no document."""
         whole, length = self.corpus.documents.length, self.sequence_length
         kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens
-        # a document that is cut is longer than a row, and not so short that it is dropped
+        # a cut document is longer than a row, and has `min_tokens` or more
         num_cut = int(np.count_nonzero(whole > max(length, self.min_tokens - 1)))
         return [
             (f"truncated to the {self.keep} {length:,} tokens", num_cut, self.cut_tokens),

@@ -1,4 +1,4 @@
-"""PairsLayout, which puts one preference pair into each row."""
+"""PairsLayout: one preference pair in each row."""
 
 import numpy as np
 
@@ -25,8 +25,8 @@ class PairsLayout(Layout):
       long_pairs: Treatment of a pair whose prompt or response is too long: "truncate" cuts it, "drop" leaves the pair out.
 
     Attributes:
-      sequence_length: Number of columns of a row, which has a prompt and both responses. With the arguments
-        `sequence_length=1024` and `prompt_length=512`, it is 512 + 512 + 512 = 1536.
+      sequence_length: Number of columns of a row, for a prompt and both responses: 512 + 512 + 512 with the arguments
+        `sequence_length=1024` and `prompt_length=512`.
       response_length: Maximum number of tokens of a response.
 
     Raises:
@@ -42,7 +42,7 @@ class PairsLayout(Layout):
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
         check_type("corpus", corpus, Corpus, "the result of open_corpus")
-        longest = as_sequence_length(sequence_length)  # maximum for a prompt and one response; a row has two responses
+        longest = as_sequence_length(sequence_length)
         as_integer("sequence_length", longest, 2, LayoutError)
         self.corpus = corpus
         prompt_length = longest // 2 if prompt_length is None else prompt_length
@@ -78,7 +78,6 @@ class PairsLayout(Layout):
         return pieces_of(self.corpus, row, *fields)
 
     def left_out(self) -> list[LeftOut]:
-        """Return the pairs that are cut, the pairs that are dropped, and the padding."""
         lengths, tokens = pair_lengths(self.corpus), int(self._length.sum())
         in_rows = lengths[self._document]
         longer, dropped = int((in_rows != self._length).any(axis=1).sum()), len(lengths) - len(in_rows)

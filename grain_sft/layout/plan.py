@@ -23,26 +23,21 @@ VERSION = 3
 
 Columns = dict[str, npt.NDArray[Any]]
 
-# Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
-# Names of a plan's counts. A dropped document is in no row. A cut document has some of its tokens in rows, but not all.
-# `dropped_tokens` counts the tokens of dropped documents. `cut_tokens` counts only the tokens that cut documents lose.
+# Names of a plan's counts. A dropped document is in no row. A cut document loses some of its tokens, the `cut_tokens`.
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns. A piece is the part of a document that is in one row, usually the whole document.
-
-    The pieces of one row are consecutive entries of the columns.
-    """
+    """Packed rows, as columns, row after row. A piece is the part of a document that is in one row, usually all of it."""
 
     start: Ints  # int64 [pieces], token offset of each piece in the corpus
     length: npt.NDArray[np.uint32]  # [pieces], tokens of each piece
     document: Ints  # int64 [pieces], number of each piece's document
     ends: Ints  # int64 [rows], number of pieces in this row and all rows before it
     counts: dict[str, int]  # by the names in `COUNTS`
-    highest_token: int | None  # highest token id of the corpus if the search for documents read all tokens; else None
+    highest_token: int | None  # as `Traits.highest_token`
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
         """Return (row, column, start, length, segment, document) of every segment of `rows`: the arguments of `pieces_of`."""
@@ -61,9 +56,7 @@ class Plan:
 def load_plan(
     finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
-    """Return the plan of the finder's documents, from the cache or newly made.
-
-    If the plan is not cached, `make` returns its arrays. None means `make_plan`.
+    """Return the plan of the finder's documents, from the cache or from `make`. None means `make_plan`.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
@@ -82,16 +75,13 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
     if code := code_sha256(algorithm.pack):  # only for an algorithm from another package
         recipe["code"] = code
-    if not algorithm.packs_per_epoch:  # then the plan does not depend on the seed and the epoch
+    if not algorithm.packs_per_epoch:
         recipe["seed"] = recipe["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": numpy_for_ties(options)}
 
 
 def numpy_for_ties(options: PackingOptions) -> dict[str, str] | None:
-    """Return NumPy's version and the sort that `options.ties` names. Return None for "stable", which needs no NumPy sort.
-
-    The order of equal lengths depends on both.
-    """
+    """Return NumPy's version and the sort, which decide the order of equal lengths; None if `options.ties` is "stable"."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -152,11 +142,7 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack.
-
-    Documents longer than a row are truncated, or split into pieces that fit. They stay whole for an algorithm that splits
-    documents itself.
-    """
+    """Return (document, start, length) of the pieces to pack, which fit into a row unless the algorithm splits documents."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):
@@ -166,5 +152,5 @@ def _pieces_to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints
         return numbers, start, length
     if options.long_documents == "truncate":
         return numbers, start, np.minimum(length, most)
-    index, part = expand_counts(-(-length // most))  # each piece: index of its document, and its number in the document
+    index, part = expand_counts(-(-length // most))  # part: the piece's number in its document
     return numbers[index], start[index] + part * most, np.minimum(length[index] - part * most, most)

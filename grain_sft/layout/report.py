@@ -31,8 +31,7 @@ _STEPS = 1000  # maximum number of steps of random rows that are measured
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """Return the figures of a layout, all its epochs together, as a dict for JSON.
 
-    `batch_rows` is None for an algorithm that does not pack whole batches. `split_documents` is the number of documents that
-    are divided into several segments.
+    `batch_rows` is None for an algorithm that does not pack whole batches.
     """
     counts, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
@@ -57,7 +56,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
     """Return, for each step, the highest cost of a device divided by the mean cost of the devices.
 
-    The cost of a device is the sum of the costs of its `rows_a_device` consecutive rows. 1.0 means that no device waits.
+    A device has `rows_a_device` consecutive rows. 1.0 means that no device waits.
     """
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
@@ -72,13 +71,12 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       longest: Cost of the longest segment of each row.
 
     Returns:
-      One dict for each number of rows a device. A number is skipped if a step would have more rows than the layout. A dict has
-      `rows_a_device`, `devices`, and three means over steps:
+      One dict for each number of rows a device, if the layout has enough rows for a step. A dict has `rows_a_device`,
+      `devices`, and three means over steps:
 
       - shuffled: `over_devices` of steps of random rows.
       - balanced: `over_devices` of steps whose rows cost about the same.
-      - floor: Lower bound of `shuffled`, for any division of a step's rows between its devices. One device has the longest
-        segment, and its cost is at least the cost of this segment.
+      - floor: Lower bound of `shuffled` for any division of rows between devices, because one device has the longest segment.
     """
     rng = np.random.default_rng(0)
     figures = []
@@ -114,7 +112,7 @@ def algorithm_title(figures: Mapping[str, Any]) -> str:
 
 
 def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`. Each plan is made in a temporary folder.
+    """Yield the `packing_report` of one epoch for each algorithm in `ALGORITHMS`.
 
     Each report also has `seconds`, the time to make, write and check the plan. If an algorithm can't pack this corpus, its
     report has only `algorithm` and `error`.
@@ -141,7 +139,7 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
 
 
 def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Return the fingerprint and the path of each epoch's plan in the cache `folder`. None means `layout.plan_folder`."""
+    """Return the fingerprint and the path of each epoch's plan in `folder`. None means `layout.plan_folder`."""
     plans = []
     for epoch in range(layout.epochs):
         dependencies = depends_of(layout.finder, dataclasses.replace(layout.packing, epoch=epoch))

@@ -12,11 +12,11 @@ from grain_sft.types import Ints
 _INT64 = np.dtype(np.int64)
 
 FILL_ROW = -1
-"""Row number of a row that holds only padding and takes no loss. Such rows fill the last batch of an evaluation."""
+"""Row number of a row that holds only padding. Such rows fill the last batch of an evaluation."""
 
 
 class FillKey(int):
-    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which is the last row for -1. So here `%` returns -1."""
+    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which would be the last row. So `%` returns -1."""
 
     def __mod__(self, other: int) -> int:
         return self
@@ -41,10 +41,10 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
 
 
 def checked_record(index: int, layout: Sized) -> int:
-    """Return `index`. It may be `FILL_ROW` only if it is a `FillKey`, which a sampler makes.
+    """Return `index`. -1 must be a `FillKey`, which a sampler makes.
 
     Raises:
-      RowIndexError: `index` is -1 and not a `FillKey`, so the caller may mean the last row.
+      RowIndexError: `index` is -1 and not a `FillKey`. The caller may mean the last row.
     """
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Don't count from the end.")

@@ -27,8 +27,8 @@ class RunDocuments:
     The documents of the first stage keep their numbers in its layout, such as 0 to 99. In the second stage, the first document
     that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
-    A layout whose rows do not follow documents reserves a number for each token of its corpus, not for each document. A
-    count of the documents may read all tokens.
+    A layout whose rows do not follow documents reserves a number for each token of its corpus, because a count of its documents
+    may read all tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -36,7 +36,7 @@ class RunDocuments:
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layouts = tuple({id(layout): layout for layout in layouts}.values())
-        self._numbered: list[list[_NumberedPart]] = []  # for each layout, the `_NumberedPart` of each of its parts
+        self._numbered: list[list[_NumberedPart]] = []  # by layout and by part
         for layout in self.layouts:
             self._numbered.append(self._number_parts(layout))
 
@@ -48,7 +48,7 @@ class RunDocuments:
         for name, part in parts_by_documents(layout):
             if same := [entry for entry in earlier if _same_documents(entry.part, part)]:
                 # Several entries have the same documents if a mixture has a corpus twice. Prefer the entry with this part's
-                # name. If there is none, prefer an entry that is not in `numbered` and whose name no part of `layout` has.
+                # name. If there is none, prefer an entry that no other part of `layout` gets.
                 entry = min(same, key=lambda each: (each.name != name, each.name in layout.parts or each in numbered))
             else:
                 entry = _NumberedPart(layout, name, part, end)
@@ -75,8 +75,7 @@ class RunDocuments:
     def within(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`.
 
-        If `layout` is the first one, the result may keep numbers past its last document. Only a count of the documents could
-        exclude these numbers, and a count may read all tokens.
+        Numbers past the last document of the first layout may remain, because a count of documents may read all tokens.
         """
         if len(self.layouts) == 1:
             return documents
@@ -87,27 +86,24 @@ class RunDocuments:
         for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
-            if len(own):  # count only then: `num_documents` may read all tokens
+            if len(own):  # only then: `num_documents` may read all tokens
                 numbers.append(own[own < part.num_documents] + layout.first_document(name))
         return np.unique(np.concatenate(numbers))
 
     def _first(self, entry: _NumberedPart) -> int:
-        """Return the number that a part's first document has in the run. Documents of the first layout keep their numbers."""
+        """Return the number that a part's first document has in the run."""
         if entry.layout is self.layouts[0]:
             return entry.layout.first_document(entry.name)
         return entry.first
 
 
 def _num_numbers(part: Layout) -> int:
-    """Return how many numbers a part reserves: one for each document if it follows documents, else one for each token."""
+    """Return how many numbers a part reserves."""
     return part.num_documents if part.follows_documents else part.corpus.num_tokens
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether two layouts have the same documents of the same files.
-
-    If neither layout follows documents, compare how their corpora find documents, and read no tokens.
-    """
+    """Return whether two layouts have the same documents of the same files. Read tokens only if one follows documents."""
     corpus, other_corpus = one.corpus, other.corpus
     if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False
@@ -121,10 +117,7 @@ def _same_documents(one: Layout, other: Layout) -> bool:
 
 
 def _documents(layout: Layout) -> Documents | None:
-    """Return the documents of a layout, or of its corpus if the layout does not follow documents.
-
-    Return None if the corpus has neither boundary files nor an EOS id to find its documents by.
-    """
+    """Return the documents of a layout or its corpus; None for a corpus with neither boundary files nor an EOS id."""
     has_ends = layout.follows_documents or layout.corpus.has_boundary_files or layout.corpus.eos_token_id is not None
     return (layout.documents or layout.corpus.documents) if has_ends else None
 
@@ -138,8 +131,8 @@ def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layo
     """Yield (name, part, mask, numbers) for each part of a layout, ordered as in `parts_by_documents`.
 
     `documents`, int64 [n], are numbers in `layout`. `mask`, bool [n], is True for the documents of the part. `numbers` are the
-    numbers of these documents in the part. The iterator stops after the part with the highest of `documents`. It counts no
-    documents of later parts, because a count may read all tokens of a part.
+    numbers of these documents in the part. The iterator stops after the part with the highest of `documents`, because a count
+    of the documents of later parts may read all their tokens.
     """
     end, last = 0, int(documents.max(initial=-1))
     for name, part in parts_by_documents(layout):

@@ -1,4 +1,4 @@
-"""Traits of a layout: facts about its corpus, documents and rows that the package reads, with defaults."""
+"""Traits of a layout: facts about its corpus, documents and rows, with defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Traits:
-    """Base of layouts. A layout defines `corpus`, `sequence_length`, `__len__` and `pieces`. The other traits have defaults."""
+    """Base of layouts. All traits but `corpus`, `sequence_length`, `__len__` and `pieces` have defaults."""
 
     corpus: Corpus
     """Corpus whose tokens make the rows."""
@@ -33,29 +33,27 @@ class Traits:
     """Whether the rows are preference pairs. A source refuses a corpus of pairs if this is False."""
 
     takes_weights: bool = False
-    """Whether the rows are mixed by `corpus.weights`, the weight of each shard. A source refuses a corpus with weights if this
-    is False."""
+    """Whether the rows are mixed by `corpus.weights`. A source refuses a corpus with weights if this is False."""
 
     highest_token: int | None = None
     """Highest token id of the corpus if the search for documents read every token; else None."""
 
     follows_documents: bool = False
-    """Whether `pieces` states the document of each piece. False for windows, which are cut without a search for documents."""
+    """Whether `pieces` states the document of each piece."""
 
     finder: DocumentFinder | None = None
     """Finder of the documents that make the rows. None if the rows are made of `corpus.documents`, or if `follows_documents` is
     False."""
 
     one_segment: bool = False
-    """Whether each row is one segment, so that attention and positions run through the whole row."""
+    """Whether each row is one segment."""
 
     segment_names: Sequence[str] = ()
-    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. In a row
-    with names, segments 2, 3, … are answers to segment 1. HTML pages of the row show the answers next to each other."""
+    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. Segments
+    after the first are then answers to segment 1."""
 
     row_lengths: Sequence[int] = ()
-    """Lengths of the rows, ascending, such as (256, 512). Every batch then has rows of one of these lengths. Empty if all rows
-    have `sequence_length` columns."""
+    """Lengths of the rows, ascending; empty if all rows have `sequence_length` columns. The rows of a batch have one length."""
 
     row_counts: Sequence[int] = ()
     """Number of rows of each of `row_lengths`. With (30, 20), rows 0 to 29 have the first length, and 30 to 49 the second."""
@@ -64,7 +62,7 @@ class Traits:
     """Column of the whole row at which this layout's rows begin: 512 for the `ColumnsLayout` of columns 512 to 1023."""
 
     chunk_size: int = 1
-    """Number of consecutive rows that an order moves together. It is 4 if rows 0 to 3 are the quarters of one longer row."""
+    """Number of consecutive rows that an order moves together, such as 4 if rows are quarters of longer rows."""
 
     packing: PackingOptions | None = None
     """Options of the packing; None if the layout does not pack."""
@@ -73,14 +71,13 @@ class Traits:
     """Plan of each epoch; empty if the layout does not pack."""
 
     epochs: int = 1
-    """Number of epochs that the rows cover. It is 3 if an algorithm packs each of three epochs anew, one after the other. It is
-    1 if every epoch reads the same rows."""
+    """Number of epochs that the rows cover, one after the other; 1 if every epoch reads the same rows."""
 
     transforms: Sequence[Any] = ("shift_targets",)
-    """Transforms that apply if a config names no transforms. They are written as in a config."""
+    """Transforms that apply if a config names none, in the form that a config has."""
 
     orders_rows: bool = False
-    """Whether the row numbers are already the reading order. A config without an order then reads rows sequentially, once."""
+    """Whether the row numbers are the reading order. A config without an order then reads rows sequentially, once."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -96,7 +93,7 @@ class Traits:
 
     @property
     def documents(self) -> Documents | None:
-        """Documents that make the rows, indexed by `Pieces.document`; None if the layout does not follow documents."""
+        """Documents that make the rows, indexed by `Pieces.document`; None if `follows_documents` is False."""
         if not self.follows_documents:
             return None
         return self.corpus.documents if self.finder is None else self.finder.documents
@@ -110,13 +107,12 @@ class Traits:
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
         """int64 [documents, 2], the input file and the line that each of `documents` comes from, as in `Corpus.sources`.
 
-        None if `corpus.sources` is None, or if `follows_documents` is False. If the layout finds documents with its own finder,
-        a document has the source of the corpus's document that contains its first token.
+        None if `corpus.sources` is None, or if `follows_documents` is False. A document of the layout's own `finder` has the
+        source of the corpus's document that contains its first token.
         """
         sources = sources_of(self.corpus) if self.follows_documents else None
         if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
             return sources
-        # for each document of the layout, the corpus's document that contains its first token, as an index into `by_start`
         by_start = self.corpus.documents.by_start()
         holder = self.corpus.documents.start[by_start].searchsorted(self.finder.documents.start, side="right") - 1
         assert self.corpus.sources is not None
@@ -128,7 +124,6 @@ class Traits:
         """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch.
 
         With 2 epochs of 100 rows, row 130 is row 30 of epoch 1. Row 200, one past the last row, counts as row 0 of epoch 2.
-        By default, the layout has one epoch.
         """
         return np.zeros(len(rows), np.int64), rows
 

@@ -13,13 +13,13 @@ from grain_sft.types import Ints
 class WindowLayout(Layout):
     """Rows that are consecutive windows of `sequence_length` tokens of a shard. Tokens after a shard's last window are dropped.
 
-    Rows are numbered through all shards in order. Windows cut through documents, and every row is one segment.
+    Windows cut through documents, and every row is one segment.
 
     Args:
       max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is
         a multiple of `sequence_length`. With 4096, rows of 1024 tokens are the quarters of windows of 4096 tokens. The
         sampler shuffles windows, not quarters. So the run reads the same tokens in the same order at every length. None means
-        `sequence_length`: the windows are the rows.
+        `sequence_length`.
 
     Raises:
       LayoutError: A length is not a positive integer, no shard fills a window, or `sequence_length` does not divide
@@ -42,7 +42,7 @@ class WindowLayout(Layout):
             problem = f"sequence_length={self.sequence_length} does not divide {name}={longest}"
             raise LayoutError(f"{problem}. Give a length that does.")
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        # rows of each shard: only whole windows of the longest length are divided into rows
+        # rows of each shard, from whole windows of the longest length
         self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size
         self._ends: Ints = np.cumsum(self._counts)
         self._starts = self._ends - self._counts

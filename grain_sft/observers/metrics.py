@@ -48,17 +48,16 @@ class BulkHistogram:
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._text = name, text
-        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # by bucket; the last bucket is for values above all bounds
+        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # the last bucket is for values above all bounds
         self._sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
         """Add values, in seconds."""
-        buckets = np.searchsorted(SECONDS, values)  # a value equal to a bound belongs to the bucket that ends there
+        buckets = np.searchsorted(SECONDS, values)
         self._counts += np.bincount(buckets, minlength=len(self._counts))
         self._sum += sum(values)
 
     def collect(self) -> list[Metric]:
-        """Return the histogram as a metric."""
         from prometheus_client.core import HistogramMetricFamily
 
         bounds = [*map(str, SECONDS), "+Inf"]
@@ -69,14 +68,14 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one `Metrics`. Counting a batch takes longer than copying a small batch. So batches are counted about 1,000
-    at a time. `collect` first counts the batches that are not counted yet. If $PROMETHEUS_MULTIPROC_DIR is set, each batch is
-    counted immediately. Without prometheus_client, nothing is exported.
+    Counting a batch takes longer than copying a small batch. So batches are counted about 1,000 at a time, and when `collect`
+    is called. If $PROMETHEUS_MULTIPROC_DIR is set, each batch is counted immediately. Without prometheus_client, nothing is
+    exported.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # A fork waits until no metric changes. Otherwise the child could inherit a metric whose own lock stays locked forever.
+        # a fork waits until no metric changes: otherwise the child could inherit a locked metric
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._counters: dict[str, Any] = {}
         self._exported: dict[str, int] = {}  # `activity.counts` at the last export or fork
@@ -84,10 +83,10 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        # Only this object is in the registry. Its `collect` returns the metrics. So the metrics have `registry=None`.
+        # only this object is in the registry, because its `collect` returns the metrics
         histogram: Any = BulkHistogram
         if not MOST_UNCOUNTED:  # $PROMETHEUS_MULTIPROC_DIR is set
-            # only prometheus_client's own histogram can write to that folder
+            # only this histogram can write to that folder
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."
@@ -105,7 +104,6 @@ class Metrics(Observer):
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """Add rows and tokens to the counters, times to the histograms, and set the gauge of the next step."""
         if not self._counters:
             return
         # `_` is the `IteratorStats` of each batch; without arrivals, all columns are empty
@@ -137,20 +135,20 @@ class Metrics(Observer):
                 self._exported[name] = value
 
     def collect(self) -> list[Metric]:
-        """Return the current metrics, as prometheus_client's collector protocol requires."""
+        """Return the current metrics. prometheus_client's registry calls this method."""
         count_batches()  # calls `batches_counted`
         self._export_counts()
         with self._lock:
             return [family for metric in self._metrics for family in metric.collect()]
 
     def describe(self) -> list[Metric]:
-        """Return no metrics. Otherwise prometheus_client would call `collect` when it registers this object."""
+        """Return no metrics. Without this method, prometheus_client would call `collect` when it registers this object."""
         return []
 
 
 @functools.cache
 def of_process() -> Metrics:
-    """Return the metrics of this process, which cover all its runs."""
+    """Return the metrics of all runs of this process."""
     return Metrics()
 
 

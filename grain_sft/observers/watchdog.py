@@ -1,6 +1,6 @@
 """Watchdog: an observer that logs what a run waits for when a batch takes long, and at intervals a summary of the run.
 
-One thread checks all open iterators of the process, about once a second. The thread ends when no iterator is open.
+One thread checks all open iterators of the process, about once a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Wait = tuple[int, float]
 
 
 def _seconds(variable: str) -> float:
-    """Return the seconds in an environment variable, or its default if it is not set."""
+    """Return the seconds in an environment variable, or its default."""
     text = os.environ.get(variable) or str(_DEFAULTS[variable])
     try:
         number = float(text)
@@ -51,7 +51,7 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """Base of the watches. A wait of `stall` seconds is a stall. A summary is logged every `summary` seconds. 0 means never."""
+    """Base of the watches. A wait of `stall` seconds is logged, and a summary every `summary` seconds. 0 means never."""
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall, summary
@@ -96,16 +96,13 @@ class _IteratorWatch(_Watch):
         return True
 
     def _describe(self, iterator: ObservedIterator) -> list[str]:
-        """Return lines that say what the iterator waits for, and how long earlier batches and training steps took."""
         pids = iterator.worker_pids()
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        # The property `stats` counts the batches that were made by now: it adds their times to `activity.recent`. So it is read
-        # before `recent`.
-        stats = iterator.stats
+        stats = iterator.stats  # read first, because this property adds times of batches to `activity.recent`
         if recent := list(activity.recent):
             lines.append(f"earlier batches took {_short(sum(recent) / len(recent))} to make, on average")
         if stats.steps > 1:
@@ -113,7 +110,6 @@ class _IteratorWatch(_Watch):
         return lines
 
     def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
-        """Log the speed of the steps since the last summary, and how long they waited."""
         before, stats = self._stats_then, copy.copy(iterator.stats)
         seconds = now - self._last_summary
         self._last_summary, self._stats_then = now, stats
@@ -123,10 +119,10 @@ class _IteratorWatch(_Watch):
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, iterator.next_step)
             return
-        self._stats.longest = 0.0  # for the next summary; this summary prints the longest wait of the copy `stats`
+        self._stats.longest = 0.0  # for the next summary; `stats` is a copy
         tokens = stats.tokens - before.tokens
         waited = _short((stats.waited - before.waited) / steps)
-        # the training loop runs between steps: in the first 5 steps of a run, it runs only 4 times
+        # the training loop runs between steps: 4 times in the first 5 steps of a run
         training = _short((stats.elsewhere - before.elsewhere) / (steps if before.steps else max(1, steps - 1)))
         rates = f"{tokens / seconds:.0f} tokens/s, {steps / seconds:.2f} steps/s"
         waits = f"waited {waited} a step, {_short(stats.longest)} at most; the training loop took {training} a step"
@@ -134,10 +130,10 @@ class _IteratorWatch(_Watch):
 
 
 class _WorkerWatch(_Watch):
-    """Watch of the batches that the threads of a worker process make; it runs in that process."""
+    """Watch of the batches that the threads of this worker process make."""
 
     def check(self, now: float) -> bool:
-        """Log the stalls that are due at `now`. Return True, because this watch lasts as long as the process."""
+        """Log the stalls that are due at `now`. Return True: this watch lasts as long as the process."""
         late = self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now)
         if late:
             longest = now - min(since for _, since in late)
@@ -171,7 +167,7 @@ class Watchdog(Observer):
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
-            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # the class is the key: a process has one such watch
+            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # a process has one such watch
 
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         logging.warning("Step %d %s after %.1f s.", step, "came" if error is None else "failed", seconds)
@@ -181,7 +177,6 @@ class Watchdog(Observer):
             self._watches.pop(id(iterator), None)
 
     def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
-        """Add a watch. Start the thread if it is not running."""
         with self._lock:
             if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return
@@ -196,14 +191,13 @@ class Watchdog(Observer):
             self._wake.put(None)
 
     def _end(self) -> None:
-        """End the thread when the process ends."""
         self._has_ended = True
         self._wake.put(None)
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        """Check all watches about once a second, until none is left."""
+        """Check the watches until none is left."""
         while True:
             with self._lock:
                 if self._has_ended or not self._watches:

@@ -5,12 +5,11 @@ of its earlier samples. If several data sets have this value, the first is chose
 This module divides the samples into blocks of `BLOCK` samples. A chain is the loop over the samples of one block. Thousands of
 chains run at once:
 
-1. When a chain starts, the values of `taken` are unknown. The chain guesses them in proportion to the weights.
+1. A chain guesses its first values of `taken` in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
-   too high by 1, the data set is chosen once less, and `taken` is right again.
-3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. If they differ, chain i runs
-   again from the values of chain i - 1. This repeats until no chain differs. So the result is always the loop's result, even
-   if a guess was wrong.
+   too high by 1, the data set is chosen once less.
+3. If the values of `taken` at the start of chain i differ from the values at the end of chain i - 1, chain i runs again from
+   these values. This repeats until no chain differs. So the result is always the loop's result.
 
 `bench --only megatron` compares the speed of this module with that of megatron-core's compiled loop.
 """
@@ -49,7 +48,7 @@ class Blend(NamedTuple):
         """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each."""
         dataset = self.chosen[rows].astype(np.int64)
         block, within = np.divmod(rows, BLOCK)
-        number: Ints = self.taken[block, dataset]  # samples before the block; the loop adds those in the block
+        number: Ints = self.taken[block, dataset]  # samples before the block
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
         for in_block in np.split(by_block, borders):  # one or two passes for a batch of consecutive rows
@@ -57,7 +56,7 @@ class Blend(NamedTuple):
             chosen = self.chosen[first : first + BLOCK]
             order = chosen.argsort(kind="stable")
             by_dataset = chosen[order]
-            earlier = np.empty(len(chosen), np.int64)  # for each sample: earlier samples of its data set in the block
+            earlier = np.empty(len(chosen), np.int64)  # by sample: earlier samples of its data set in the block
             earlier[order] = np.arange(len(chosen)) - by_dataset.searchsorted(by_dataset)
             number[in_block] += earlier[within[in_block]]
         return dataset, number
@@ -92,20 +91,20 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
     at_begin, at_end = np.zeros((2, datasets, blocks))  # `taken` at the start and at the end of each chain
 
     def run(group: slice | Ints) -> None:
-        """Run the chains of a group from `at_begin`, and set their columns of `at_end` and rows of `chosen`."""
+        """Run the chains of a group from `at_begin`, and set `at_end` and `chosen`."""
         taken = at_begin[:, group].copy(order="C")
         chosen[group] = _run(weights, step[group], taken, steps)
         at_end[:, group] = taken
 
     groups = -(-blocks // _CHAINS)
-    group_size = -(-blocks // groups)  # 3 groups of 5,462 chains for 16,385 blocks
+    group_size = -(-blocks // groups)
     early = min(STEPS * datasets, BLOCK // 2)  # steps that a chain runs before its first sample
     for first in range(0, blocks, group_size):  # a second thread would double the processor time and save no time
         group = slice(first, first + group_size)
         taken = _guess(weights, step[group] - early)
         _run(weights, step[group] - early, taken, early)
         at_begin[:, group] = taken
-        at_begin[:, 0] = 0  # the first chain of all begins with no samples taken
+        at_begin[:, 0] = 0
         run(group)
     while len(wrong := 1 + np.flatnonzero((at_end[:, :-1] != at_begin[:, 1:]).any(axis=0))):
         at_begin[:, wrong] = at_end[:, wrong - 1]
@@ -114,14 +113,13 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
 
 
 def _guess(weights: Floats, step: Floats) -> Floats:
-    """Return `taken` in proportion to the weights, float64 [datasets, chains].
+    """Return `taken` in proportion to the weights, in whole numbers that add up to `step`: float64 [datasets, chains].
 
-    The values are whole numbers and add up to `step`, float64 [chains]. With weights 0.7 and 0.3, step 12 has the exact values
-    8.4 and 3.6, and the result is 8 and 4: the greatest fraction is rounded up.
+    With weights 0.7 and 0.3, step 12 has the exact values 8.4 and 3.6, and the result is 8 and 4.
     """
     exact = np.multiply.outer(weights, step)
     taken = np.floor(exact)
-    # rank 0 has the greatest fraction; if `taken` lacks 2 samples, ranks 0 and 1 are rounded up
+    # rank 0 has the greatest fraction, which is rounded up first
     rank = np.argsort(np.argsort(taken - exact, axis=0, kind="stable"), axis=0, kind="stable")
     taken += rank < step - taken.sum(axis=0)
     return taken
@@ -130,9 +128,9 @@ def _guess(weights: Floats, step: Floats) -> Floats:
 def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     """Run chains and return the data sets that they choose, [chains, steps].
 
-    Each pass of the loop makes one step of all chains. A chain chooses the first data set with the greatest error, which is
-    `weight * max(t, 1) - taken`. `np.argmax` would take 7 times as long for 8 data sets. So data set d gets the code
-    `datasets - d`, and the greatest code among the data sets with the greatest error is the choice. Example of one chain:
+    The error of a data set is `weight * max(t, 1) - taken`. A chain chooses the first data set with the greatest error.
+    `np.argmax` would take 7 times as long for 8 data sets. So data set d has the code `datasets - d`, and a chain chooses the
+    greatest code among the data sets with the greatest error. Example of one chain:
 
       data set   error   error is greatest   code   product
       0          0.4     False               3      0
@@ -147,11 +145,10 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
     chosen: Numbers = np.empty((steps, chains), codes.dtype)
     weights, flat_taken = weights[:, None], taken.reshape(-1)
-    # `taken` of data set d in chain c is `flat_taken[chains * d + c]`. With d = datasets - code, the index is
-    # `past_last[c] - chains * code`.
+    # `taken` of data set d in chain c is `flat_taken[chains * d + c]`, or with its code, `past_last[c] - chains * code`
     past_last = np.arange(chains) + taken.size
     error = np.empty(taken.shape)
-    for number, code in enumerate(chosen):  # `code` is a row of `chosen`: this step's choice of each chain, as a code
+    for number, code in enumerate(chosen):  # `code` is a view of `chosen`: each chain's choice
         np.multiply(weights, np.maximum(step + number, 1), out=error)
         error -= taken
         np.max((error == error.max(axis=0)) * codes, axis=0, out=code)

@@ -5,8 +5,8 @@ and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_in
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
 HASH does not depend on the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So files with the
-right names may have the wrong samples. Before this module uses an index, it checks the arrays. For example, the lengths of
-all documents determine where each sample begins. An index with a sample that begins elsewhere is refused.
+right names may have the wrong samples. This module refuses an index whose samples don't begin where the lengths of all
+documents require.
 """
 
 import json
@@ -28,8 +28,8 @@ Integers = npt.NDArray[np.integer]
 
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
-# megatron-core and MaxText each describe an index in a JSON file. An entry has the ending of the file's name, and two keys of
-# the JSON object: the key of the token files, and the key of the seed.
+# JSON descriptions of an index, by megatron-core and by MaxText: the ending of the file's name, the key of the token files, and
+# the key of the seed.
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
 
 _Found = TypeVar("_Found", Stream, Blend)
@@ -100,7 +100,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
       shares: float64 [datasets], weights of the data sets, which sum to 1.
 
     Raises:
-      LayoutError: The folder has blends, but no sound blend has these shares and this size. Or several such blends differ.
+      LayoutError: The folder has blends, but no sound blend with these shares and this size, or several that differ.
     """
     starts = _starts(folder, _BLEND[0])
     described = [start for start in starts if _describes_blend(start, shares)]
@@ -127,17 +127,15 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
 
 
 def _starts(folder: str, ending: str) -> list[str]:
-    """Return the paths of the index files in `folder` whose names have this ending. The paths come without the ending."""
+    """Return the paths of the index files in `folder` with this ending, without the ending."""
     names = [name for name, *_ in stamps_of(folder)]
     return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
 
 
 def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
-    """Yield each index whose arrays have the expected shapes: its path without an ending, and its arrays.
+    """Yield (start, arrays) for each index whose arrays have the expected shapes.
 
-    Args:
-      starts: Paths of indices, without the endings of the files' names.
-      shapes: Expected shape of each array, by the ending of the array's file name.
+    A start is the path of an index without the ending of a file's name. `shapes` has the shape of each array by its ending.
     """
     for start in starts:
         arrays = [_load(start + ending) for ending in shapes]
@@ -148,13 +146,7 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 def _only_sound(sound: Mapping[str, _Found], wrong: Sequence[str], wanted: str) -> _Found | None:
     """Return the only index in `sound`; None if `sound` and `wrong` are empty.
 
-    Args:
-      sound: Sound indices by the starts of their paths.
-      wrong: A sentence about each damaged index.
-      wanted: Path of the data set, or weights of the blend, that the index is for. It is a text for messages.
-
-    Raises:
-      LayoutError: Several indices are sound, or no index is sound and some are damaged.
+    `wrong` has a sentence about each damaged index. Raise a LayoutError if several indices are sound, or if all are damaged.
     """
     if len(sound) > 1:
         raise LayoutError(f"{'* and '.join(sound)}*: each fits {wanted}. Keep the one that the run used.")
@@ -199,7 +191,6 @@ def _values_of(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
 
 
 def _load(path: str) -> Integers:
-    """Return the integers of a .npy file, memory-mapped."""
     try:
         array: Integers = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header raises errors of any type
@@ -210,7 +201,7 @@ def _load(path: str) -> Integers:
 
 
 def _fault_of(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
-    """Return what is wrong with an index, such as "document_index.npy: does not hold ..."; "" for a sound index."""
+    """Return a sentence on what is wrong with an index; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)

@@ -28,9 +28,8 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. Row numbers follow Megatron's shuffle, so a config without an order reads the rows by ascending number. Variant
-    "mmap" is different: it has no shuffle of its own. Documents may be cut at the ends of rows. A row is one segment, which
-    `reset_attention_mask` divides in the trainer's batch.
+    shards. Row numbers follow Megatron's shuffle (except in variant "mmap"), so a config without an order reads the rows by
+    ascending number. A row is one segment, which `reset_attention_mask` divides in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
     index, which is made once per machine: 12 bytes for each document in each epoch, and 4 bytes for each row. Another
@@ -61,7 +60,7 @@ class MegatronGptLayout(Layout):
         MaxText's `mmap_npy_split`. None means all documents.
       document_subset: Subset of `document_split` that is read: "train", "valid" or "test".
       index_dir: Local folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
-        blends. The layout checks and uses these indices. Indices that do not fit are an error. None means new indices.
+        blends. Indices that do not fit are an error. None means new indices.
       cache_dir: Folder, or URL in a bucket, of cached indices; None for the cache folder.
 
     Attributes:
@@ -135,11 +134,7 @@ class MegatronGptLayout(Layout):
     def _transforms(
         self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
-        """Return the transforms to a trainer's batch, in the form that a config has.
-
-        The arguments are options of the layout: `eod_token_id`, `eod_mask_loss`, `reset_attention_mask`, `reset_position_ids`
-        and `max_segments_per_row`.
-        """
+        """Return the transforms to a trainer's batch, in the form that a config has."""
         traits = self._recipe.traits
         if mask and traits.masks_targets:
             raise LayoutError(f"eod_mask_loss=True: variant {self._recipe.variant} takes no loss on EODs. Remove it.")
@@ -163,7 +158,7 @@ class MegatronGptLayout(Layout):
         return transforms
 
     def _open(self) -> None:
-        """Open the indices in the cache. If they are not there, make them."""
+        """Open the indices in the cache, or make them."""
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
@@ -181,7 +176,6 @@ class MegatronGptLayout(Layout):
         return self._counts[0] if self._blend is None else len(self._blend.chosen)
 
     def pieces(self, rows: Ints) -> Pieces:
-        """Return the parts of documents in each of `rows`. All parts of a row are one segment."""
         if self._blend is None or not len(rows):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:
@@ -189,25 +183,24 @@ class MegatronGptLayout(Layout):
             columns = join_parts(dataset, lambda part, index: self._segments(part, number[index]))
         row, column, start, length, document = columns
         pieces = pieces_of(self.corpus, row, column, start, length, np.ones(len(row), np.int64), document)
-        if self._cut.drop_last:  # no row has padding, so each row is one whole segment
+        if self._cut.drop_last:  # no row has padding
             return pieces._replace(segment=None, position=None)
         return pieces._replace(position=pieces.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return the parts of documents in `samples` of a data set, as the columns row, column, start, length and document."""
+        """Return the pieces of `samples` of a data set, as the columns row, column, start, length and document."""
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)
-        # begins and stops of samples, entries and pieces are token offsets in the stream
+        # all begins and stops are token offsets in the stream
         begin = samples * self._cut.length
         stop = np.minimum(begin + self.sequence_length, stream.ends[-1])
         first = stream.ends.searchsorted(begin, side="right")
         row, within = expand_counts(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
-        entry = first[row] + within  # entry of each piece
+        entry = first[row] + within
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
         piece_begin = np.maximum(begin[row], entry_begin)
         piece_stop = np.minimum(stop[row], stream.ends[entry])
-        # `order` has the unit of each entry, counted from the first unit of the data set
         unit = stream.order[entry] + np.int64(self._firsts[dataset])
         document = arrays["documents"][unit] if "documents" in arrays else unit
         start = arrays["starts"][unit] + piece_begin - entry_begin
@@ -225,7 +218,6 @@ class MegatronGptLayout(Layout):
 
     @property
     def _rows_receipt(self) -> str:
-        """Text with a hash of all indices: the name, the shape and the values of each array."""
 
         def blocks() -> Iterator[Sequence[npt.NDArray[np.integer]]]:
             for name, array in self._arrays.items():
@@ -244,6 +236,6 @@ class MegatronGptLayout(Layout):
         self._open()
 
     def __repr__(self) -> str:
-        """Return everything that decides the rows. Grain compares this text when it restores an iterator."""
+        """Return what decides the rows. Grain compares this text when it restores an iterator."""
         split = "" if self._recipe.split is None else f", split={self._recipe.split}"
         return f"MegatronGptLayout({self._recipe!r}, weights={self.corpus.weights}, rows={len(self)}{split})"

@@ -23,9 +23,8 @@ class Variant(NamedTuple):
 
     extra: bool = True  # default of `add_extra_token_to_sequence`
     shuffles: bool = True  # whether documents and samples are shuffled
-    # Whether blends follow megatron-core. Then each shard is a data set, and its share of `num_samples` is rounded up. With
-    # weights 0.5 and 0.5, and `num_samples` 5, the shares are 3 and 3, so the blend has 6 samples. If False, all shards of a
-    # corpus without weights are one data set.
+    # Whether blends follow megatron-core. Then each shard is a data set, and its share of `num_samples` is rounded up: of 5
+    # samples, two shards with equal weights have 3 each. If False, all shards of a corpus without weights are one data set.
     blends: bool = False
     by_documents: bool = True  # whether a shuffle moves whole documents; if False, it moves sequences
     resets: bool = True  # whether `reset_attention_mask` and `reset_position_ids` are true by default
@@ -119,16 +118,16 @@ class Recipe:
         return arrays
 
     def _datasets(self, corpus: Corpus, units: Documents) -> list[_Dataset]:
-        """Return the data sets with a weight above 0. Each data set is one shard, or all shards are one data set."""
+        """Return the data sets with a weight above 0: one for each shard, or one for all shards."""
         shards_are_datasets = self.traits.blends or corpus.weights
         borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
-        # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may select sequences of a prefix only if each prefix is
-        # a data set, the units are sequences, and `document_split` is not given.
+        # `corpus.split` may select sequences of a prefix (`.bin` and `.idx`) only if each prefix is a data set, the units are
+        # sequences, and `document_split` is not given
         prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
         if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
         datasets, weights = [], self._weights(corpus)
-        # not strict: if all shards are one data set, the loop uses only the first
+        # not strict, because all shards may be one data set
         for shard, weight, border, end in zip(corpus.shards, weights, borders, borders[1:], strict=False):
             if weight:
                 count = end - border
@@ -137,7 +136,7 @@ class Recipe:
         return datasets
 
     def _weights(self, corpus: Corpus) -> Sequence[float]:
-        """Return the weight of each shard: 1 if the corpus has no weights, else numbers that sum to 1."""
+        """Return the weight of each shard; 1 if the corpus has no weights."""
         if not corpus.weights:
             return [1.0] * len(corpus.shards)
         if not self.traits.shuffles:
@@ -150,7 +149,6 @@ class Recipe:
         return weights
 
     def _refuse_split(self, corpus: Corpus) -> None:
-        """Raise a `LayoutError` if `corpus.split` has selected sequences of a prefix."""
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
                 problem = f"variant {self.variant} does not divide the sequences of a prefix, but corpus.split does"
@@ -158,7 +156,6 @@ class Recipe:
                 raise LayoutError(f"{shard.path}: {problem}. {fix}.")
 
     def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
-        """Return the stream of a data set, from `index_dir` or newly made."""
         sizes = units.length[dataset.first : dataset.stop]
         if self.index_dir is None:
             return make_stream(sizes, num_samples, self.cut, self.seed)
@@ -168,7 +165,7 @@ class Recipe:
         return read_stream(self.index_dir, dataset.shard.path, sizes, first_in_index, num_samples, self.cut, self.seed)
 
     def _samples_needed(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
-        """Return the number of samples that the stream of each data set must have, and the number of samples of the blend.
+        """Return the number of samples that each stream needs, and the number of samples of the blend.
 
         None for a stream means one epoch. None for the blend means as many samples as the streams have.
         """
@@ -182,10 +179,7 @@ class Recipe:
     def _blend(
         self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None
     ) -> Blend:
-        """Return the blend of the streams of `datasets`.
-
-        The blend has at most `size` samples. None means as many as the streams allow.
-        """
+        """Return the blend of the streams. It has at most `size` samples; None means as many as the streams allow."""
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
             shares = normalized([dataset.weight for dataset in datasets])

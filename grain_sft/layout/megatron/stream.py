@@ -3,8 +3,8 @@
 `GPTDataset` concatenates its shuffled documents into one stream, cuts the stream into samples of `sequence_length` tokens, and
 shuffles the samples. A sample also holds the first token of the next sample, which is its last target.
 
-megatron-core stores the document and the offset at which each sample begins. This module stores only where each document ends
-in the stream; a binary search finds the documents of a sample. `bench --only megatron` measures both ways.
+megatron-core stores where each sample begins. This module stores only where each document ends in the stream. A binary search
+finds the documents of a sample. `bench --only megatron` measures both ways.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class Cut:
     def samples_in(self, num_tokens: int) -> int:
         """Return the number of samples in a stream.
 
-        Without `drop_last`, a partial last sample counts. megatron-core then divides 32-bit floats, so its count may be too low
-        or too high for a long stream. This function returns the smaller of megatron-core's count and the exact count.
+        Without `drop_last`, megatron-core divides 32-bit floats, so its count may be too low or too high for a long stream.
+        This function returns the smaller of megatron-core's count and the exact count.
         """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
@@ -98,14 +98,13 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    The last pair is the end of the last sample. A sample may begin at the border of two entries. Its pair is then token 0 of
-    the second entry if samples have an extra token (`cut.extra`). If not, its pair is the end of the first entry, such as token
-    10 of an entry of 10 tokens.
+    The last pair is the end of the last sample. The border of two entries is token 0 of the second entry if `cut.extra` is 1.
+    Otherwise it is the end of the first entry, such as token 10 of an entry of 10 tokens.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)
     entry = ends.searchsorted(border, side="right" if cut.extra else "left")
-    entry[0] = 0  # the first sample begins at the first entry, even if that entry is empty
+    entry[0] = 0  # even if that entry is empty
     if border[-1] < count * cut.length:
-        entry[-1] = len(ends) - 1  # a partial last sample ends in the last entry, even if that entry is empty
+        entry[-1] = len(ends) - 1  # even if that entry is empty
     return np.stack([entry, border - np.append(0, ends)[entry]], axis=1)

@@ -22,15 +22,12 @@ Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"
 LongDocuments = Literal["truncate", "fragment"]
 Boundaries = Literal["auto", "eos"]
 
-# The values that `PackingOptions.checked` accepts: the choices of some options, and the least value of each integer option.
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": get_args(Ties), "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
 
 class PackedRows(NamedTuple):
-    """Result of a packing algorithm, as columns. A piece is the part of a document that is in one row.
-
-    The pieces of row 0 come first, in the order in which the row holds them, then those of row 1, and so on.
+    """Result of a packing algorithm, as columns, row after row. A piece is the part of a document that is in one row.
 
     Attributes:
       document: int64 [pieces], number of the document that each piece belongs to.
@@ -46,9 +43,7 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Check `columns`, which an algorithm returned, and return them as int64 `PackedRows`.
-
-        `lengths` is int64 [documents], the argument of the algorithm.
+        """Check `columns`, which an algorithm returned for `lengths`, and return them as int64 `PackedRows`.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.
@@ -70,7 +65,7 @@ class PackedRows(NamedTuple):
         """Return {text of a fault: mask of the pieces or rows that have it}."""
         document, offset, length, ends = self
         counts, stop = np.diff(ends, prepend=0), offset + length
-        order = np.lexsort((offset, document))  # pieces of one document become neighbors, ascending by offset
+        order = np.lexsort((offset, document))  # pieces of one document become neighbors
         before, after = order[:-1], order[1:]
         row_lengths = np.add.reduceat(np.append(length, 0), ends - counts)  # the 0 is for an empty last row
         return {
@@ -91,8 +86,8 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU. None
-        if the algorithm sorts the documents itself.
+      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU; else
+        None.
 
     The other attributes are arguments of `PackedLayout`, which has their descriptions.
     """
@@ -112,7 +107,7 @@ class PackingOptions:
     longest_first: Ints | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def checked(self) -> PackingOptions:
-        """Return these options with Python ints. Raise a `LayoutError` for an invalid value."""
+        """Return these options with Python ints. Raise a LayoutError for an invalid value."""
         values = self.stated()
         for name, choices in _CHOICES.items():
             check_choice(name, values[name], choices, LayoutError)
@@ -124,7 +119,7 @@ class PackingOptions:
         return PackingOptions(**values)
 
     def stated(self) -> dict[str, Any]:
-        """Return the options that decide the plan, by name: all but `longest_first`, which the lengths and `ties` decide."""
+        """Return the options that decide the plan, by name. The lengths and `ties` decide `longest_first`."""
         return {name: value for name, value in vars(self).items() if name != "longest_first"}
 
 
@@ -134,7 +129,7 @@ class PackingAlgorithm:
 
     Attributes:
       pack: Function of the lengths of the documents, int64 [documents], and of options. Lengths are 1 to
-        `options.sequence_length`. If `splits_documents` is True, they may be greater.
+        `options.sequence_length`, or greater if `splits_documents` is True.
       packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. If so, an epoch's rows are
         read in the order in which `pack` returns them.
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
@@ -152,11 +147,10 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
-        """Return `entry`, an algorithm or a bare function, as an algorithm."""
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
-        """Return the rows of `pack`. If it is a function of another package, check them."""
+        """Return the rows of `pack`. Check them if it is a function of another package."""
         if is_ours(self.pack):
             return self.pack(lengths, options)
         expected = "Expected a function of lengths and PackingOptions. Fix its code, or name another."
@@ -168,8 +162,8 @@ class PackingAlgorithm:
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
     """Return the numbers of the documents, longest first, int64 [documents].
 
-    Documents of equal length stay in their order with `options.ties` "stable". With any other value, they are in the order of
-    OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU and on NumPy's version.
+    Documents of equal length stay in their order with `options.ties` "stable". Otherwise, they are in the order of OLMo-core's
+    `np.argsort(-1 * lengths)`.
     """
     if options.longest_first is not None:
         return options.longest_first
@@ -198,7 +192,7 @@ def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
     """Return the rows of several packings as one packing."""
     parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]  # `np.concatenate` needs one array or more
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
-    # `ends` counts the pieces within one part, so add the number of pieces in the parts before it
+    # `ends` counts pieces within a part: add those of the parts before it
     pieces = np.array([len(part.document) for part in parts])
     ends += np.repeat(np.cumsum(pieces) - pieces, [len(part.ends) for part in parts])
     return PackedRows(document, offset, length, ends)

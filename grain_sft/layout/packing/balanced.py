@@ -4,8 +4,7 @@ The cost of a row is the sum of the squares of its documents' lengths. The algor
 longest documents, with 70% of all tokens (50% in a second try), are the long documents. The algorithm places them in rounds,
 longest first. In the first round, every row gets one document. In each later round, the cheaper half of the rows gets one
 document each: the cheapest row gets the longest document, and so on. A row without space for its document gets none in that
-round. At the end, best fit places the documents that have no row yet. Most of them are short: they cost little and fit into
-small spaces.
+round. At the end, best fit places the documents that have no row yet.
 """
 
 import numpy as np
@@ -20,10 +19,10 @@ _PADDING = 0.005  # highest accepted share of padding in the rows
 
 
 def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of `lengths`. If the documents are too few or too long to fill balanced rows, use best fit alone."""
+    """Pack documents of `lengths`. If balanced rows have too much padding, use best fit alone."""
     order, capacity = longest_first(lengths, options), options.sequence_length
     decreasing = lengths[order]
-    full_rows = decreasing.sum() / capacity  # number of rows without any padding
+    full_rows = decreasing.sum() / capacity  # number of rows if none had padding
     for share in _SHORT:
         bins = _assign(decreasing, capacity, share)
         if full_rows >= (1 - _PADDING) * (bins.max() + 1):
@@ -32,27 +31,26 @@ def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
-    """Return the row of each document, int64 [documents].
+    """Return the row of each document, int64 [documents]. `short` is the share of all tokens in short documents.
 
-    `lengths` is int64 [documents], longest first. The last documents, with the share `short` of all tokens, count as short.
+    `lengths` is int64 [documents], longest first.
     """
     totals = np.cumsum(lengths)
-    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # all documents that are not short
+    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1
     num_rows = min(-(-int(totals[-1]) // capacity), num_long)
     bins = np.full(len(lengths), -1)
     costs = np.zeros(num_rows, np.int64)
     spaces = np.full(num_rows, capacity)
-    first = 0  # the round's first document
+    first = 0
     rows = np.arange(num_rows)  # the round's rows, cheapest first
     while first < num_long and len(rows):
-        documents = np.arange(first, min(first + len(rows), num_long))  # the round's documents, longest first
+        documents = np.arange(first, min(first + len(rows), num_long))
         first += len(documents)
         fits = spaces[rows[: len(documents)]] >= lengths[documents]
         placed, used = documents[fits], rows[: len(documents)][fits]
         bins[placed] = used
         costs[used] += np.square(lengths[placed])
         spaces[used] -= lengths[placed]
-        # a row without space for the shortest of the long documents gets no more long documents
         has_space = np.flatnonzero(spaces >= lengths[num_long - 1])
         by_cost = has_space[np.argsort(costs[has_space], kind="stable")]
         rows = by_cost[: (len(by_cost) + 1) // 2]

@@ -1,8 +1,8 @@
 """Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
 
-The space of a row is its number of free tokens. Documents are placed one after the other, longest first. Each document goes to
-the row with the smallest space that is large enough. If several rows have this space, the first row that reached it gets the
-document. If no row has enough space, the document opens a new row.
+The space of a row is its number of free tokens. Each document, longest first, goes to the row with the smallest space that is
+large enough. If several rows have this space, the first row that reached it gets the document. If no row has enough space, the
+document opens a new row.
 """
 
 from bisect import bisect_left, insort
@@ -20,7 +20,7 @@ _MANY = 10
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of these lengths, int64 [documents], in any order."""
+    """Return the rows of documents of `lengths`, int64 [documents]."""
     order = longest_first(lengths, options)
     return rows_of(order, lengths, assign(lengths[order], options.sequence_length, options.max_segments))
 
@@ -32,7 +32,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
       capacity: Number of tokens in a row.
       max_segments: Maximum number of documents that this call places in a row; None for no limit.
-      spaces: int64 [rows], number of free tokens in each row that is already open. New rows get the numbers after these rows.
+      spaces: int64 [rows], space of each row that is already open. New rows get the numbers after these rows.
     """
     few_of_each_length = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
@@ -43,7 +43,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
     """Return the row of each document. Each iteration places documents of one length in one row, at most `most` in a row."""
-    # for each space, the rows that have it, in the order in which they reached it
+    # by space: the rows that have it, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
     documents = [0] * len(open_spaces)  # number of documents in each row
@@ -59,8 +59,8 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             else:
                 space, row = capacity, len(documents)
                 documents.append(0)
-            # Once the row has the first document, it has less space than all other rows with enough space. So this row also
-            # gets the next documents of this length, as long as they fit.
+            # With the first document, the row has less space than all other rows with enough space. So it also gets the next
+            # documents of this length that fit.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -91,10 +91,10 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
     opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
-        while first < end:  # if one space has too few rows, later iterations place the remaining documents
+        while first < end:
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
-            per_row = min(space // length, end - first)  # documents for each row: all that fit, as in `_place_by_row`
+            per_row = min(space // length, end - first)  # all that fit, as in `_place_by_row`
             count = (end - first) // per_row  # rows to fill with `per_row` documents each
             if at == len(spaces):
                 rows = np.arange(opened, opened + count)

@@ -16,8 +16,8 @@ def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
     """Return the row of each document, int64 [n]. Stop before the first document that fits into none of the rows.
 
-    A binary tree finds the first row with enough space. Its leaves are the rows: row r is node `leaves + r`. The children of
-    node n are the nodes 2n and 2n + 1. Each node has the largest space of the rows below it.
+    A binary tree finds the first row with enough space. Row r is the leaf `leaves + r`, and the children of node n are 2n and
+    2n + 1. Each node has the largest space of the rows below it.
 
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
@@ -26,7 +26,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
       max_rows: Maximum number of rows.
     """
     leaves = 1 << (max_rows - 1).bit_length()
-    largest = [capacity] * (2 * leaves)  # largest space below each node
+    largest = [capacity] * (2 * leaves)
     documents = [0] * leaves  # number of documents in each row
     rows: list[int] = []
     counts: list[int] = []
@@ -40,7 +40,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
-            # The row gets as many documents of this length as it can hold. A row with `most` documents is full: its space is 0.
+            # as many documents of this length as the row can hold; a row with `most` documents gets the space 0
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)

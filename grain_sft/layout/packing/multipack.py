@@ -26,7 +26,7 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
     while True:
         tokens_before = int(totals[start - 1]) if start else 0
         # Bisection for the greatest number of documents that fit into the batch: `fit` documents do, `too_many` do not. At
-        # first, `too_many` is the smallest number of documents that have more tokens than a batch.
+        # first, `too_many` documents have more tokens than a batch.
         fit = 1
         too_many = 1 + int(np.searchsorted(totals[start:], tokens_before + capacity * rows, side="right"))
         while too_many - fit > 1:

@@ -1,8 +1,7 @@
 """NumPy's default argsort as another CPU computes it.
 
 The sort has one implementation for CPUs with AVX-512, one for CPUs with AVX2, and one for all others. The three differ in the
-order of equal values. To sort as on a CPU without AVX-512, for example, this module starts a process whose numpy does not use
-AVX-512.
+order of equal values. To sort as on a CPU without AVX-512, this module starts a process whose numpy does not use it.
 """
 
 import subprocess
@@ -34,8 +33,8 @@ for values in np.split(received, begins)[1:]:
     sys.stdout.buffer.write(np.argsort(values).astype(np.int64).tobytes())
 """
 """Program that sorts arrays. Its input is int64 values: the number of arrays, the index in the input at which each array
-begins, and the arrays. Its output is a line with numpy's version and the CPU features that numpy uses, then the argsort of each
-array as bytes. The program imports only numpy, so it starts in 0.1 s."""
+begins, and the arrays. Its output is a line with numpy's version and CPU features, then the argsort of each array as bytes.
+It imports only numpy, and so starts in 0.1 s."""
 
 
 def numpy_sort(features: Collection[str] = _features) -> str:
@@ -71,7 +70,6 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
     if sort is None or sort == numpy_sort():
         return [None] * len(arrays)
     ends = np.cumsum([len(array) for array in arrays])
-    # indices in the input of the program, in which 1 + len(arrays) numbers precede the arrays
     begins = 1 + len(arrays) + np.append(0, ends[:-1])
     environment = child_environment() | {"NPY_DISABLE_CPU_FEATURES": disabled_for(sort)}
     environment.pop("NPY_ENABLE_CPU_FEATURES", None)
@@ -94,9 +92,9 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
 
 
 def _check_process(greeting: str, sort: str) -> None:
-    """Raise a `LayoutError` if the process that sorts has another numpy, or does not use `sort`.
+    """Raise a LayoutError if the process that sorts has another numpy, or another sort.
 
-    `greeting` is the line that the process printed first, such as "2.3.1 SSE AVX2".
+    `greeting` is the first line of its output, such as "2.3.1 SSE AVX2".
     """
     version, *features = greeting.split()
     if version != np.__version__:
