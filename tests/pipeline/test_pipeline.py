@@ -1,6 +1,5 @@
 """`Pipeline`: a step has the same batch in every way to read it, with any number of hosts, threads and worker processes."""
 
-import contextlib
 import itertools
 import json
 
@@ -158,11 +157,9 @@ def test_a_state_returns_to_its_step_whatever_the_workers(source, workers):
     iterator = mine.iter(start_step=3)
     next(iterator)
     state = json.loads(json.dumps(iterator.get_state()))
-    assert state["next_step"] == 4
     other = pipeline(source, Host(1, 2)).iter(worker_count=workers)
     next(other)
     other.set_state(state)
-    assert other.next_step == 4
     assert_same_stream(itertools.islice(other, 3), [mine[step] for step in (4, 5, 6)])
     other.close()
 
@@ -182,11 +179,12 @@ def test_a_state_resumes_with_another_number_of_hosts_but_not_with_other_data(so
             resumed.set_state(wrong)
     resumed.set_state({**state, "next_step": np.int64(7)})  # a checkpoint of arrays returns numpy integers
     assert resumed.get_state() == {**state, "next_step": 7}
-    states = [pipeline(source, Host(0, count), order="maxtext").iter(start_step=5).get_state() for count in (2, 4)]
-    of_host_1 = states[0]["pipeline"].replace("index=0", "index=1")  # as version 0.1 wrote it on host 1
-    for state, continues in ((states[0], True), ({**states[0], "pipeline": of_host_1}, True), (states[1], False)):
-        with contextlib.nullcontext() if continues else pytest.raises(GrainSftError, match="another pipeline"):
-            pipeline(source, Host(1, 2), order="maxtext").iter().set_state(state)
+    state, other = (pipeline(source, Host(0, count), order="maxtext").iter().get_state() for count in (2, 4))
+    of_host_1 = pipeline(source, Host(1, 2), order="maxtext").iter()
+    for text in (state["pipeline"], state["pipeline"].replace("index=0", "index=1")):  # the second is of version 0.1
+        of_host_1.set_state({**state, "pipeline": text})
+    with pytest.raises(GrainSftError, match="another pipeline"):
+        of_host_1.set_state(other)
 
 
 def test_grains_next_index_and_checkpoints_work(source, tmp_path):
