@@ -16,7 +16,7 @@ import yaml
 
 from grain_sft.config.sections import SECTIONS, SIZES
 from grain_sft.corpus import PREFIX_SUFFIX, words_of
-from grain_sft.errors import ConfigError, CorpusFileError
+from grain_sft.errors import ConfigError, CorpusFileError, shortened
 from grain_sft.layout import ListFile
 from grain_sft.storage import files
 
@@ -97,8 +97,9 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
         fix = "\nFix the file." if is_yaml else ". A YAML config is named .yaml. Fix the file, or its name."
         raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{fix}") from error
     if not isinstance(stated, dict):
-        found = f"{path}: expected sections {', '.join(SECTIONS)}; found a {type(stated).__name__}"
-        raise ConfigError(f"{found}. Write these sections.")
+        found = "nothing" if stated is None else shortened(repr(stated))
+        expected = f"expected sections {', '.join(SECTIONS)}"
+        raise ConfigError(f"{path}: {expected}; found {found}. Write these sections.")
     inheriting.append(path)
     return inherit(path, os.path.dirname(path), stated, inheriting)
 

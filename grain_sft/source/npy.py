@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import check_type
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, check_layout, checked_record, checked_rows
@@ -79,7 +78,8 @@ class NpyDataSource(RowSource):
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
         check_type("layout", layout, Layout, "a layout, such as WindowLayout(corpus, sequence_length)")
-        check_type("max_open_files", max_open_files, numbers.Integral | None, "an integer")
+        if max_open_files is not None:
+            max_open_files = as_integer("max_open_files", max_open_files, 1, LayoutError)
         check_layout(layout)
         self.layout = layout
         self._max_open_files = max_open_files

@@ -141,9 +141,9 @@ def test_what_is_not_a_config_is_an_error_and_runs_nothing(tmp_path, monkeypatch
         *(("a.json", text, "not JSON: ") for text in NOT_JSON),
         *(("a.yaml", text, "not YAML: ") for text in NOT_YAML),
         ("a.yaml", "corpus: &all\n  mixture: *all\n", "not YAML: Circular reference detected"),
-        ("a.json", "[]", "expected sections corpus, layout, sampler; found a list."),
-        ("a.json", "5", "expected sections corpus, layout, sampler; found a int."),
-        ("a.yaml", "null", "expected sections corpus, layout, sampler; found a NoneType."),
+        ("a.json", "[]", "expected sections corpus, layout, sampler; found []."),
+        ("a.json", "5", "expected sections corpus, layout, sampler; found 5."),
+        ("a.yaml", "null", "expected sections corpus, layout, sampler; found nothing."),
     ):
         Path(name).write_text(text)
         assert error_of(name).startswith(f"{tmp_path}/{name}: {expected}"), text[:30]

@@ -8,7 +8,7 @@ from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
-from grain_sft.errors import PipelineError, RowIndexError, WrongTypeError
+from grain_sft.errors import LayoutError, PipelineError, RowIndexError, WrongTypeError
 from grain_sft.observers import Observer
 from grain_sft.pipeline import Stage, StagedPipeline
 from grain_sft.source import MixtureSource
@@ -124,7 +124,7 @@ def test_arguments_of_other_types_are_errors_that_state_the_expected_type(source
         (r"transforms is 5.*expected a list", lambda: Stage(source, sampler, 5)),
         (r"other is None.*expected the `parts`", lambda: Pipeline(source, sampler).receipt.differences(None)),
         (r"before is 'x'.*expected a step", lambda: Pipeline(source, sampler).receipt.differences({}, "x")),
-        (r"max_open_files is '3'.*expected an integer", lambda: NpyDataSource(layout, max_open_files="3")),
+        *((f"max_open_files={n!r}: expected", lambda n=n: NpyDataSource(layout, max_open_files=n)) for n in ("3", 0)),
         (r"remote: seconds is 'x'.*expected a number", lambda: RemoteOptions(seconds="x")),
         (r"remote: cache is 5.*expected CacheOptions", lambda: RemoteOptions(cache=5)),
         (r"columns=\(1,\): expected two integers", lambda: Pipeline(source, sampler).read(0, [0], columns=(1,))),
@@ -132,5 +132,5 @@ def test_arguments_of_other_types_are_errors_that_state_the_expected_type(source
         (r"path is 5.*expected a path", lambda: Pipeline(source, sampler, audit=5)),
         (r"state is .*expected bytes", lambda: iter(pipeline(source).data_loader()).set_state({"next_step": 3})),
     ):
-        with pytest.raises((WrongTypeError, PipelineError, RowIndexError), match=message):
+        with pytest.raises((WrongTypeError, LayoutError, PipelineError, RowIndexError), match=message):
             make()
