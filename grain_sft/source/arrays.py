@@ -35,8 +35,8 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss; or float32, the weight of each token. None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows: each is a range of tokens of one shard in one row. Columns outside of the pieces are padding.
-        None if the reader did not compute the pieces, or if documents were replaced by padding afterwards (`withdrawn.py`).
+      pieces: Pieces of the rows. Columns outside of the pieces are padding. None if the reader did not compute the pieces, or
+        if documents were replaced by padding afterwards (`withdrawn.py`).
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -52,11 +52,11 @@ class Arrays:
     """Thread-safe allocator of arrays. It reuses the memory of an array when no object, not even a view, refers to the array.
 
     The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
-    maps its pages. An allocator keeps at most 256 MiB of memory, and frees it when it is deleted.
+    maps its pages. An allocator keeps at most 256 MiB of memory.
 
-    Every array begins at the first byte of a page of 4096 bytes, or in the middle of a page. A processor compares only the low
-    12 bits of addresses to find out whether a load depends on an earlier store. So a copy from byte 0 of one page to byte 8 of
-    another, as is likely between arrays from malloc, takes up to 8 times as long as other copies.
+    Every array begins at the start or in the middle of a page (4096 bytes). A copy from byte 0 of one page to byte 8 of another
+    may take up to 8 times as long: a processor compares only the low 12 bits of addresses to find out whether a load depends on
+    an earlier store.
     """
 
     def __init__(self) -> None:
@@ -65,18 +65,18 @@ class Arrays:
         self._lock = ForkSafeLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, half: int = 0) -> npt.NDArray[Any]:
-        """Return an uninitialised array that begins at the first byte of a page or, if `half` is 1, in the middle of a page."""
+        """Return an uninitialised array. It begins at the start of a page or, if `half` is 1, in the middle of a page."""
         with self._lock.lock:
             size = math.prod(shape) * np.dtype(dtype).itemsize
             buffer = self._unused((shape, dtype, half), _Buffer, size, half)
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
-        """Return what `views` made of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer.
+        """Return the `views` of an unused stack, and the stack's `count` uninitialised int32 arrays.
 
-        One buffer is faster than `count` buffers. The arrays begin in the middle and at the first byte of a page, alternately.
-        `views` is called once for each buffer, so calls with equal `count` and `shape` must pass the same function. What it
-        returns must not refer to the `Stack`: such a cycle would keep the memory until a garbage collection.
+        A stack is faster than `count` calls of `empty`. `views` is called once for each new stack. So calls with equal `count`
+        and `shape` must pass the same function. Its result must not refer to the `Stack`: such a cycle would keep the memory
+        until a garbage collection.
         """
         with self._lock.lock:
             stack = self._unused((count, shape), Stack, count, shape, views)
@@ -85,7 +85,7 @@ class Arrays:
     def _unused(self, key: Hashable, kind: Callable[..., Any], *args: Any) -> Any:
         """Return a buffer that no array refers to: one that is kept under `key`, or a new `kind(*args)`."""
         for buffer in self._buffers.get(key, ()):
-            # every array refers to the memory; a view of an array refers to the array or to the memory
+            # every array, and so every view of it, holds a reference to the memory
             if sys.getrefcount(buffer.memory) == buffer.references:
                 return buffer
         buffer = kind(*args)
@@ -104,11 +104,10 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory of an array. The array begins at byte `begin` of the memory."""
+    """Memory of an array, which begins at byte `begin`."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
-        # `-address % _PAGE` is the number of bytes to the next page
         self.begin = -self.memory.__array_interface__["data"][0] % _PAGE + half * (_PAGE // 2)
         self.references = 0  # reference count of the memory when no array uses it
 

@@ -17,9 +17,9 @@ from grain_sft.source.npy import NpyDataSource, RowSource
 class MixtureSource(RowSource):
     """Rows of several sources by number: first all rows of the first source, then all rows of the second, and so on.
 
-    Every row has the keys of `NpyDataSource`. The dtypes are the same in all rows: `tokens` have the widest dtype. If any
-    source has `loss_weights`, all rows have them. In rows of a source without weights, they are 1 where a token takes loss,
-    else 0. Each source pads its rows with its own padding token. A `FILL_ROW`, a row of padding, is read from the first source.
+    Every row has the keys of `NpyDataSource`. `tokens` have the widest dtype of all sources. If any source has `loss_weights`,
+    all rows have them. In rows of a source without weights, they are 1 where a token takes loss, else 0. Each source pads its
+    rows with its own padding token. A `FILL_ROW` is read from the first source.
 
     Args:
       sources: Sources by name, of one sequence length.
@@ -48,12 +48,12 @@ class MixtureSource(RowSource):
         for name, indices_in_batch, rows_of_source in self.layout.split(rows):
             element = self._readers[name].read(rows_of_source)
             for key, array in batch.items():
-                # a source without `loss_weights` has only a mask: True becomes 1, and False 0
+                # a source without `loss_weights` has a mask, whose True becomes 1
                 array[indices_in_batch] = element.get(key, element["loss_mask"])
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return a copy of the mixture that reads the rows of the named sources from `sources`, which have the same rows."""
+        """Return a copy of the mixture that reads the named sources' rows from `sources`."""
         changed = copy.copy(self)
         changed._readers = {**self.sources, **sources}
         return changed
@@ -63,5 +63,5 @@ class MixtureSource(RowSource):
         return type(self)({name: source.columns(start, stop) for name, source in self.sources.items()})
 
     def __repr__(self) -> str:
-        """Return all that decides the values: Grain compares it when it restores an iterator."""
+        """Return all that decides the values. Grain compares this text when it restores an iterator."""
         return f"MixtureSource({self.sources!r})"

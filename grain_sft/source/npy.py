@@ -34,12 +34,7 @@ class RowSource(grain.sources.RandomAccessDataSource[Element]):
         return len(self.layout)
 
     def __getitem__(self, index: int) -> Element:
-        """Return row `index` as new arrays [L].
-
-        Raises:
-          RowIndexError: `index` is not a row of `layout`.
-          CorpusFileError: A file is missing, unreadable, or changed since it was indexed.
-        """
+        """Return row `index` as new arrays [L]. Raises: as `read`."""
         element = self.read((checked_record(index, self.layout),))
         return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
 
@@ -62,8 +57,8 @@ class NpyDataSource(RowSource):
       loss_weights: float32, weight of the token's loss, if the corpus has weights; `loss_mask` is then `loss_weights != 0`.
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
-    Some arrays are equal in all batches, such as `positions` in a window layout. These arrays are shared and read-only. The
-    padding token is the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
+    Arrays that are equal in all batches, such as `positions` in a window layout, are shared and read-only. The padding token is
+    the corpus's `pad_token_id`, else its EOS, else 0.
 
     The source opens files on first use. It is thread-safe, and pickles without open files.
 
@@ -103,7 +98,7 @@ class NpyDataSource(RowSource):
         self._open(ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote), loss)
 
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
-        """Set the readers. Rows of few long segments get a faster reader, `SegmentReader`."""
+        """Set the readers. `SegmentReader` is faster for rows of few long segments."""
         layout, self._reader, self._loss = self.layout, reader, loss
         long = layout.row_segments is not None and self._dtype.itemsize <= 4
         long = long and are_long(layout.sequence_length, layout.mean_segments)
@@ -132,9 +127,7 @@ class NpyDataSource(RowSource):
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return rows with targets, as `ShiftTargets` makes them.
-
-        Return None if one of the rows is `FILL_ROW`, or if int32 does not hold every token.
+        """Return rows with targets, as `ShiftTargets` makes them. Return None for a `FILL_ROW`, or if int32 overflows.
 
         Raises: as `read`.
         """
@@ -150,7 +143,7 @@ class NpyDataSource(RowSource):
         return {"": self}
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return the source in `sources` that replaces this source, or this source if nothing replaces it."""
+        """Return `sources[""]`, or this source if it is missing."""
         return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
@@ -166,7 +159,7 @@ class NpyDataSource(RowSource):
     def _read(self, rows: Ints, *, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether every token fits in int32.
 
-        Unless `shifted`, the third value is meaningless, and targets and their segment ids may be uninitialised.
+        Unless `shifted`, ignore the third value, the targets and their segment ids.
         """
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
@@ -200,8 +193,7 @@ class NpyDataSource(RowSource):
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout."""
-        # 1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`, and `tokens` is a view of it. Other tokens
-        # are read into `tokens`, and step 4 copies them into `inputs`.
+        # 1. Allocate the arrays. Tokens of 4 bytes are read straight into `inputs`. Step 4 copies other tokens into `inputs`.
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None  # every row is one full segment, without padding
         (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
@@ -209,8 +201,8 @@ class NpyDataSource(RowSource):
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
         firsts: Ints | None = None  # place of the first token of each piece in the flattened rows
-        # 2. Make segment ids and positions, from a cache if all rows are whole. `lasts` has the places of the last tokens of
-        # segments in the flattened rows: 7 and 15 in two rows of 8 columns with one segment each.
+        # 2. Make segment ids and positions, from a cache if all rows are whole. `lasts` are the places of the segments' last
+        # tokens in the flattened rows: 7 and 15 for two whole rows of 8 columns.
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])
@@ -218,7 +210,7 @@ class NpyDataSource(RowSource):
             positions, target_segments = more
             firsts = pieces.offsets(shape[1])
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
-        # 3. Read tokens and loss. `fill_rows` reads nothing and returns False if `gather` is faster or necessary.
+        # 3. Read tokens and loss.
         one_piece_a_row = whole and self._wide and len(pieces.row) == shape[0]
         if not (one_piece_a_row and self._reader.fill_rows(pieces.shard, pieces.start, row_buffers)):
             size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
@@ -231,12 +223,12 @@ class NpyDataSource(RowSource):
         read = ReadRows(inputs, targets, positions, segments, target_segments, loss, pieces)
         if not shifted:
             return read, tokens, fit
-        # 4. Make the targets. The last token of a segment has no target in its segment, so its `target_segments` is 0.
+        # 4. Make the targets. The last token of a segment has no target in its segment.
         if not self._wide:
             inputs[...] = tokens
         elif not self._fits_int32 and inputs.size:
             fit = bool(np.minimum.reduce(inputs, axis=None) >= 0)  # as int32, a uint32 from 2^31 on is negative
-        # One copy shifts all rows. It puts the first token of the next row at the end of each row; the next line puts 0 there.
+        # One copy shifts all rows. It puts the first token of the next row at the end of each row.
         targets.reshape(-1).data[:-1] = inputs.reshape(-1).data[1:]
         targets[:, -1] = 0
         if loss is not None:
@@ -254,18 +246,17 @@ class NpyDataSource(RowSource):
         self.__init__(state["layout"], max_open_files=state["max_open_files"])  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        """Return all that decides the rows: Grain compares it when it restores an iterator."""
+        """Return all that decides the rows. Grain compares this text when it restores an iterator."""
         corpus = self.layout.corpus.fingerprint
         return f"NpyDataSource(layout={self.layout.data_key}, corpus={corpus!r}, padding={self._pad})"
 
 
 def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
-    """Return the bytes of the first array, and of each of its rows."""
     return stack.first, [(row,) for row in stack.rows]
 
 
 def _as_mask(loss: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return `loss` itself if it is a mask, or the mask of the tokens whose weights are not 0."""
+    """Return the mask of the tokens whose loss is not 0."""
     return loss if loss.dtype == np.bool_ else loss != 0
 
 
@@ -278,8 +269,7 @@ def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> 
 def _fill_target_segments(read: ReadRows, lasts: Ints | slice) -> None:
     """Fill `read.target_segment_ids` from `read.loss`: the segment id where the target takes loss, else 0.
 
-    Example: a row has segment ids 1 1 1 2 2 and loss 0 1 1 1 1. The target of column 0 is the token in column 1, which takes
-    loss, and so on. Columns 2 and 4 are `lasts`, the last tokens of the segments. So the result is 1 1 0 2 0.
+    Example: segment ids 1 1 1 2 2 and loss 0 1 1 1 1 give 1 1 0 2 0. Columns 2 and 4 are `lasts`, the segments' last tokens.
     """
     assert read.loss is not None
     takes_loss, target_ids = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids

@@ -15,7 +15,7 @@ from grain_sft.types import Array, Ints
 def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
     """Pad `tokens` and fill `positions` in place. Return the segment ids, and the last token of each segment.
 
-    A token is given by its index in the flat array: in rows of 8 columns, column 3 of row 1 is token 11.
+    Tokens are indices into the flattened rows: with 8 columns, column 3 of row 1 is token 11.
 
     Args:
       pieces: Pieces of rows with padding.
@@ -32,7 +32,7 @@ def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s
     row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
     assert segment is not None and position is not None
     if not len(firsts) or firsts[0]:
-        # the first row is only padding: begin it with an empty piece, because padding is filled from the end of a piece on
+        # the first row is only padding: insert an empty piece, because padding is filled from the end of a piece on
         columns = (row, length, segment, position, firsts)
         row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
     ends = firsts + length
@@ -63,9 +63,9 @@ def _arange(size: int) -> Int32s:
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return the arrays of rows of one segment without padding. They are cached, and therefore read-only.
+    """Return the read-only arrays of rows of one segment without padding, each [rows, length].
 
-    The arrays are segment ids, positions from `first` on, segment ids of targets, and a mask of True, each [rows, length].
+    The arrays are segment ids, positions from `first` on, segment ids of targets, and a mask of True.
     """
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))

@@ -4,7 +4,7 @@ A file has the tokens of a row, then the row's positions and segment ids as smal
 these to int32. For rows of long segments, a file has the ends of the segments instead of positions and segment ids. Ends 3 and
 7 mean positions 0 1 2 0 1 2 3 and segment ids 1 1 1 2 2 2 2.
 
-The reader reads a batch block by block. A block is a few rows. The reader widens them while they are in the processor's cache.
+The reader reads a few rows (a block) at a time, and widens them while they are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _Block(NamedTuple):
       rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
       copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
-      by_ends: For each row that stores the ends of its segments: (memory of int64 with the number of ends and then the ends,
-        views of the row's arrays in the batch).
+      by_ends: For each row that stores the ends of its segments: the memory of its ends (int64: their number, then the ends),
+        and the views of its arrays in the batch.
     """
 
     rows: slice
@@ -74,7 +74,7 @@ class RowReader:
         With `only_weights`, stored loss masks are not read: `target_segment_ids` already expresses them.
 
         Raises:
-          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
+          CorpusFileError: As in `ShardReader.gather`.
           CorpusError: A weight is negative or not finite, or the segment ends of a row are invalid.
         """
         shards = None
@@ -84,7 +84,7 @@ class RowReader:
         blocks, (tokens, targets, positions, segments, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        # For one block, `fill_rows` takes 4 % less time. It returns False, without reading, if `read_groups` is better.
+        # for one block, `fill_rows` takes 4 % less time
         if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
             self._widen(blocks[0])
         else:
@@ -106,7 +106,7 @@ class RowReader:
             self._widen(block)
 
     def _widen(self, block: _Block) -> None:
-        """Fill the batch's arrays from the buffers of a block."""
+        """Fill the batch's arrays from a block that was read."""
         for array, index, source in block.copied:
             array[index] = source
         try:
@@ -121,15 +121,15 @@ class RowReader:
             raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
-        """Return the blocks of the batch in `stack`. This is called once for each stack, and batches reuse a stack."""
+        """Return the blocks of the batch in `stack`. This is called once for each stack."""
         tokens, targets, *_ = stack.arrays
         count, length = tokens.shape
-        # rows that store the ends of segments may have only half as many bytes, so a block has twice as many tokens
+        # rows that store the ends of segments may have only half as many bytes
         tokens_per_block = _BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS
         size = max(1, min(count, tokens_per_block // length))  # rows per block
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
         stored = memory.view(self._row)[:, 0]  # the same memory as records: stored["positions"] is [size, L]
-        # tokens of 4 bytes are read straight into the batch; only the values after the tokens are read into `memory`
+        # tokens of 4 bytes are read straight into the batch, and only the other values into `memory`
         num_token_bytes = stored["tokens"].nbytes // size if self._wide else 0
         row_bytes = [row[num_token_bytes:].data for row in memory]
         blocks = []
@@ -142,7 +142,7 @@ class RowReader:
                 buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
             else:
                 copied.append((tokens[rows], ..., stored["tokens"]))
-            # One copy shifts all rows. It puts the next row's first token at the end of each row; the next line puts 0 there.
+            # One copy shifts all rows. It puts the first token of the next row at the end of each row.
             copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
             copied.append((targets[rows, -1], ..., ZERO))
             copied += [(stack.arrays[planes, rows], ..., small) for planes, small in self._small_integers(stored)]
@@ -166,7 +166,7 @@ class RowReader:
             yield slice(plane, plane + len(together)), np.lib.stride_tricks.as_strided(first, shape, strides)
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
-        """Return the loss mask (bool) or weights (float32), [rows, L]. `rows` are numbers in their shards."""
+        """Return the loss mask (bool) or weights (float32), [rows, L]. `rows` are numbers in `shards`."""
         stored = reader.values(shards, rows)
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = stored != 0

@@ -1,7 +1,6 @@
 """Reader of rows of few long segments, such as 4 documents of 8,000 tokens each.
 
-An array of all rows of such a batch does not fit into the processor's cache. So this reader reads one row after another, and
-fills all arrays of a row while the row's tokens are in the cache.
+The reader reads one row after another, and fills all arrays of a row while its tokens are in the processor's cache.
 
 The reader gets the segments of a row from `Layout.row_segments`. Two rows of 32,768 tokens take 120 us; with `Layout.pieces`
 instead, they would take 150 us (`bench --only packed`). Arrays are copied through memoryviews, because copies by numpy take
@@ -24,11 +23,11 @@ from grain_sft.types import Ints
 ARRAYS = 5  # in the `Stack` of a `SegmentRow`: inputs, targets, positions, segment ids, segment ids of targets
 
 ZERO, *_IDS = (np.array(number, np.int32) for number in range(257))
-"""0, and the first segment ids, as arrays: with ints, which numpy has to convert, batches of long segments take 2 % longer."""
+"""0, and the first segment ids. With ints instead of arrays, batches of long segments take 2 % longer."""
 
 
 class SegmentRow:
-    """One row of a `Stack`, as views of its arrays. All batches in this stack use the same SegmentRow.
+    """One row of a `Stack`, as views of its arrays.
 
     Example of a row of 8 columns, with two segments of 3 and 4 tokens and one column of padding:
 
@@ -46,8 +45,8 @@ class SegmentRow:
 
     Attributes:
       inputs: int32 [L], tokens.
-      tokens: [L], tokens in the corpus's dtype. With a dtype of 4 bytes, they share the memory of `inputs`.
-      memory: Memory of `tokens`, into which the tokens are read.
+      tokens: [L], tokens in the corpus's dtype. Tokens of 4 bytes share the memory of `inputs`.
+      memory: Memory of `tokens`.
     """
 
     def __init__(self, stack: Stack, row: int, counting: memoryview, tokens: npt.NDArray[Any] | None = None) -> None:
@@ -56,7 +55,7 @@ class SegmentRow:
         self.memory = self.tokens.data
         self._first_targets, self._last_target = targets[:-1].data, targets[-1:].data
         self._next_inputs = self.inputs[1:].data
-        # in one tuple: an attribute for each would take 0.9 % more of the time of a batch (`bench --only packed`)
+        # with an attribute for each, a batch takes 0.9 % longer (`bench --only packed`)
         self._views = len(targets), counting, segments, segments.data, positions, positions.data, target_segments.data
 
     def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[int, int] = BEGIN_OF_ROW) -> None:
@@ -65,8 +64,8 @@ class SegmentRow:
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          row_begin: Where the row begins: (number of segments that end before it, position of its first token), as in
-            `Layout.row_segments`. It is (0, 0), except in a row that holds only some columns of a longer row.
+          row_begin: Number of segments that end before the row, and position of its first token, as in `Layout.row_segments`.
+            It is (0, 0), except in a row that holds only some columns of a longer row.
         """
         length, counting, segments, segments_data, positions, positions_data, target_segments = self._views
         begin, first_id, last_id = 0, row_begin[0] + 1, row_begin[0] + len(ends)
@@ -96,7 +95,7 @@ class SegmentReader:
     Args:
       layout: Layout of the rows.
       reader: Reader of the corpus's token files.
-      fit: Whether every token of the corpus is known to fit into int32. If not, `read` checks.
+      fit: Whether every token of the corpus is known to fit into int32.
     """
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
@@ -117,8 +116,7 @@ class SegmentReader:
           shifted: Whether to make targets and their segment ids, as if all tokens took loss. Without `shifted`, tokens are not
             checked, and the third result is True.
 
-        Raises:
-          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
+        Raises: as `ShardReader.gather`.
         """
         fit, check = True, shifted and not self._fits_int32
         batch_rows, stacked = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)
@@ -130,7 +128,7 @@ class SegmentReader:
             ends_of.append(ends)
             begins.append(begin)
             pieces_of.append(self._in_shards(starts, ends, row.memory))
-        # `ShardReader.fill` yields after each row, so this loop fills a row while its tokens are in the cache
+        # `ShardReader.fill` yields after each row
         filled = zip(self._reader.fill(pieces_of), batch_rows, ends_of, begins)  # noqa: B905
         for _, row, ends, begin in filled:
             padding_begin = ends[-1] if ends else 0
@@ -148,7 +146,7 @@ class SegmentReader:
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> RowPieces:
         """Return the segments of a row as pieces to read into `memory`. A segment in several shards becomes one piece in each.
 
-        `starts` are the segments' first tokens, counted through the corpus. `ends` are the columns after their last tokens.
+        `starts` are the segments' first tokens, as indices into the corpus. `ends` are the columns after their last tokens.
         """
         if len(self._borders) == 2:  # one shard
             return [0] * len(ends), starts, ends, memory
@@ -164,7 +162,6 @@ class SegmentReader:
         return shards, firsts, stops, memory
 
     def _rows(self, stack: Stack) -> list[SegmentRow]:
-        """Return the rows of the batch in `stack`."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
         return [SegmentRow(stack, row, self._counting, each) for row, each in enumerate(tokens)]

@@ -1,4 +1,4 @@
-"""Withdrawals: documents that a run stops training on at a given step. From this step on, their tokens are padding."""
+"""Withdrawals: documents that a run stops training on at a given step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Withdrawals:
         self._first_step = int(steps.min())
 
     def source_at(self, step: int) -> RowSource:
-        """Return the source of the rows at `step`. Documents that are withdrawn at `step` are padding in its rows."""
+        """Return the source of the rows at `step`, with padding in place of withdrawn documents."""
         if step < self._first_step:
             return self._source
         sources = self._source.sources
@@ -67,7 +67,7 @@ class Withdrawals:
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
                 for start, stop in documents.spans(own, step, length):
-                    row = start // length  # index in `own`, the rows of this source
+                    row = start // length  # index in `own`
                     moved = (indices.item(row) - row) * length
                     yield start + moved, stop + moved
 
@@ -96,7 +96,6 @@ class _PaddedSource(RowSource):
         self._arrays, self._step, self._pad = arrays, step, source.layout.corpus.padding_token_id
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return the arrays of `NpyDataSource.read`, with padding in place of withdrawn documents."""
         element = self._source.read(indices)
         spans = self._documents.spans(indices, self._step, element["tokens"].shape[1])
         if not spans:
@@ -111,7 +110,7 @@ class _PaddedSource(RowSource):
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
         """Return the arrays of `NpyDataSource.read_rows`, with padding in all arrays but `loss`.
 
-        `loss` needs no change, because it is ignored where `target_segment_ids` is 0. Padding has 0 there.
+        `loss` is ignored where `target_segment_ids` is 0, as in padding.
         """
         read = self._source.read_rows(indices)
         if read is None:
@@ -123,14 +122,14 @@ class _PaddedSource(RowSource):
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            # if the token before the span is in the same row, its target is the first token of the span
+            # the target of a token before the span in its row is the first token of the span
             first = begin - (begin % length > 0)
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
         return read._replace(**arrays, pieces=None)  # `read.pieces` still has the withdrawn tokens
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return `array`, or a copy of it if it is read-only. Arrays that several batches share are read-only."""
+        """Return `array`, or a copy of it if it is read-only."""
         if array.flags.writeable:
             return array
         copied = self._arrays.empty(array.shape, array.dtype)
@@ -158,8 +157,8 @@ class _WithdrawnDocuments:
         """Return the parts of `pieces` that are withdrawn at some step. A part is consecutive tokens of one piece.
 
         Returns:
-          Four arrays with an item for each part, int64 [n]: index of the part's piece, number of the piece's tokens before the
-          part, number of tokens of the part, and first step at which the part is withdrawn.
+          Four int64 [parts]: index of the part's piece, number of the piece's tokens before the part, number of the part's
+          tokens, and first step at which the part is withdrawn.
         """
         if pieces.document is not None:
             piece = self._is_withdrawn[pieces.document].nonzero()[0]
@@ -179,8 +178,8 @@ class _WithdrawnDocuments:
     ) -> list[tuple[int, int]]:
         """Return (start, stop) of each span of withdrawn tokens at `step`, as indices into the flattened batch.
 
-        `indices` are the rows of the batch, and `length` is the number of tokens of a row. `pieces` are the pieces of the rows.
-        With None, this method computes the pieces.
+        `length` is the number of tokens of a row. `pieces` are the pieces of the rows `indices`; None means that this method
+        computes them.
         """
         rows, _ = checked_rows(indices, self.layout)
         if not self._in_row[rows].any():  # checked first, because computing the pieces of long rows is slow
@@ -203,10 +202,10 @@ class _WithdrawnDocuments:
 
 
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the starts, stops and steps of sorted spans without overlap. Together they cover the same tokens as the arguments.
+    """Return the starts, stops and steps of sorted spans without overlap that cover the same tokens as the arguments.
 
-    The spans in the arguments may overlap, be unsorted or be empty. Some formats have such documents. If [0, 10) is withdrawn
-    from step 5 on, and [4, 6) from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
+    In some formats, documents overlap, are unsorted or are empty. If [0, 10) is withdrawn from step 5 on, and [4, 6) from step
+    2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
     """
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)

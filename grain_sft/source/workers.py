@@ -1,4 +1,4 @@
-"""Start and end of Grain's worker processes, in any program: a script, a notebook, a test, or a program of absl.app."""
+"""Start and end of Grain's worker processes, in any program, such as a script or a notebook."""
 
 import _thread
 import atexit
@@ -28,7 +28,7 @@ _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 def start(iterator: Any) -> Any:
     """Start all worker processes of a Grain iterator now, and return the iterator that owns them, for `stop`.
 
-    Grain itself starts each process at the first read from it. The processes do not get Ctrl-C: the reading process handles it.
+    Grain itself starts each process at the first read from it. The processes do not get Ctrl-C.
     """
     resource_tracker.ensure_running()  # before SIGINT is blocked, because the tracker's start unblocks it
     with _startable(), without_interrupts():
@@ -42,8 +42,7 @@ def start(iterator: Any) -> Any:
 class InOrder:
     """Reader of a dataset that ends in `mp_prefetch`: it returns the elements in order, from step `start` on.
 
-    One thread calls `next`, and its first call starts the workers. This thread must not be the main thread, which
-    Ctrl-C could interrupt.
+    The first call of `next` starts the workers. One thread calls it, but not the main thread, which Ctrl-C could interrupt.
 
     Attributes:
       iterator: Grain's iterator; None before the workers are started.
@@ -60,7 +59,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the element of `step`. It is the next element, because callers pass consecutive steps from `start` on."""
+        """Return the element of `step`. Callers pass consecutive steps from `start` on."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
@@ -76,9 +75,9 @@ class InOrder:
         return next(self.iterator)
 
     def check(self) -> None:
-        """Raise a RuntimeError, as Grain does, if a worker has been dead for 10 s. A thread that waits for `next` calls this.
+        """Raise a RuntimeError if a worker has been dead for 10 s. A thread that waits for `next` calls this.
 
-        Grain itself raises within some seconds, unless the worker was killed while it held a lock. Then Grain waits forever.
+        Grain raises earlier, unless the worker was killed while it held a lock. Then Grain waits forever.
         """
         dead = (
             None if self.iterator is None else next((each for each in processes(self.iterator) if each.exitcode), None)
@@ -94,7 +93,7 @@ class InOrder:
 
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the workers, once. Do nothing while the interpreter ends: the exit function of `stop_with` has ended them."""
-        # `is_ending` is a default argument, because Python may clear the names of modules, such as `sys`, before it ends.
+        # `is_ending` is a default argument, because Python may clear the name `sys` before it ends.
         self._closed = True
         if self.iterator is not None and self._stop is not None and not is_ending():
             self._stop()
@@ -104,8 +103,7 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator once. It also runs when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
     # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. So `once`
-    # has to run before the exit function of `multiprocessing`. Exit functions run in the reverse order of their registration.
-    # `finalize` may have registered its exit function before `multiprocessing` did, so `once` is registered again, here.
+    # has to run first. Exit functions run in reverse order, and `finalize` may have registered before `multiprocessing` did.
     atexit.register(once)
     return once
 
@@ -113,8 +111,7 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 def stop(iterator: Any) -> None:
     """Close a Grain iterator. A thread that waits for the iterator's next element gets an error.
 
-    Grain would wait forever for a lock that a killed worker held. So `stop` returns after at most 10 s. It kills the workers
-    that did not end by that time.
+    Grain would wait forever for a lock that a killed worker held. So after 10 s, `stop` kills the workers and returns.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     tree, running = list(_tree(iterator)), processes(iterator)
@@ -128,7 +125,7 @@ def stop(iterator: Any) -> None:
             closed.release()
 
     thread = threading.Thread(target=run, name="grain_sft-close", daemon=True)
-    try:  # Ctrl-C in a direct call of `thread.start` could leave a lock held, and the new thread would wait for it forever
+    try:  # Ctrl-C in `thread.start` itself could leave a lock held, and the new thread would wait for it forever
         _thread.start_new_thread(thread.start, ())
         if not closed.acquire(timeout=_CLOSES_IN):
             for process in running:
@@ -136,21 +133,20 @@ def stop(iterator: Any) -> None:
             _end_waits(tree)
     except RuntimeError:  # no thread can be started, such as at exit: the wait has no limit
         _close(iterator, tree)
-    # Without this loop, Grain would close these iterators again at exit, when its modules are gone, and print a traceback. The
-    # lists are replaced and not cleared, because `_close` may still go through them.
+    # Grain would close these iterators again at exit, when its modules are gone, and print a traceback. The lists are replaced
+    # and not cleared, because `_close` may still go through them.
     for each in tree:
         if hasattr(each, "_iterators_in_use"):
             each._iterators_in_use = []
 
 
 def _close(iterator: Any, tree: Iterable[Any]) -> None:
-    """Close a Grain iterator. `tree` has the iterator and all iterators that it reads from."""
     iterator.close()
     _end_waits(tree)  # `close` has emptied the queues: without a last element, threads would wait forever
 
 
 def _end_waits(tree: Iterable[Any]) -> None:
-    """Put an error into the queue of each iterator in `tree`, as the last element for the threads that wait for one."""
+    """Put an error into the queue of each iterator in `tree`, for the threads that wait for an element."""
     for each in tree:
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
@@ -179,7 +175,7 @@ def in_worker() -> bool:
 
 
 def processes(iterator: Any) -> list[Any]:
-    """Return the worker processes of a Grain iterator, in the order in which they deliver elements."""
+    """Return the worker processes of a Grain iterator, in the order of their elements."""
     found = (getattr(each, "_prefetch_process", None) for each in _tree(iterator))
     return [process for process in found if process is not None]
 
@@ -190,7 +186,7 @@ def was_ended(error: BaseException) -> bool:
 
 
 def _tree(iterator: Any) -> Iterator[Any]:
-    """Yield a Grain iterator and all iterators that it reads from. Each comes after those that it reads from."""
+    """Yield all iterators that a Grain iterator reads from, and then the iterator itself."""
     for parent in (*getattr(iterator, "_parents", ()), *getattr(iterator, "_iterators_in_use", ())):
         if parent is not None:
             yield from _tree(parent)
@@ -201,9 +197,8 @@ def _tree(iterator: Any) -> Iterator[Any]:
 def _startable() -> Iterator[None]:
     """Let Grain start worker processes in the context.
 
-    Grain reads its absl flags. This fails before the command line is parsed, so the flags get their defaults. Workers would
-    run the main script again. This fails without an `if __name__ == "__main__"` guard, so the script is hidden. Workers do not
-    need the script: cloudpickle sends them all that they run, including classes of the script.
+    Workers would run the main script again. This fails without an `if __name__ == "__main__"` guard, so the script is hidden.
+    Workers do not need it: cloudpickle sends them all that they run, including classes of the script.
     """
     with _lock.lock:
         default_grain_flags()

@@ -1,8 +1,7 @@
 """Record of the current operation of each thread, and counters of this process.
 
-The watchdog reads the record, and logs what a run waits for. The metrics read the counters. A thread records a function and the
-function's arguments: `activity.doing[get_ident()] = OPENING, shard`. Only the watchdog calls the function. The function returns
-a text about the operation.
+A thread records a function and its arguments: `activity.doing[get_ident()] = OPENING, shard`. The watchdog calls the function
+to get a text about the operation.
 """
 
 import collections
@@ -62,7 +61,7 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each batch that a thread makes now, then a line for each open request, both sorted by start time.
 
-    With a `pipeline`, batches of other pipelines are left out. The open requests are always those of all pipelines.
+    With a `pipeline`, batches of other pipelines are left out, but not their requests.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
@@ -93,10 +92,7 @@ _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grai
 
 @contextlib.contextmanager
 def open_request(what: str) -> Iterator[None]:
-    """Record that this asyncio task waits for `what`, such as "bytes 0 to 9 of gs://bucket/a.npy", in this context.
-
-    A request that is opened inside another request is not recorded.
-    """
+    """Record that this asyncio task waits for `what` in this context. A request inside another request is not recorded."""
     if _current.get() is not None:
         yield
         return
@@ -111,7 +107,7 @@ def open_request(what: str) -> Iterator[None]:
 
 
 def request_failed(reason: str) -> None:
-    """Record that this task's request failed, and that the task will repeat the request."""
+    """Record that this task's request failed and will be repeated."""
     count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason

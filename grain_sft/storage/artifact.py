@@ -49,13 +49,12 @@ def load_or_make(
     Args:
       kind: Subfolder of the cache.
       depends: JSON value with every input and option from which the arrays are made. Its hash is the name of the file.
-      make: Function that makes the arrays. A lock stops two processes of a machine from making them at once.
+      make: Function that makes the arrays. Only one process of a machine calls it at a time.
       folder: Folder or URL of the cache. None means $GRAIN_SFT_CACHE_DIR if it is set, else the user's cache. Arrays from a URL
         are downloaded into the user's cache. Arrays that the URL lacks are made, and then uploaded.
-      check: Function that raises ValueError if cached arrays are wrong, for example if a row number is below 0. `make` then
-        makes them again.
+      check: Function that raises ValueError if cached arrays are wrong. `make` then makes them again.
     """
-    target = place(kind, depends, folder)  # in the user's cache if `folder` is a URL
+    target = place(kind, depends, folder)
     cache = files.cache_url() if folder is None else os.fspath(folder)
     url = files.join(cache, kind, target.name) if cache is not None and files.is_remote(cache) else None
     if (arrays := open_cached(target, depends, check)) is not None:
@@ -99,7 +98,7 @@ def open_or_write(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of the file `target`. If the file is missing, damaged or fails `check`, call `write` first.
 
-    A lock ensures that only one process of the machine calls `write`.
+    Only one process of the machine calls `write` at a time.
 
     Raises:
       StorageError: The file can't be written or opened.
@@ -107,7 +106,7 @@ def open_or_write(
     if (arrays := open_cached(target, depends, check)) is not None:
         return arrays
     with files.locked(target):
-        arrays = open_cached(target, depends, check)  # another process may have made the file meanwhile
+        arrays = open_cached(target, depends, check)
         if arrays is None:
             write()
             arrays, _ = open_file(target)
@@ -126,7 +125,7 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the arrays to the file `path`. The file appears under this name only when it is complete."""
+    """Write the arrays to the file `path`."""
     contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
     described = {}
     offset = 0  # from the end of the header
@@ -148,7 +147,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def _padding(size: int) -> int:
-    """Return the number of bytes from `size` to the next multiple of 64. For 100, this is 28."""
+    """Return the number of bytes from `size` to the next multiple of 64."""
     return -size % _ALIGN
 
 
@@ -204,7 +203,7 @@ def open_cached(
 ) -> dict[str, npt.NDArray[Any]] | None:
     """Return the arrays of the cached file `target`, or None if the file is missing.
 
-    If the file is unreadable or damaged, has a different `depends`, or fails `check`, log a warning and return None.
+    If the file is unusable or fails `check`, log a warning and return None.
     """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
@@ -223,5 +222,5 @@ def open_cached(
 
 
 def _header_hash(depends: Any, described: Any) -> bytes:
-    """Return the hash of the header's `depends` and `arrays`. The checksum covers this hash and the arrays' bytes."""
+    """Return the hash of the header's `depends` and `arrays`."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

@@ -24,11 +24,10 @@ from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # maximum bytes of NAME; the whole name of the temporary file may have 255 bytes
-# A temporary file of another host is removed only if its last write was this many seconds ago, because this host may not see
-# the other host's lock.
+# seconds after the last write; for files of another host, whose locks this host may not see
 _ABANDONED_AFTER = 86_400.0
 
-_cleaned_folders: set[str] = set()  # folders that this process has cleaned
+_cleaned_folders: set[str] = set()
 _temporary_paths: set[str] = set()  # files that this process is writing
 
 
@@ -52,8 +51,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     _temporary_paths.add(path)
     try:
         with lock or contextlib.nullcontext():
-            # with a lock, open a duplicate of the lock's descriptor: `HeldLock` closes the original
-            # without a lock, open the path: `HeldLock` has closed the descriptor, because the file system has no locks
+            # a duplicate, because `HeldLock` closes its descriptor; without a lock, it is already closed
             with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
@@ -84,7 +82,7 @@ def _create(target: Path) -> tuple[str, HeldLock | None]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(fd, wait=False)
-        except BlockingIOError:  # another process took the new file for abandoned, locked it, and is removing it
+        except BlockingIOError:  # another process took the new file for abandoned, and is removing it
             continue
         except OSError:
             return path, None
@@ -121,7 +119,7 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return a hash of this machine's name and boot, 8 hex digits. It differs between machines that write to one folder."""
+    """Return a hash of this machine's name and boot, 8 hex digits."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
         name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers on two machines may have the same name
@@ -132,8 +130,7 @@ def _host() -> str:
 def temporary_folder(prefix: str) -> Iterator[str]:
     """Make a temporary folder, and remove it at the end, even if Ctrl-C arrives during the removal.
 
-    `TemporaryDirectory` does not repeat a removal that Ctrl-C interrupts. So this function removes the folder first. If Ctrl-C
-    interrupts this, `TemporaryDirectory` removes the rest.
+    `TemporaryDirectory` does not repeat a removal that Ctrl-C interrupts. So this function removes the folder first.
     """
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         try:

@@ -1,8 +1,8 @@
 """Files of the shard cache. Each file contains one block: consecutive bytes of a remote file.
 
 A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB of the block, and the block's
-bytes. An unfinished file has the suffix .part. The process that fetches the block locks this file. Files are not synced to
-disk, so a power cut may lose bytes. The checksums then reveal the loss.
+bytes. An unfinished file has the suffix .part, and is locked. Files are not synced to disk. The checksums reveal bytes that a
+power cut has lost.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from grain_sft.storage.regular_files import pread
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
 PART = ".part"
-BLOCKS = "blocks"  # subfolder of the cache's folder; other files in the cache's folder are left alone
+BLOCKS = "blocks"  # subfolder of the cache's folder
 LOCK_BYTES = 4096  # bytes of the cache's maximum size that are reserved for the lock file of `Space`
 SPARE = 10  # a full cache frees at least 1/SPARE of its size, so that it need not list its folder for each new block
 
@@ -43,7 +43,6 @@ def file_size(size: int) -> int:
 
 
 def _num_checked(size: int) -> int:
-    """Return the number of checksums for `size` bytes of a block."""
     return -(-size // _CHECKED_BYTES)
 
 
@@ -93,7 +92,6 @@ class Block(NamedTuple):
         """Write a part of the block, and the checksums of the part, to the open file `fd`.
 
         Args:
-          fd: Descriptor of the block's file.
           offset: Offset of the part in the remote file. The part begins a multiple of 32 KiB after the start of the block.
           data: Bytes of the part. Their number is a multiple of 32 KiB, except in the last part of the block.
         """
@@ -103,7 +101,7 @@ class Block(NamedTuple):
         _write_all(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
-        """Write the first 64 bytes of the file. Call this after all parts are written."""
+        """Write the first 64 bytes of the file, after all parts are written."""
         _write_all(fd, self._header(), 0)
 
     def _header(self) -> bytes:
@@ -142,9 +140,9 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Limit on the total size of the files in a folder. When a new file needs room, the least recently used files are removed.
 
-    A lock file contains the number of bytes in use. A process adds the size of a file before it writes the file, and subtracts
-    the size after it removes the file. So a killed process may leave the number too high. To correct the number, each process
-    lists the files on its first use of the cache, and whenever it needs room.
+    A lock file contains the number of bytes in use. A process adds the size of a file before it writes the file. So a killed
+    process may leave the number too high. To correct it, each process lists the files on its first use of the cache, and
+    whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -158,7 +156,7 @@ class Space:
         If the cache has no room, truncate the file to 0 bytes and return False.
         """
         with self._locked() as lock:
-            # a killed process may have left bytes in this file: `_used` includes them, but they are overwritten
+            # without the bytes that a killed process may have left in this file
             used = self._used(lock) - os.fstat(fd).st_size
             os.ftruncate(fd, 0)
             if used + size > self._max:
@@ -175,7 +173,7 @@ class Space:
             return True
 
     def remove(self, path: str, fd: int) -> None:
-        """Remove the file `path`, unless another process has removed or replaced the file that `fd` has open."""
+        """Remove the file `path`, if it is still the open file `fd`."""
         with self._locked() as lock:
             if is_at(fd, path):
                 used_by_others = self._used(lock) - os.fstat(fd).st_size

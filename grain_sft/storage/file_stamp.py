@@ -24,10 +24,10 @@ class FileStamp:
     Attributes:
       path: Path or URL.
       size: Bytes of the whole file.
-      digest: Hash of the first and last bytes of the data; see `digest_of`.
+      digest: Result of `digest_of`.
       data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
       version: Version of a remote file, such as "generation 1712"; None for a local file, or in a store without versions.
-      root: Folder that the file has to be in whenever it is opened; None means any folder. It is not saved in an index.
+      root: Folder that the file has to be in when it is opened; None means any folder. It is not saved in an index.
     """
 
     path: str
@@ -64,12 +64,11 @@ def read_whole(stored: FileStamp) -> bytes:
 
 
 def read_digest(fd: int, stored: FileStamp) -> str:
-    """Return the digest of the open local file `fd`, to be compared with `stored.digest`."""
+    """Return the present digest of the open local file `fd`."""
     return digest_of(pread(fd, DIGEST_BYTES, stored.data_offset), pread(fd, DIGEST_BYTES, _tail_offset(stored)))
 
 
 def _tail_offset(stored: FileStamp) -> int:
-    """Return the offset of the last `DIGEST_BYTES` of the data."""
     return max(stored.data_offset, stored.size - DIGEST_BYTES)
 
 

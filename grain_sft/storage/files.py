@@ -1,4 +1,4 @@
-"""Functions that read, write and find files, for local paths and URLs alike.
+"""Functions that read, write and find files. Every path may be local or a URL.
 
 A failed read raises a CorpusFileError, and a failed write raises a StorageError.
 """
@@ -47,7 +47,7 @@ def absolute(path: str) -> str:
 def reading(path: str, part: str = "") -> Iterator[None]:
     """Raise a CorpusFileError about `path` in place of any other exception in this context.
 
-    `part` names the bytes that are read, such as "bytes 0 to 9 ". "" means the whole file.
+    `part` names the bytes that are read, such as "bytes 0 to 9 ".
     """
     try:
         yield
@@ -59,19 +59,19 @@ def reading(path: str, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """Yield the fsspec file system of the URL `path`. As in `reading`, exceptions in this context become a CorpusFileError."""
+    """Yield the fsspec file system of the URL `path`, in a context `reading`."""
     with reading(path):
         yield filesystem(path)
 
 
 def read_bytes(path: str, *, version: str | None = None) -> bytes:
-    """Return all bytes of a small file, local or remote. For `version`, see `read_range`."""
+    """Return all bytes of a small file. For `version`, see `read_range`."""
     with reading(path):
         return remote_files.read(path, version=version) if is_remote(path) else read_regular(path)
 
 
 def read_text(path: str) -> str:
-    """Return the text of a small UTF-8 file, local or remote."""
+    """Return the text of a small UTF-8 file."""
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
@@ -81,7 +81,7 @@ def read_text(path: str) -> str:
 
 
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-    """Return the bytes [start, stop) of a file. If the file ends before `stop`, return the bytes up to its end.
+    """Return the bytes [start, stop) of a file, fewer at its end.
 
     `version` is a result of `size_and_version`. If a remote file now has another version, raise a CorpusFileError.
     """
@@ -94,7 +94,7 @@ def read_range(path: str, start: int, stop: int, *, version: str | None = None) 
 
 
 def size(path: str) -> int:
-    """Return the number of bytes of a file, local or remote."""
+    """Return the size of a file in bytes."""
     return size_and_version(path)[0]
 
 
@@ -105,17 +105,17 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 
 
 def exists(path: str) -> bool:
-    """Return whether a file or folder exists, local or remote. True for a local link with a missing target."""
+    """Return whether a file or folder exists. True for a local link with a missing target."""
     return _remote_kind(path) is not None if is_remote(path) else os.path.lexists(path)
 
 
 def is_file(path: str) -> bool:
-    """Return whether a file exists, local or remote."""
+    """Return whether a file exists."""
     return _remote_kind(path) == "file" if is_remote(path) else os.path.isfile(path)
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a folder exists, local or remote."""
+    """Return whether a folder exists."""
     return _remote_kind(path) == "directory" if is_remote(path) else os.path.isdir(path)
 
 
@@ -129,7 +129,7 @@ def _remote_kind(path: str) -> str | None:
 
 
 def glob(pattern: str) -> list[str]:
-    """Return the paths of the local or remote files and folders that match `pattern`, sorted.
+    """Return the paths of the files and folders that match `pattern`, sorted.
 
     Raises:
       CorpusFileError: A local folder that the pattern searches can't be listed, or `**` reaches one local folder by two paths.
@@ -178,7 +178,7 @@ def parent(path: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the last part of a local or remote path."""
+    """Return the last part of a path."""
     return path.rstrip("/").rsplit("/", 1)[-1] if is_remote(path) else os.path.basename(os.path.abspath(path))
 
 
@@ -218,7 +218,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             _check_replaceable(name)
             with atomic_file.write_whole(Path(name), mode) as file:
                 yield file
-    except GrainSftError:  # raised inside the context; some classes of GrainSftError derive from OSError
+    except GrainSftError:  # some are OSErrors
         raise
     except OSError as error:
         fix = "Check the permissions and the free space of its folder"
@@ -226,7 +226,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write `data` to a local or remote file. The file appears only when it is complete."""
+    """Write a file. It appears only when it is complete."""
     with atomic_write(path, "wb") as file:
         file.write(data)
 
@@ -237,7 +237,7 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
         filesystem(url).put_file(os.fspath(local), url)
     except GrainSftError:
         raise
-    except Exception as error:  # clients raise their own kinds of exceptions
+    except Exception as error:
         found = f"{url}: can't be written ({type(error).__name__}: {error})"
         raise StorageError(f"{found}. Check the URL and your permission to write there.") from error
 
@@ -247,7 +247,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        # if the credentials do not allow deletion, the empty file stays
+        # the credentials may not allow deletion
         with contextlib.suppress(GrainSftError), remote(probe) as client:
             client.rm([probe])
         return

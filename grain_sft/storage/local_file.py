@@ -1,7 +1,4 @@
-"""Open local files of a corpus. A file is compared with its stamp when it is opened, and after each read.
-
-The stamp has the size of the file, and a hash of its ends: its first and its last bytes.
-"""
+"""Open local files of a corpus. A file is compared with its stamp when it is opened, and after each read."""
 
 import contextlib
 import mmap
@@ -34,13 +31,11 @@ class LocalFile:
     """An open file. It is closed when the last reference to it is dropped.
 
     Args:
-      shard: Stamp of the file.
-      verified: `identity` of an earlier LocalFile of this file; None for the first. If the file still has this identity, its
-        ends are not compared again.
+      shard: Stamp of the file: its size, and a hash of its ends (its first and last bytes).
+      verified: `identity` of an earlier LocalFile of this file, or None. A file with this identity is not hashed again.
       scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
-      fd: Descriptor.
       address: Address of the first byte in memory; 0 unless the file is mapped.
       identity: Identity of the file when its ends were last compared with the stamp.
     """
@@ -77,7 +72,7 @@ class LocalFile:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """Raise a CorpusFileError if the file is no longer the file that was indexed. Call this after each read."""
+        """Raise a CorpusFileError if the file is no longer the file that was indexed."""
         try:
             status = os.fstat(self.fd)
             if status.st_mtime_ns != self.identity.mtime_ns or status.st_size != self.shard.size:
@@ -89,16 +84,13 @@ class LocalFile:
             raise CorpusFileError(f"{problem}. Check the mount.") from error
 
     def release_pages(self) -> None:
-        """Release the pages that were read from the map: otherwise the whole file becomes resident."""
+        """Release the pages that were read from the map. Otherwise, the whole file becomes resident."""
         if self._map is not None:
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _verify(self, verified: Identity | None) -> Identity:
-        """Return the file's identity. Raise a CorpusFileError if the file differs from its stamp.
-
-        The ends are not compared if the identity is `verified`.
-        """
+        """Return the file's identity. Raise a CorpusFileError if the file differs from its stamp."""
         # read the identity before the ends: if a write changes the file meanwhile, the next check compares again
         status = os.fstat(self.fd)
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
@@ -134,7 +126,6 @@ class OpenFiles(dict[int, LocalFile]):
     """Open files by their number in `shards`. `open_files[number]` opens the file if it is not open. Thread-safe.
 
     If too many files are open, the file that was opened first is dropped. It is closed when no thread reads from it any more.
-    The arguments are those of `ShardReader`.
     """
 
     def __init__(self, shards: Sequence[FileStamp], max_open_files: int | None, *, scattered: bool) -> None:
@@ -168,7 +159,7 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files are still the files that were indexed."""
+        """Check that files are still the files that were indexed."""
         for number in numbers:
             if (file := self.get(number)) is not None:  # `_make_room` has checked the files that it dropped
                 file.check_unchanged()

@@ -18,11 +18,11 @@ _file_locks: weakref.WeakSet["HeldLock"] = weakref.WeakSet()
 
 
 class ForkSafeLock:
-    """Lock that is free in a forked process, where the thread that held it does not exist.
+    """Lock that a forked child finds free, even if a thread of the parent holds it.
 
     Attributes:
       lock: Lock to enter, as `with fork_safe.lock:`. Read this attribute each time, because a fork replaces it in the child.
-        The lock is written in C, so Ctrl-C cannot arrive between acquiring and entering it.
+        Ctrl-C cannot arrive between acquiring and entering it, because it is written in C.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,7 @@ class ForkSafeLock:
 class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     """Exclusive lock of the open file `fd`. `release`, or the end of the context, frees the lock and closes the file.
 
-    If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor: an open copy would keep the
-    lock for as long as the child lives.
+    If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor, which would keep the lock.
 
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
@@ -59,7 +58,7 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
         _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
-            # if native code has forked a child with a copy of the descriptor, closing it here would not free the lock
+            # closing alone would not free the lock if native code has forked a child: the child has a copy of the descriptor
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -87,7 +86,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Return whether `path` still leads to the open file `fd`. False if another process removed or replaced the file."""
+    """Return whether `path` still leads to the open file `fd`."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
     return False
@@ -125,7 +124,7 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
             stack.enter_context(HeldLock(fd, wait=wait))
         except BlockingIOError as error:
             raise StorageError(in_use) from error
-        except OSError:  # the file system has no locks
+        except OSError:
             pass
         yield
 

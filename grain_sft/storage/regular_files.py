@@ -74,7 +74,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        if os.path.exists(path):  # such as a socket: the error of `os.open` would not state the kind
+        if os.path.exists(path):  # perhaps a socket, which the error of `os.open` would not state
             _check_is_regular(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise
@@ -97,7 +97,7 @@ def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None 
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
-    """Return `count` bytes of an open file from `offset` on; fewer only at its end, unlike `os.pread`."""
+    """Return `count` bytes of an open file from `offset` on, fewer only at its end."""
     parts: list[bytes] = []
     while count and (data := os.pread(fd, count, offset)):
         parts.append(data)

@@ -41,7 +41,6 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: int | str | None = DEFAULT_UNIT
 
     def __post_init__(self) -> None:
-        """Convert the sizes to bytes and check them."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
         unit = None if self.unit in (None, "shard") else parse_bytes(self.unit, "cache: unit (or 'shard')")
         check_type("cache: folder", self.folder, str | os.PathLike, "a path")
@@ -125,7 +124,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return the number of bytes in `text`: an integer, or text such as "1.5 TiB" or "4096". Errors name the option `what`.
+    """Return the number of bytes in `text`, an integer or text such as "1.5 TiB". Errors name the option `what`.
 
     Raises:
       CorpusError: `text` does not state a number of bytes.

@@ -21,7 +21,7 @@ from grain_sft.types import Ints
 class RemoteShards:
     """Reader of the remote files among `shards`. Each file is compared with its stamp before it is read for the first time.
 
-    The arguments are those of `ShardReader`; `options` is its `remote`.
+    `options` is the argument `remote` of `ShardReader`.
     """
 
     def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:
@@ -36,9 +36,7 @@ class RemoteShards:
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
         """Copy the pieces of remote files to `out`. Return the columns of the pieces of local files.
 
-        Args:
-          columns: Four int64 [n]: number of the shard, first value in the shard, offset in `out` in bytes, size in bytes.
-          out: Buffer that is filled with the pieces.
+        Columns, int64 [n]: number of the shard, first value in the shard, offset in `out` in bytes, size in bytes.
         """
         shards, _, _, sizes = columns
         is_remote = self._is_remote[shards]
@@ -83,7 +81,7 @@ class RemoteShards:
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[RemoteFile]:
-    """Return the remote file of each stamp, in the version of the stamp, or in the present version if the stamp has none.
+    """Return the remote file of each stamp. A stamp without a version means the present version.
 
     Raises:
       CorpusFileError: A file whose stamp has no version is missing, or its size has changed.
@@ -104,7 +102,7 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
 
 
 def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
-    """Raise a CorpusFileError if the size in the file system's description of a file differs from the stamp."""
+    """Raise a CorpusFileError if the size in `info` differs from the stamp."""
     size = size_of(shard.path, info)
     if size != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None

@@ -1,8 +1,7 @@
 """Shard cache: copies of blocks of remote files on the local disk, for all processes of the machine.
 
-A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block, and one lock file, in
-which `Space` records the bytes in use. The process that locks a block's file fetches the block. Other processes that need the
-block wait meanwhile.
+A block is a range of bytes of a remote file, or the whole file. The cache has one file for each block. The process that locks
+this file fetches the block. Other processes that need the block wait meanwhile.
 """
 
 import contextlib
@@ -36,9 +35,8 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that stores their blocks in a folder. Safe in threads and processes.
 
-    A caller asks for pieces: ranges of bytes of remote files. If a block can't be stored, because the folder is full or
-    read-only, the pieces in the block are read from the bucket. A reader waits for blocks that other processes fetch. If the
-    files of these blocks have not grown for `limits.seconds`, the reader reads the bucket instead.
+    If a block can't be stored, because the folder is full or read-only, its pieces are read from the bucket. So are the pieces
+    of blocks that other processes fetch, if the files of these blocks have not grown for `limits.seconds`.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -109,7 +107,7 @@ class ShardCache:
     def _fetch(self, pieces_of: PiecesOf, out: memoryview) -> PiecesOf:
         """Copy pieces of blocks to `out`. Fetch blocks that the cache lacks, and keep them if it has room.
 
-        Return the blocks that other processes are fetching. Their pieces are not copied.
+        Return the pieces of blocks that other processes are fetching, without copying them.
         """
         reserved: dict[Block, int] = {}  # descriptors of the files of blocks to keep
         awaited, uncached = {}, []
@@ -167,7 +165,7 @@ class ShardCache:
         return unwritten
 
     def _keep(self, block: Block, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> bool:
-        """Finish the file of a fetched block, and copy pieces from it. Return whether that succeeded."""
+        """Finish the file of a fetched block, and copy pieces from it. Return whether this succeeded."""
         try:
             block.finish(fd)
             self._space.publish(block.path(self._folder))
@@ -178,7 +176,6 @@ class ShardCache:
             return False
 
     def _read_bucket(self, groups: Iterable[Sequence[RemotePiece]], out: memoryview) -> None:
-        """Copy the pieces of all groups to `out`, without the cache."""
         read_pieces([piece for pieces in groups for piece in pieces], out, self._limits)
 
     def _last_written(self, block: Block) -> float:
@@ -198,7 +195,7 @@ class ShardCache:
 
 
 class _LockHolder(NamedTuple):
-    """Process with the lock of a file. It is looked up only when it is printed."""
+    """Process with the lock of the file `path`. It is looked up only when it is printed."""
 
     path: str
 

@@ -44,7 +44,7 @@ class ShardReader:
     A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
     copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
     in the page cache, copies take 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, `gather`
-    makes no copies for a while.
+    reads for a while.
 
     Args:
       shards: Files to read. Methods name a file by its number in this sequence.
@@ -53,8 +53,7 @@ class ShardReader:
       scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
         A trace of a corpus that is not in the page cache then takes a third of the time.
       remote: Options for reading remote files. None means those that environment variables set.
-      whole_rows: Whether a value is a whole row instead of a token. Only files of materialized rows can be read so, because
-        they store the arrays of each row together.
+      whole_rows: Whether a value is a whole row instead of a token, in files of materialized rows.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -95,7 +94,7 @@ class ShardReader:
         if not (self._remote or self._scattered) and self._copy(columns, out):
             return
         if self._remote:
-            columns = self._remote.gather(columns, out)  # returns the pieces of local files, which are read below
+            columns = self._remote.gather(columns, out)  # the remaining pieces are of local files
         numbers, firsts, offsets, lengths = (column.tolist() for column in columns)
         buffers = [(out[offset : offset + length],) for offset, length in zip(offsets, lengths, strict=True)]
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))
@@ -103,13 +102,8 @@ class ShardReader:
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
         """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on. `shards` None means the first shard.
 
-        Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if a copy is likely to be
-        faster. The caller then calls `gather`.
-
-        Windows take 9 % less time than with `gather` (`bench --only windows`).
-
-        Raises:
-          CorpusFileError: As in `gather`.
+        Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if `gather` is likely to
+        be faster. Windows take 9 % less time than with `gather` (`bench --only windows`).
         """
         size = sum(map(len, rows[0])) if rows else 0
         if not self.plain or (len(rows) >= _FEWEST_COPIED and size <= _LARGEST_COPIED and not self._scattered):
@@ -117,7 +111,7 @@ class ShardReader:
         if shards is not None:
             self._read_and_check((shards.tolist(), starts.tolist(), rows, size * len(rows)))
             return True
-        # `_read_and_check`, for one file: stored rows take 2 % less time (`bench --only packed`)
+        # `_read_and_check`, inlined for one file: stored rows take 2 % less time (`bench --only packed`)
         numbers, firsts, num_bytes = [0] * len(rows), starts.tolist(), size * len(rows)
         file, itemsize = self._open[0], self._itemsize
         activity.doing[get_ident()] = _describe_read, self._shards, itemsize, numbers, firsts
@@ -141,7 +135,7 @@ class ShardReader:
         activity.count("local_bytes", num_bytes)
 
     def _read(self, pieces: Pieces) -> None:
-        """Read pieces of local files. The caller checks the files before the values are used."""
+        """Read pieces of local files, without checking the files."""
         shards, starts, buffers, num_bytes = pieces
         open_files, itemsize, preadv = self._open, self._itemsize, os.preadv
         activity.doing[get_ident()] = _describe_read, self._shards, itemsize, shards, starts
@@ -152,7 +146,7 @@ class ShardReader:
                 num_read += preadv(file.fd, out, file.data_offset + start * itemsize)
         except OSError:
             num_read = -1
-        if num_read != num_bytes:  # a read failed or came back short: read all pieces again, or raise the error
+        if num_read != num_bytes:  # a read failed or came back short
             for shard, start, out in zip(shards, starts, buffers, strict=True):
                 file = open_files[shard]
                 file.read_again(file.data_offset + start * itemsize, out)
@@ -173,7 +167,7 @@ class ShardReader:
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
-        # without lists of buffers, which make batches of padded rows 20 to 27 % slower
+        # lists of buffers would make batches of padded rows 20 to 27 % slower
         file = self._open[0]
         fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
         first_start = next((starts[:1] for _, starts, _, _ in rows if starts), [])
@@ -210,7 +204,7 @@ class ShardReader:
             self._open.check(set[int]().union(*(shards for shards, _, _, _ in groups)))
             activity.count("local_bytes", sum(num_bytes for _, _, _, num_bytes in groups))
             return
-        # gather all groups at once, so that a bucket is asked once
+        # all groups at once, so that a bucket is asked once
         sizes = [sum(buffer.nbytes for buffer in piece) for _, _, pieces, _ in groups for piece in pieces]
         *places, total = itertools.accumulate(sizes, initial=0)
         data = memoryview(bytearray(total))
@@ -240,7 +234,7 @@ class ShardReader:
             return False
         data_ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in mapped]
         addresses, lengths = np.array(data_ranges).T
-        if len(mapped) > 1:  # for one file, both arrays have the shape [1] and broadcast to all pieces
+        if len(mapped) > 1:  # the arrays of one file broadcast to all pieces
             file_of_piece = np.searchsorted(numbers, shards)
             addresses, lengths = addresses[file_of_piece], lengths[file_of_piece]
         offsets = starts * self._itemsize
@@ -268,13 +262,13 @@ class ShardReader:
 def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
     """Return pieces of materialized rows, cut where rows end. The columns are those of `ShardReader.gather`.
 
-    With a `length` of 4 and a `stride` of 6 values, gaps of 2 follow the rows, and row 1 begins at value 6 of the file. The
-    piece of tokens 2 to 5 then becomes two pieces: values 2 and 3, and values 6 and 7 of the file.
+    Example: with a `length` of 4 and a `stride` of 6 values, row 1 begins at value 6 of the file. The piece of tokens 2 to 5
+    then becomes two pieces: values 2 and 3, and values 6 and 7.
     """
     shards, starts, places, sizes = columns
     stops = starts + sizes // itemsize
     first_rows = starts // length
-    num_parts = np.maximum(1, -(-stops // length) - first_rows)  # -(-a // b) is a / b, rounded up
+    num_parts = np.maximum(1, -(-stops // length) - first_rows)
     piece = np.arange(len(starts)).repeat(num_parts)  # number of the piece of each part
     first_parts = num_parts.cumsum() - num_parts
     part_in_piece = np.arange(len(piece)) - first_parts[piece]

@@ -1,8 +1,7 @@
 """Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
 If a file was truncated since it was mapped, a direct access to its map kills the process (SIGBUS). So the kernel reads the
-maps: `pwritev(2)` writes all pieces to a file. For a truncated file, it writes fewer bytes, and `copy_pieces` returns False.
-The written file is in memory (`memfd_create`), and it is mapped, too. So there are two copies:
+maps: `pwritev(2)` writes all pieces to a file in memory (`memfd_create`). For a truncated file, it writes fewer bytes.
 
   maps of the token files  -- pwritev -->  in-memory file  -- copy of its map -->  output
 """
@@ -52,7 +51,7 @@ def _memory_file(size: int) -> _MemoryFile:
 
 
 def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Copy pieces of this process's memory to `out`. The copy is fastest if the pieces fill `out` in order and without gaps.
+    """Copy pieces of this process's memory to `out`. This is fastest if the pieces fill `out` in order and without gaps.
 
     Args:
       addresses, places, ends: int64 [n]. Address of each piece, and offsets in `out` of its first byte and the byte after it.
@@ -64,19 +63,16 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
     try:
         parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))
         return all(_copy_by_one_call(addresses[part], places[part], ends[part], out) for part in parts)
-    except OSError:  # no memory or file descriptor left
+    except OSError:
         return False
 
 
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces.
-
-    In the in-memory file, the pieces have no gaps. Pieces that are adjacent in `out`, too, are copied from the file together.
-    """
+    """Do what `copy_pieces` does, for at most `_MOST_PER_CALL` pieces. The in-memory file has no gaps between pieces."""
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
     np.subtract(ends, places, out=vectors[:, 1])
-    # Places [0, 3, 9] and ends [3, 5, 12] make the stretches 0 to 5 and 9 to 12. In the file, they are bytes 0 to 5 and 5 to 8.
+    # Each stretch of `out` without a gap is one copy. Places [0, 3, 9] and ends [3, 5, 12] make stretches 0 to 5 and 9 to 12.
     last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
     begins = [int(places[0]), *places[last_before_gap + 1].tolist()]
     stops = [*ends[last_before_gap].tolist(), int(ends[-1])]

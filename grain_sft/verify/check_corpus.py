@@ -25,7 +25,7 @@ class VocabularyCheck:
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._corpus, self._size = corpus, size
         self._too_high: dict[int, tuple[int, int, int]] = {}
-        """By shard: index in the corpus of the first token whose id is too high, this id, and how many ids are too high."""
+        """By shard: index in the corpus of the first id that is too high, this id, and number of such ids."""
         self._highest = -1
 
     def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
@@ -38,12 +38,12 @@ class VocabularyCheck:
         shard_of_each = self._corpus.shard_borders.searchsorted(begin + too_high, side="right") - 1
         shards, firsts, counts = np.unique(shard_of_each, return_index=True, return_counts=True)
         for shard, first, added in zip(shards.tolist(), too_high[firsts].tolist(), counts.tolist(), strict=True):
-            # keep the index and the id if an earlier block already had an id that is too high
+            # keep the index and the id of an earlier block
             index, token, count = self._too_high.get(shard, (begin + first, int(tokens[first]), 0))
             self._too_high[shard] = index, token, count + added
 
     def report(self, report: Report) -> None:
-        """Add the highest id to a report, and a wrong finding for each shard with ids that are too high."""
+        """Add the highest id, and a wrong finding for each shard with ids that are too high."""
         report.figures["highest_token"] = self._highest
         for shard, (index, token, count) in self._too_high.items():
             more = f"; {count - 1:,} more ids in this file are too high" if count > 1 else ""
@@ -70,7 +70,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # prepare.json has the counts of one whole corpus: don't compare them with a single token file, or with several corpora.
+        # prepare.json has the counts of one whole corpus, not of a single token file or several corpora
         if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
@@ -146,12 +146,12 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
     """Return the path of the corpus's file that an error message names; "" if it names none."""
-    # the longest of the paths in the message, because a message about `a/10` also contains `a/1`
+    # the longest, because a message about `a/10` also contains `a/1`
     return max((file.path for file in corpus.files() if file.path in str(error)), key=len, default="")
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
-    """Check every token and every document, in one pass over the tokens."""
+    """Check every token and every document."""
     scanned = content.scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
     length, path = corpus.documents.length, corpus.shards[0].path
@@ -164,7 +164,7 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     report.figures |= {"trainable_tokens": trainable, "duplicate_documents": duplicates.documents}
     report.figures |= {"duplicate_tokens": duplicates.tokens, "empty_documents": len(length) - len(nonempty)}
     report.figures["documents_without_loss"] = len(without_loss)
-    # These are notes, not wrong findings, because duplicates and documents without loss may be intended.
+    # notes, because duplicates and documents without loss may be intended
     if duplicates.first is not None:
         sentence = f"{duplicates.documents:,} documents ({duplicates.tokens:,} tokens) have the same tokens as another document"
         pair = "documents {} and {}".format(*duplicates.first)
@@ -197,9 +197,9 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that the documents `numbers` end with EOS, given their first and last tokens.
 
-    In two cases, documents that do not end with EOS are only noted. First, if they are at most half of all checked documents,
-    they may have been cut. Second, if boundary files state the ends of documents and nearly all documents end with the same
-    token, this token may be the end token of a template.
+    In two cases, documents that do not end with EOS are only noted. If they are at most half of all documents, they may have
+    been cut. If boundary files state the ends of documents, and nearly all end with the same token, this token may be the end
+    token of a template.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     ends_wrong = last != eos
@@ -223,7 +223,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Check that prepare.json has a split with the counts of the corpus: documents, tokens and, unless None, `trainable`."""
+    """Check that a split in prepare.json has the corpus's counts of documents, tokens and, unless None, trainable tokens."""
     if manifest is None:
         return
     counts: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
@@ -232,7 +232,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
     with report.errors("statistics", manifest.path):
         splits = manifest.object("splits")
         stated = [{name: splits.object(split).count(name) for name in counts} for split in splits.data]
-        # whether each split fits; a count that prepare.json does not state is None, and fits
+        # a count that prepare.json does not state is None, and fits
         fits = [all(split[name] in (None, count) for name, count in counts.items()) for split in stated]
         if stated and not any(fits):
             sentence = f"states {'; or '.join(map(_listed, stated))}, but the files hold {_listed(counts)}."
@@ -240,12 +240,12 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
 
 
 def _listed(counts: Mapping[str, int | None]) -> str:
-    """Return counts as text, such as "3 documents, 900 tokens", without those that are None."""
+    """Return counts as text, such as "3 documents, 900 tokens"."""
     return ", ".join(f"{value} {name}" for name, value in counts.items() if value is not None)
 
 
 def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
-    """Return the number of ids that prepare.json or else the tokenizer states. If neither does, add a note and return None."""
+    """Return the number of ids that prepare.json or else the tokenizer states. If neither does, add a note."""
     size = None if manifest is None else manifest.object("tokenizer").count("vocab_size")
     if size is None or report.full:
         own = _check_tokenizer(report, corpus, where)
@@ -257,10 +257,10 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Return the number of ids of the tokenizer next to a corpus, or None if no tokenizer is there.
+    """Return the number of ids of the tokenizer next to a corpus, or None if it is missing or unusable.
 
-    If the tokenizer can't be loaded, or the corpus was made with another tokenizer, add a wrong finding and return None. If a
-    package is not installed that loads the tokenizer, add a note and return None.
+    If the tokenizer can't be loaded, or the corpus was made with another tokenizer, add a wrong finding. If the package that
+    loads the tokenizer is not installed, add a note.
     """
     candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
     path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)

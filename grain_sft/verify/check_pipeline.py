@@ -39,18 +39,16 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
-            # `check_plan` has set the figures of this plan
             sums.update({name: report.figures.get(name, 0) for name in ("pieces", *COUNTS)})
     report.figures |= {**sums, "rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
     if report.has_wrong("plan"):
-        return  # the rows of a wrong plan cannot be read
+        return
     _check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)
     if layout.of_pairs and not report.has_wrong("batches"):
         _check_pairs(report, pipeline, where)
     steps = range(pipeline.first_step, min(pipeline.first_step + _FIRST_STEPS, pipeline.end_step))
-    # `takes_loss` returns None for a batch without keys of loss
     if not report.has_wrong("batches") and all(takes_loss(pipeline[step]) is False for step in steps):
         reason = why_no_loss(pipeline, steps)
         report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
@@ -95,7 +93,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 def _end_steps(pipeline: Pipeline) -> list[int]:
     """Return the first and the last step, or the first two of a run that never ends."""
     first = pipeline.first_step
-    last = first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1  # `maxsize`: the run never ends
+    last = first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1
     return sorted({first, last})
 
 
@@ -120,7 +118,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens or to none."""
+    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens."""
     layout, found = pipeline.source.layout, np.zeros(0, np.int64)
     count = len(layout) if report.full else min(len(layout), _PAIRS_CHECKED)
     block = max(1, _BLOCK_TOKENS // layout.sequence_length)
@@ -143,7 +141,7 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
     """Return a sentence about an error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
 
-    With `positions_apart`, segments may begin at any position, and positions are not checked.
+    With `positions_apart`, positions are not checked.
     """
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
@@ -172,7 +170,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
 
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
-    """Check the checksum and the rows of a plan file. If `corpus` is given, compare its documents with those of the plan."""
+    """Check the checksum and the rows of a plan file, and compare its documents with those of `corpus`."""
     try:
         arrays, depends = artifact.open_file(Path(path))
     except GrainSftError as error:
@@ -193,7 +191,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
                 report.wrong("plan", path, f"is a plan of the documents {stated}, but the corpus has {own}. {fix}.")
     if report.sound:
         try:
-            # without a corpus, the number of its tokens is unknown, so a piece may end at any token
+            # the number of the corpus's tokens is unknown
             check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
         except ValueError as error:
             report.wrong("plan", path, f"{error}.")
@@ -202,7 +200,6 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> DocumentFinder:
-    """Return the finder of documents by the boundaries that a plan's `recipe` states."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
@@ -222,8 +219,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
         row = crowded.argmax()
         sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_count(crowded, 'Rows')}"
         report.wrong("plan", where, sentence, f"row {row}")
-    # Sort the pieces by document and start. If two pieces of a document have a token in common, some piece in this order begins
-    # before the previous piece ends.
+    # If two pieces of a document overlap, some piece in this order begins before the previous piece ends.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
@@ -263,6 +259,6 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Docu
 
 
 def _count(wrong: Bools, what: str) -> str:
-    """Return the number of True values as a sentence, such as " Rows with this error: 4."; "" if there is only one."""
+    """Return the number of True values as text, such as " Rows with this error: 4."; "" for one."""
     count = np.count_nonzero(wrong)
     return f" {what} with this error: {count:,}." if count > 1 else ""

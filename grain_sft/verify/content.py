@@ -21,7 +21,7 @@ BLOCK_TOKENS = 1 << 20  # tokens read at a time
 
 
 class ScannedDocuments(NamedTuple):
-    """Facts about each document, as arrays [documents]. They are 0 for an empty document."""
+    """Facts about each document, as arrays [documents]; 0 for an empty document."""
 
     first: Ints  # first token
     last: Ints  # last token
@@ -35,7 +35,6 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
     Documents may overlap, come in any order and be longer than a block.
 
     Args:
-      corpus: Corpus to read.
       check: Function that is called for each block. Its arguments are the first token's index in the corpus, and the tokens.
     """
     start, length = corpus.documents
@@ -48,16 +47,16 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
         check(begin, tokens)
-        # the documents with tokens in this block: those that began in an earlier block, then those that begin in this block
+        # the documents with tokens in this block: those of an earlier block, then those that begin in this block
         first_starting, stop_starting = starts.searchsorted((begin, end)).tolist()
         in_block = np.append(np.array(list(unfinished), np.int64), order[first_starting:stop_starting])
-        # Each document of `in_block` has the tokens `block_start` to `block_stop - 1` of the block.
+        # the tokens `block_start` to `block_stop - 1` of the block are of the document
         block_start = np.maximum(start[in_block] - begin, 0)
         block_stop = np.minimum(stop[in_block] - begin, end - begin)
         starts_here, stops_here = start[in_block] >= begin, stop[in_block] <= end
         first[in_block[starts_here]] = tokens[block_start[starts_here]]
         last[in_block[stops_here]] = tokens[block_stop[stops_here] - 1]
-        # number of trainable tokens before each token of the block; without loss, every token is trainable
+        # number of trainable tokens before each token of the block; without loss files, all are trainable
         totals = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
         trainable[in_block] += totals[block_stop] - totals[block_start]
         data = tokens.data.cast("B")
@@ -75,9 +74,9 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 class Duplicates(NamedTuple):
     """Counts of duplicate documents. Two or more documents with the same tokens are a group."""
 
-    documents: int  # number of documents that could be left out: all but one of each group
+    documents: int  # all but one of each group
     groups: int
-    tokens: int  # number of tokens of the documents that could be left out
+    tokens: int  # of `documents`
     first: tuple[int, int] | None  # first two documents of the group with the lowest document number
 
 
@@ -85,21 +84,19 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
     """Return counts of the documents whose hashes and lengths are equal. Empty documents are ignored."""
     nonempty = np.flatnonzero(length > 0)
     order = nonempty[np.lexsort((nonempty, length[nonempty], hashes[nonempty]))]
-    # Documents with the same tokens are neighbours in `order`.
     is_repeat = np.zeros(len(order), np.bool_)  # whether document `order[i]` has the tokens of document `order[i - 1]`
     is_repeat[1:] = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
     repeats = np.flatnonzero(is_repeat)  # indices in `order`
     seconds = repeats[~is_repeat[repeats - 1]]  # indices in `order` of each group's second document
     first = None
     if len(seconds):
-        second = seconds[order[seconds - 1].argmin()]  # `order[seconds - 1]` is the first document of each group
+        second = seconds[order[seconds - 1].argmin()]  # `order[seconds - 1]` are the first documents of the groups
         first = int(order[second - 1]), int(order[second])
     return Duplicates(len(repeats), len(seconds), int(length[order[repeats]].sum()), first)
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
     """Report the first invalid value of each loss file, such as a 2 in a mask."""
-    # The last of `shard_borders` is the end of the corpus, where no shard begins.
     for shard, first in zip(corpus.shards, corpus.shard_borders.tolist(), strict=False):
         if shard.loss is None:
             continue

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # most wrong findings of one check that a report lists; the report only counts the others
+LISTED = 20  # most wrong findings of one check that a report lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Report:
     Attributes:
       what: Kind of what is verified: "corpus", "plan" or "config".
       where: Path of what is verified, or name of a part of it, such as "stage 2".
-      full: Whether all bytes were read; see `verify`.
+      full: Whether all bytes were read.
       findings: Findings in the order of the checks. Each check lists at most `LISTED` wrong findings of each stage or source.
-      figures: Facts by name: counts of shards, tokens, documents and rows, the fingerprint, the figures of each part.
+      figures: Facts by name, such as counts, the fingerprint, and the figures of each part.
       left_out: Number of wrong findings beyond `LISTED`, by check.
     """
 
@@ -69,18 +69,18 @@ class Report:
 
     @contextlib.contextmanager
     def errors(self, check: str, where: str, place: str = "") -> Iterator[None]:
-        """Context that turns a GrainSftError into a wrong finding."""
+        """Turn a GrainSftError in this context into a wrong finding."""
         try:
             yield
         except GrainSftError as error:
             self.wrong(check, where, str(error), place)
 
     def has_wrong(self, *checks: str) -> bool:
-        """Return whether one of `checks` has a wrong finding; without `checks`, whether any check has one."""
+        """Return whether one of `checks` (by default any check) has a wrong finding."""
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of `part`, and its figures as one entry, such as `figures["stage 2"]` or `figures["source web"]`."""
+        """Add the findings of `part`, and its figures as one entry, such as `figures["stage 2"]`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

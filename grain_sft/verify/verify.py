@@ -40,16 +40,16 @@ def verify(
       what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
       vocab_size: Number of ids of the vocabulary. None means the number that prepare.json or the tokenizer next to the corpus
         states.
-      corpus: Path of the corpus that a plan is compared with. If it is None, the plan is checked alone.
+      corpus: Path of the corpus that a plan is compared with. None means that the plan is checked alone.
       receipt: Code that a config's receipt must have.
       host: Host whose batches of a config are checked. None means `Host(0, 1)`.
       options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
 
     Returns:
-      Report of the findings. If the corpus or the config can't be opened, the report says so.
+      Report of the findings, such as that the corpus can't be opened.
 
     Raises:
-      CorpusError: `what` is unknown, or an argument does not apply to what is checked, such as `receipt` to a corpus.
+      CorpusError: `what` is unknown, or an argument does not apply, such as `receipt` to a corpus.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
@@ -59,7 +59,7 @@ def verify(
         ("corpus", corpus is not None, "plan"),
         ("receipt", receipt is not None, "config"),
         ("host", host is not None, "config"),
-        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),  # a plan has no vocabulary
+        ("vocab_size", vocab_size is not None, "corpus" if kind == "plan" else kind),
         # for a plan, they are the options of `open_corpus(corpus)`
         (", ".join(options or ()), bool(options) and corpus is None, "corpus"),
     ):
@@ -128,7 +128,7 @@ def _inferred(path: str) -> str:
     if path.endswith(artifact.SUFFIX):
         return "plan"
     if os.path.isfile(path):
-        # If the file can't be read, or is not JSON, `open_corpus` reports the reason.
+        # if this fails, `open_corpus` reports the reason
         with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
             head = file.read(_LARGEST_CONFIG + 1)
             if head.startswith(artifact.MAGIC):

@@ -1,4 +1,4 @@
-"""`CheckedResponse`: an HTTP response that refuses a body other than the requested bytes. Importing it needs aiohttp."""
+"""Response class for aiohttp. Importing this module needs aiohttp."""
 
 import re
 

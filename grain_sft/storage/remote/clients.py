@@ -110,7 +110,6 @@ def _may_find_credentials() -> bool:
 
 @functools.cache
 def _answers_as_metadata_server(host: str) -> bool:
-    """Return whether `host` answers as the metadata server of Google Cloud does."""
     for _ in range(PROBES):
         try:
             with contextlib.closing(http.client.HTTPConnection(host, timeout=PROBE_SECONDS)) as connection:

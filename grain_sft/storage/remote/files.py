@@ -35,15 +35,13 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range. A range beyond the end of a file has fewer bytes.
-
-    For a range that can't be read, return the first exception of its requests instead.
+    """Return the bytes of each range, fewer at the end of a file. For a range that can't be read, return the exception.
 
     Raises:
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
     """
     limits = limits or Limits.from_environment()
-    range_numbers: list[int] = []  # range to which each job belongs
+    range_numbers: list[int] = []  # of each job
     jobs: list[Job[bytes]] = []
     for number, whole in enumerate(ranges):
         for start in range(whole.start, whole.stop, PART_BYTES):
@@ -67,7 +65,7 @@ def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list
 
 
 def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
-    """Return `body` if it has all bytes of the range. Otherwise raise the reason."""
+    """Return `body` if it has all bytes of the range; else raise the reason."""
     path, start, stop, version = wanted
     if isinstance(body, bytes) and len(body) == stop - start:
         return body
@@ -107,7 +105,7 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
 def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
     """Return the package's error for an exception of a local or remote file system.
 
-    `part` is a text such as "bytes 0 to 9 " if only a part of the file was read. `version` is the requested version.
+    `part` is as in `storage.files.reading`. `version` is the requested version.
     """
     if isinstance(error, GrainSftError):
         return error
@@ -128,9 +126,9 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return the bytes [start, stop) of a file, fewer at its end, all of one version. `stop` None means all.
+    """Return the bytes [start, stop) of a file, fewer at its end. `stop` None means all.
 
-    Without `version`, the present version is read. If the file is replaced meanwhile, it is read up to three times in all.
+    All bytes are of `version`, by default the present one. If the file is replaced meanwhile, it is read up to three times.
     """
     tries_left = 3
     while True:

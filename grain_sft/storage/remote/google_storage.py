@@ -1,4 +1,4 @@
-"""gcsfs file system with the retries and deadlines of module `retries` in place of gcsfs's own. Importing this needs gcsfs."""
+"""File system of Google Cloud Storage. Importing this module needs gcsfs."""
 
 import asyncio
 import concurrent.futures
@@ -14,7 +14,7 @@ from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 
 
 class GoogleStorage(GCSFileSystem):
-    """gcsfs file system without gcsfs's own retries, which take half a minute and report no reason.
+    """gcsfs file system with the retries of module `retries`. gcsfs's own retries take half a minute and report no reason.
 
     The class that gcsfs registers for gs:// is not used: it asks for each bucket's type by gRPC, and may wait a minute for it.
     """
@@ -26,7 +26,7 @@ class GoogleStorage(GCSFileSystem):
         return str(self.base).split("/storage/", 1)[0]
 
     async def _call(self, method: str, path: str, *args: Any, **options: Any) -> Any:
-        """Make a request with retries. gcsfs calls this method for all of its requests."""
+        """Make a request with retries. gcsfs calls this for all of its requests."""
         call = super()._call
 
         async def attempt() -> Any:

@@ -52,11 +52,10 @@ def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
 
 
 async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
-    """Run jobs of one file system, as `run_jobs` does."""
+    """Do what `run_jobs` does, for jobs of one file system."""
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
-        """Return the result of one request, or its exception. Raise if the time for its retries is up."""
         description = f"{part}of {path}" if part else path
         async with semaphore:
             try:
@@ -80,7 +79,6 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
     """Return the file system's description of a file."""
 
     async def attempt() -> Mapping[str, Any]:
-        """Return the client's description of the file, in one request."""
         try:
             if client.async_impl:
                 return dict(await client._info(path))
@@ -95,11 +93,11 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
-    """Return the bytes of `wanted`, a range that is not empty. They are fewer if the file ends in the range."""
+    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in the range."""
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:
-        """Request the range once. Refuse a body that is too short, and one of another version than `version`."""
+        """Request the range once. Refuse a body that is too short or of another version."""
         data, sent_version = await _request_once(wanted, client)
         if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))

@@ -29,13 +29,15 @@ class BodyHeaders:
 
 
 body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVar("grain_sft_headers", default=None)
-"""Headers of the response to the current task's request. `CheckedResponse` sets them: fsspec's clients return only bodies."""
+"""Headers of the current task's response. `CheckedResponse` sets them, because fsspec's clients return only bodies."""
 
 
 def checked_sizes(
     wanted: tuple[int, int], content_range: str | None, content_length: int | None
 ) -> tuple[int, int | None]:
-    """Return the size of the body and of the file (None for "bytes 0-9/*"), as the headers of a response state them.
+    """Return the size of the body and the size of the file, from the headers of a response.
+
+    The size of the file is None if it is unknown, as in "bytes 0-9/*".
 
     Args:
       wanted: The requested range: first byte, and last byte + 1.

@@ -24,7 +24,7 @@ FIRST_CONTACT = 6.0
 """Seconds for all attempts at a server that never answered this process. Its name or the network is probably wrong."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
-_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; each later attempt may take twice as long as the one before
+_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for unknown statuses
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
@@ -32,7 +32,7 @@ _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EI
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
 
-_jitter = random.Random()  # of the pauses; the user's program may have seeded the global generator
+_jitter = random.Random()  # the user's program may have seeded the global generator
 _reached: set[str] = set()  # servers that have answered this process
 _inside_attempt: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_inside_attempt", default=False)
 
@@ -83,7 +83,7 @@ class WrongBodyError(Exception):
 
 
 class RefusedBodyError(Exception):
-    """The body of a response can't be used. A repetition of the request would not change that."""
+    """The body of a response can't be used. The request is not repeated."""
 
 
 class ReplacedError(Exception):
@@ -199,12 +199,11 @@ def _is_unanswered(error: BaseException) -> bool:
 
 
 def _is_named(error: BaseException, names: set[str]) -> bool:
-    """Return whether the class of an exception, or one of its base classes, has one of `names`."""
+    """Return whether an exception's class, or a base of it, has one of `names`."""
     return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 def _describe(error: BaseException) -> str:
-    """Return a failure in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, WrongBodyError):

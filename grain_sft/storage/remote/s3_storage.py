@@ -1,4 +1,4 @@
-"""s3fs file system that reads ranges of objects, and refuses an object that was replaced. Importing this module needs s3fs."""
+"""File system of S3. Importing this module needs s3fs."""
 
 from s3fs.core import S3FileSystem
 
