@@ -22,11 +22,11 @@ Element = dict[str, npt.NDArray[Any]]
 Int32s = npt.NDArray[np.int32]
 
 _PAGE = 4096
-_KEPT = 1 << 28  # most bytes that an `Arrays` keeps
+_KEPT = 1 << 28  # most bytes of memory that an `Arrays` keeps
 
 
 class ReadRows(NamedTuple):
-    """Inputs and targets of rows, as the transform `ShiftTargets` makes them, but made during the read. Arrays are [rows, L].
+    """Inputs and targets of rows, [rows, L], as the transform `ShiftTargets` makes them.
 
     Attributes:
       inputs: int32, tokens.
@@ -52,7 +52,7 @@ class Arrays:
     """Thread-safe allocator of arrays. It reuses the memory of an array when no object, not even a view, refers to the array.
 
     The first write to new memory of some hundred KB takes up to 10 times as long as later writes, because the system zeroes and
-    maps its pages. An allocator keeps at most 256 MiB of memory.
+    maps its pages.
 
     Every array begins at the start or in the middle of a page (4096 bytes). A copy from byte 0 of one page to byte 8 of another
     may take up to 8 times as long: a processor compares only the low 12 bits of addresses to find out whether a load depends on

@@ -1,4 +1,4 @@
-"""NpyDataSource: random access to the rows of a layout, one or many at once, as arrays."""
+"""NpyDataSource: random access to the rows of a layout."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class NpyDataSource(RowSource):
             raise LayoutError(f"{problem}, which this layout does not follow. {fix}.")
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
-        # whether every token of the corpus is known to fit in int32
         self._fits_int32 = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
         self._arrays = Arrays()
@@ -127,7 +126,7 @@ class NpyDataSource(RowSource):
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return rows with targets, as `ShiftTargets` makes them. Return None for a `FILL_ROW`, or if int32 overflows.
+        """Return rows with targets, as `ShiftTargets` makes them. Return None for a `FILL_ROW`, or if a token may exceed int32.
 
         Raises: as `read`.
         """
@@ -256,12 +255,12 @@ def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
 
 
 def _as_mask(loss: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return the mask of the tokens whose loss is not 0."""
+    """Return `loss` itself if it is a mask, else the mask of the weights that are not 0."""
     return loss if loss.dtype == np.bool_ else loss != 0
 
 
 def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return the loss of the tokens of `pieces`: bool or float32 [rows, L]."""
+    """Return the loss of the tokens of `pieces`, bool or float32 [rows, L]."""
     offsets = pieces.offsets(shape[1])
     return reader.gather(pieces.shard, pieces.start, offsets, pieces.length, shape[0] * shape[1]).reshape(shape)
 

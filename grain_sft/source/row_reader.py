@@ -34,7 +34,6 @@ class _Block(NamedTuple):
     """Consecutive rows of a batch that are read and widened before the next block is read.
 
     Attributes:
-      rows: Slice of the rows of the batch.
       buffers: For each row, the buffers that it is read into.
       copied: (destination, index, source) of each copy after the read, `destination[index] = source`, which may widen values.
       by_ends: For each row that stores the ends of its segments: the memory of its ends (int64: their number, then the ends),
@@ -74,7 +73,6 @@ class RowReader:
         With `only_weights`, stored loss masks are not read: `target_segment_ids` already expresses them.
 
         Raises:
-          CorpusFileError: As in `ShardReader.gather`.
           CorpusError: A weight is negative or not finite, or the segment ends of a row are invalid.
         """
         shards = None

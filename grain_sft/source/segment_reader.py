@@ -38,8 +38,7 @@ class SegmentRow:
       segment ids of targets 1 1 0 2 2 2 0 0
 
     Args:
-      stack: Arrays of the batch.
-      row: Number of the row in the batch.
+      stack, row: Arrays of the batch, and number of the row in them.
       counting: Memory of int32 [L], the positions 0, 1, 2, ...
       tokens: Array for the row's tokens in the corpus's dtype, [L]. None means `inputs`.
 
@@ -93,8 +92,7 @@ class SegmentReader:
     """Reader of the rows of a layout that has `row_segments`, and tokens of at most 4 bytes.
 
     Args:
-      layout: Layout of the rows.
-      reader: Reader of the corpus's token files.
+      layout, reader: Layout of the rows, and reader of the corpus's token files.
       fit: Whether every token of the corpus is known to fit into int32.
     """
 
@@ -112,11 +110,9 @@ class SegmentReader:
 
         Args:
           rows: int64 [n], row numbers in [0, len(layout)).
-          arrays: Allocator of the arrays.
+          arrays: Allocator of the batch.
           shifted: Whether to make targets and their segment ids, as if all tokens took loss. Without `shifted`, tokens are not
             checked, and the third result is True.
-
-        Raises: as `ShardReader.gather`.
         """
         fit, check = True, shifted and not self._fits_int32
         batch_rows, stacked = arrays.stack(ARRAYS, (len(rows), self._length), self._rows)

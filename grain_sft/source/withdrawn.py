@@ -22,8 +22,7 @@ _NEVER = np.iinfo(np.int64).max
 class Withdrawals:
     """Documents that are withdrawn from a run, each at its own step.
 
-    From its step on, the tokens of a document are padding: the padding token, segment 0, position 0, no loss. The other tokens
-    of a row keep their values.
+    From its step on, the tokens of a document are padding: the padding token, segment 0, position 0, no loss.
 
     Args:
       source: Source of the rows.
@@ -122,7 +121,7 @@ class _PaddedSource(RowSource):
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}  # all but loss and pieces
         inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            # the target of a token before the span in its row is the first token of the span
+            # a target is the token after its input, so targets begin one column earlier, except at the start of a row
             first = begin - (begin % length > 0)
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0

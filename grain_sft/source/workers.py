@@ -42,7 +42,7 @@ def start(iterator: Any) -> Any:
 class InOrder:
     """Reader of a dataset that ends in `mp_prefetch`: it returns the elements in order, from step `start` on.
 
-    The first call of `next` starts the workers. One thread calls it, but not the main thread, which Ctrl-C could interrupt.
+    The first call of `next` starts the workers. Call it from one thread, but not the main thread: Ctrl-C could interrupt it.
 
     Attributes:
       iterator: Grain's iterator; None before the workers are started.
@@ -111,7 +111,7 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 def stop(iterator: Any) -> None:
     """Close a Grain iterator. A thread that waits for the iterator's next element gets an error.
 
-    Grain would wait forever for a lock that a killed worker held. So after 10 s, `stop` kills the workers and returns.
+    Grain would wait forever for a lock that a killed worker held. So `stop` waits at most 10 s, and then kills the workers.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     tree, running = list(_tree(iterator)), processes(iterator)

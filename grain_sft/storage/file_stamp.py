@@ -22,7 +22,6 @@ class FileStamp:
     """State of a file when it was indexed.
 
     Attributes:
-      path: Path or URL.
       size: Bytes of the whole file.
       digest: Result of `digest_of`.
       data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
@@ -78,7 +77,7 @@ def digest_of(head: bytes, tail: bytes) -> str:
 
 
 def size_change(stored: FileStamp, size: int) -> str:
-    """Return the message for a file that has `size` bytes now, and had another size when it was indexed."""
+    """Return the message for a file that has `size` bytes now, unlike when it was indexed."""
     verb = "grew" if size > stored.size else "shrank"
     problem = f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}"
     return f"{problem}. Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."

@@ -200,11 +200,7 @@ def sidecar(shard: str, name: str) -> str | None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Yield a new file. At the end of the context, the complete file appears under `path`, synced to disk or uploaded.
-
-    Raises:
-      StorageError: The file can't be written.
-    """
+    """Yield a new file. At the end of the context, the complete file appears under `path`, synced to disk or uploaded."""
     name = normalize(path)
     try:
         if is_remote(name):

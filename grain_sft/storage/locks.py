@@ -94,7 +94,7 @@ def is_at(fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, so that only one process of the machine makes it. `plan.npz` has the lock file `plan.lock`.
+    """Hold the lock of `target`, so that only one process of the machine makes it. `plan.arrays` has the lock file `plan.lock`.
 
     Raises:
       StorageError: The folder can't be written to, or its file system has no locks.

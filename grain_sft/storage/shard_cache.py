@@ -35,8 +35,8 @@ PiecesOf = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that stores their blocks in a folder. Safe in threads and processes.
 
-    If a block can't be stored, because the folder is full or read-only, its pieces are read from the bucket. So are the pieces
-    of blocks that other processes fetch, if the files of these blocks have not grown for `limits.seconds`.
+    If a block can't be stored, because the folder is full or read-only, it is read from the bucket. A reader waits for blocks
+    that other processes fetch. If their files have not grown for `limits.seconds`, it reads them from the bucket, too.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:

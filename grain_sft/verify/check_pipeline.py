@@ -207,7 +207,6 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     """Check that no row of a plan has too many pieces, that no token is in two pieces, and that pieces lie in their documents.
 
     Args:
-      where: Path of the plan or the config.
       arrays: Columns of the plan, which `check_columns` has accepted.
       recipe: Packing options of the plan.
       corpus: Corpus with the documents. Without a corpus, pieces are not compared with documents.

@@ -1,4 +1,4 @@
-"""Checks that read all tokens of a corpus in blocks: checks of documents, of loss files, and of materialized rows."""
+"""Checks that read all tokens of a corpus in blocks."""
 
 import hashlib
 from collections.abc import Callable
@@ -23,8 +23,8 @@ BLOCK_TOKENS = 1 << 20  # tokens read at a time
 class ScannedDocuments(NamedTuple):
     """Facts about each document, as arrays [documents]; 0 for an empty document."""
 
-    first: Ints  # first token
-    last: Ints  # last token
+    first: Ints  # token
+    last: Ints  # token
     trainable: Ints  # number of tokens that take loss
     hash: Hashes  # 64-bit hash of the tokens
 
@@ -50,7 +50,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         # the documents with tokens in this block: those of an earlier block, then those that begin in this block
         first_starting, stop_starting = starts.searchsorted((begin, end)).tolist()
         in_block = np.append(np.array(list(unfinished), np.int64), order[first_starting:stop_starting])
-        # the tokens `block_start` to `block_stop - 1` of the block are of the document
+        # document in_block[i] has the tokens block_start[i] to block_stop[i] - 1 of the block
         block_start = np.maximum(start[in_block] - begin, 0)
         block_stop = np.minimum(stop[in_block] - begin, end - begin)
         starts_here, stops_here = start[in_block] >= begin, stop[in_block] <= end

@@ -1,4 +1,4 @@
-"""Results of a verification: findings about files, in a report."""
+"""Findings of a verification, and their report."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ class Report:
     """Findings of a verification.
 
     Attributes:
-      what: Kind of what is verified: "corpus", "plan" or "config".
+      what: "corpus", "plan" or "config".
       where: Path of what is verified, or name of a part of it, such as "stage 2".
       full: Whether all bytes were read.
       findings: Findings in the order of the checks. Each check lists at most `LISTED` wrong findings of each stage or source.

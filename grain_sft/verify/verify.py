@@ -46,7 +46,7 @@ def verify(
       options: Options of `open_corpus` for the corpus in `where`, or for `corpus`.
 
     Returns:
-      Report of the findings, such as that the corpus can't be opened.
+      Report of the findings. It says so if the corpus or the config can't be opened.
 
     Raises:
       CorpusError: `what` is unknown, or an argument does not apply, such as `receipt` to a corpus.

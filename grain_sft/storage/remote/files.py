@@ -128,7 +128,7 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
     """Return the bytes [start, stop) of a file, fewer at its end. `stop` None means all.
 
-    All bytes are of `version`, by default the present one. If the file is replaced meanwhile, it is read up to three times.
+    All bytes are of `version`. None means the present version: if the file is replaced meanwhile, it is read up to three times.
     """
     tries_left = 3
     while True:
