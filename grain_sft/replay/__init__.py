@@ -1,1 +1,1 @@
-"""Helpers for the exact replay of other systems. The module `learning_rate` computes OpenChat's automatic learning rate."""
+"""Helpers for the exact replay of other systems."""

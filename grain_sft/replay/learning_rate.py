@@ -48,10 +48,9 @@ def learning_rate_of(ratio: float, batch_tokens: int, ranks: int = 1, model_type
 
 
 def supervised_ratio(corpus: Corpus) -> float:
-    """Return the number of tokens that take loss, divided by the number of all tokens of the documents.
+    """Return the share of the documents' tokens that take loss. If the corpus has loss files, this reads all tokens.
 
-    The first token of a document is never a target, so it takes no loss. If the corpus has loss files, this function
-    reads them and all tokens.
+    The first token of a document is never a target, so it takes no loss.
 
     Raises:
       CorpusError: The ends of the documents are unknown, or the documents have no tokens.

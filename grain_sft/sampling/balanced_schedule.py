@@ -1,16 +1,16 @@
-"""Table of the source of each row of a mixture, chosen so that no source is ever a whole row away from its share.
+"""Table of the source of each row of a mixture, in which no source is ever a whole row away from its share.
 
 The share of a source in the first t rows of the mixture, share(t), is the number of rows that its weight entitles it to: with
-weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share so far minus the rows that it gave. Rows of
-the mixture and of a source count from 0.
+weights 2 and 1, 2t/3 for the first source. The deficit of a source is its share so far minus the rows that it gave.
 
 The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. The rule fills the mixture
 row by row. Each row of a source becomes due at some row of the mixture, and has a deadline: the last row of the mixture that
 may take it. Of the rows that are due, the rule takes the row with the earliest deadline. The rule keeps each source within
-1 - slack rows of its share. With n sources, the slack is 1 / (2 (n - 1)). For row k of a source:
+1 - slack rows of its share. With n sources, the slack is 1 / (2 (n - 1)). No rule has a smaller bound for all weights.
+For row k of a source, k >= 0:
 
-- The row is due at the first row r with share(r + 1) - k >= slack. Taken earlier, row k would put the source too far ahead.
-- The deadline is the last row r with share(r) - k <= 1 - slack. Taken later, row k would leave the source too far behind.
+- The row is due at the first row r of the mixture with share(r + 1) - k >= slack.
+- The deadline is the last row r of the mixture with share(r) - k <= 1 - slack.
 
 Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4. "B0 2" means row 0 of B, with deadline 2:
 
@@ -21,8 +21,6 @@ Example: the sources A, B and C have the weights 3, 2 and 1, so the slack is 1/4
   3                    C0 4, B1 5              C0
   4                    A2 5, B1 5              A2: of equal deadlines, the first source
   5                    B1 5                    B1; from row 6 on, the sources repeat
-
-So no source is ever further from its share than 1 - slack rows. No rule has a smaller bound for all weights.
 """
 
 import functools
@@ -37,8 +35,8 @@ import numpy.typing as npt
 
 from grain_sft.types import Ints
 
-_BLOCK_ROWS = 1 << 12  # rows of the mixture that `_due_rows` computes at once
-_PROBED_ROWS = 1 << 10  # rows of the mixture that `_slack` checks for missed deadlines
+_BLOCK_ROWS = 1 << 12  # rows that `_due_rows` computes at once
+_PROBED_ROWS = 1 << 10  # rows that `_slack` checks for missed deadlines
 
 Sources = npt.NDArray[np.unsignedinteger]
 
@@ -47,8 +45,8 @@ class ScheduleTable:
     """Table of the source of each row, for constant weights.
 
     From some row on, the sources repeat with a period. The table has the rows before the first period, and one period.
-    Without a deficit at the start, the first period begins at row 0, and has as many rows as the sum of the weights. A row of
-    the table takes 9 bytes of memory.
+    Without a deficit at the start, the first period begins at row 0, and has as many rows as the sum of the weights. A row
+    takes 9 bytes of memory.
 
     Args:
       weights: Integer weights of the sources, without a common divisor. A source of weight 0 gives no rows.
@@ -62,15 +60,13 @@ class ScheduleTable:
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
         num_active = len(weights) - weights.count(0)
         self.bound = 0.0 if num_active == 1 else 1 - 1 / (2 * (num_active - 1))
-        # Without a deficit, the table needs at most sum(weights) rows, so `num_rows` is passed as None. Then all mixtures with
-        # these weights share one cached table.
+        # without a deficit, `num_rows` is left out, so that all mixtures with these weights share one cached table
         self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
         self._period = len(self._sources) - self._begin
         # number of rows of each source before the first period, and in one period
         self._before = np.bincount(self._sources[: self._begin], minlength=len(weights))
         self._per_period = np.bincount(self._sources[self._begin :], minlength=len(weights))
         by_source = np.argsort(self._sources, kind="stable").astype(np.uint32)
-        # rows of the table that each source gives
         self._rows = np.split(by_source, np.cumsum(self._before + self._per_period)[:-1])
         self._ranks = np.empty(len(self._sources), np.uint32)  # for each row, number of earlier rows of the same source
         for rows in self._rows:
@@ -93,7 +89,7 @@ class ScheduleTable:
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return int64 [n]: for each k in `numbers` (int64 [n]), the row of the mixture that is row k of `source`, else -1."""
         rows, per_period = self._rows[source], int(self._per_period[source])
-        # `per_period` is 0 for a source that has no rows in a period; then `max` avoids a division by 0
+        # `per_period` is 0 for a source that has no rows in a period
         periods = np.maximum(numbers - int(self._before[source]), 0) // max(1, per_period)
         numbers_in_table = numbers - periods * per_period
         exists = numbers_in_table < len(rows)
@@ -110,9 +106,8 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
-    # After every sum(weights) rows, the share of a source has grown by its weight. So its deficit has changed by its weight
-    # minus the rows that it gave, an integer. Once all deficits equal those at an earlier row, the sources from that row on
-    # repeat.
+    # In sum(weights) rows, the deficit of a source changes by its weight minus the rows that it gave. Once all deficits equal
+    # those at an earlier row, the sources from that row on repeat.
     change = np.zeros(len(weights), np.int64)
     row_of_change: dict[bytes, int] = {}
     while change.tobytes() not in row_of_change and len(sources) != num_rows:
@@ -127,8 +122,7 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
     """Return the slack of the rule: 1 / (2 (n - 1)), or 0 if rows would then miss their deadlines.
 
-    Rows can miss their deadlines only after a deficit at the start. With slack 0, a row misses its deadline when its source is
-    more than a whole row behind its share. The rule still takes such a row, after its deadline.
+    Rows can miss their deadlines only after a deficit at the start. The rule still takes such a row, after its deadline.
     """
     slack = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))
     if not any(deficit):
@@ -140,7 +134,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
     """Yield, for each row of the mixture, the source, and whether the source's row is due and meets its deadline.
 
-    After a deficit at the start, there may be no row that is due. Then the row that becomes due next is taken early.
+    If no row is due, the row that becomes due next is taken early. This happens only after a deficit at the start.
     """
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)
@@ -157,16 +151,14 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fra
 def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, int]]:
     """Yield (due row, key) for each row of each source, earliest due row first.
 
-    The due row is the row of the mixture at which the row of the source becomes due. The key joins the deadline and the source:
-    for deadline 70 and source 2 of 5, the key is 70 * 5 + 2. The pairs are computed in arrays. So a table of a million rows
-    takes 0.5 s, instead of 1.2 s with one pair at a time.
+    For deadline 70 and source 2 of 5, the key is 70 * 5 + 2. The pairs are computed in arrays, so a table of a million rows
+    takes 0.5 s instead of 1.2 s.
     """
     num_sources, total = len(weights), sum(weights)
     active = np.flatnonzero(weights)
     weight_of = np.array(weights)
-    # A deficit at the start adds to the share: row k is due at the first row r with share(r + 1) + deficit >= k + slack. As
-    # share(t) is weight * t / total, this means weight * (r + 1) >= k * total + (slack - deficit) * total. All but the last
-    # term are integers, so the last term can be rounded up.
+    # A deficit at the start adds to the share: row k is due at the first row r with share(r + 1) + deficit >= k + slack. That
+    # is weight * (r + 1) >= k * total + (slack - deficit) * total. The last term can be rounded up: the others are integers.
     to_due = np.array([math.ceil((slack - value) * total) for value in deficit])
     # In the same way, the deadline is the last row r with weight * r <= k * total + (1 - slack - deficit) * total.
     to_deadline = np.array([math.floor((1 - slack - value) * total) for value in deficit])

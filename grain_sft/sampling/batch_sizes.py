@@ -65,7 +65,7 @@ class BatchSizes:
         return self._before[entry] + (step - self.steps[entry]) * self.sizes[entry]
 
     def step_of(self, row: int) -> int:
-        """Return the step that reads row number `row` of the run, from 0: with batches of 4, row 9 is read by step 2."""
+        """Return the step that reads row number `row` of the run: with batches of 4, step 2 reads row 9."""
         entry = bisect_right(self._before, row) - 1
         return self.steps[entry] + (row - self._before[entry]) // self.sizes[entry]
 
@@ -83,8 +83,7 @@ class BatchSizes:
     def check_from(self, step: int, hosts: int, end: int = sys.maxsize) -> None:
         """Raise a `SamplerError` if the size of a step from `step` to `end - 1` is not a multiple of `hosts`."""
         for first in (step, *(change for change in self.steps if step < change < end)):
-            named_step = first if len(self.sizes) > 1 else None  # if all steps have one size, the message names no step
-            check_divided(self.at(first), hosts, named_step)
+            check_divided(self.at(first), hosts, first if len(self.sizes) > 1 else None)
 
 
 class ComputedSizes(BatchSizes):
@@ -143,13 +142,12 @@ class JoinedSizes(ComputedSizes):
         return part.sizes.at(max(step, part.first_step) + part.step_shift)
 
     def of_steps(self, steps: Ints) -> StepRows:
-        """Return the rows before and in each of `steps`. A step before the first part counts as that part's first step."""
         rows = StepRows(np.zeros_like(steps), np.zeros_like(steps))
         numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
         for number, selected in groups(numbers):
             part = self._parts[number]
             own = part.sizes.of_steps(np.maximum(steps[selected], part.first_step) + part.step_shift)
-            rows.before[selected] = own.before - part.row_shift  # from rows of `part.sizes` to rows of the run
+            rows.before[selected] = own.before - part.row_shift
             rows.size[selected] = own.size
         return rows
 
@@ -162,10 +160,7 @@ class JoinedSizes(ComputedSizes):
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:
-    """Raise a `SamplerError` if the batch size `size`, which holds from `step` on, is not a multiple of `hosts`.
-
-    With `step` as None, the message names no step.
-    """
+    """Raise a `SamplerError` if the batch size `size` is not a multiple of `hosts`. The message names `step`, if given."""
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
         problem = f"global_batch_size={size}{at} can't be divided by {hosts} hosts"

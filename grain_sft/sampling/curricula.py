@@ -1,7 +1,6 @@
 """Curricula of OLMo-core's `NumpyVSLDataset`: the batches of each bucket in an epoch, their order, and their sizes.
 
-The rows of this data set have several lengths. A bucket has all rows of one length. All rows of a batch are of one bucket.
-Bucket 0 has the shortest rows.
+A bucket has all rows of one length. Bucket 0 has the shortest rows. All rows of a batch are of one bucket.
 """
 
 import functools
@@ -17,9 +16,9 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT
 from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
-"""`natural` draws batches of all buckets at random. In the other two, the growing curricula, an epoch is divided into cycles.
-Each cycle goes from short rows to long rows, in one subcycle for each bucket. A subcycle has batches of all buckets, shuffled.
-Of the batches of bucket b in a cycle, subcycle b gets the largest share."""
+"""`natural` draws batches of all buckets at random. The others are the growing curricula: an epoch is divided into cycles, and
+a cycle into subcycles, one for each bucket. A subcycle has batches of all buckets, shuffled. Subcycle b has the largest share
+of bucket b."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
@@ -55,8 +54,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
     """Return the numbers of an epoch's batches in the order of reading, int64 [batches].
 
-    Batches are numbered bucket by bucket, from bucket 0 on. `counts` is a result of `batch_counts`. `seed` is the seed of the
-    epoch.
+    Batches are numbered bucket by bucket, from bucket 0 on. `counts` is a result of `batch_counts`.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
@@ -79,7 +77,7 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
         rng.shuffle(parts[-1])
         begins = ends
     order = np.concatenate(parts)
-    first = int(np.argmax(order >= first_longest))  # index of the first True
+    first = int(np.argmax(order >= first_longest))
     order[0], order[first] = order[first], order[0]
     return order
 
@@ -87,28 +85,24 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> list[int]:
     """Divide `count`, the number of batches of a bucket in a cycle, among the subcycles of a growing curriculum.
 
-    Each subcycle gets a share of the batches, by its rank. The subcycle whose number is the bucket's has the highest rank,
-    `num_buckets`. The ranks rise by 1 up to this subcycle. The subcycles after it have the remaining ranks, in descending
-    order. For bucket 1 of 4, counted from 0, the ranks are 3, 4, 2 and 1. In "grow_linear", the shares are in proportion to
-    these ranks. In "grow_p2", they are in proportion to 2 ** (rank - 1): 4, 8, 2 and 1.
+    For bucket 1 of 4, counted from 0, the subcycles have the ranks 3, 4, 2 and 1. The ranks rise up to subcycle `bucket`, and
+    the remaining ranks fall. In "grow_linear", the shares are in proportion to the ranks. In "grow_p2", they are in proportion
+    to 2 ** (rank - 1): 4, 8, 2 and 1.
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
     shares = [2 ** (rank - 1) for rank in ranks] if curriculum == "grow_p2" else ranks
     subcycles = [round(share / sum(shares) * count) for share in shares]
-    subcycles[-1] += max(0, count - sum(subcycles))  # the batches that rounding leaves over
+    subcycles[-1] += max(0, count - sum(subcycles))
     return subcycles
 
 
 class _Epoch(NamedTuple):
-    """Order of an epoch's rows, in parts: the rows of each step, then the rows of each bucket that no step reads.
+    """Order of an epoch's rows, in parts: the rows of each step, then the rows of each bucket that no step reads."""
 
-    Each field is int64 [parts].
-    """
-
-    bucket: Ints
-    first_row: Ints  # index of the part's first row in the order of its bucket's rows
-    begins: Ints  # index in the epoch at which the part begins
+    bucket: Ints  # int64 [parts]
+    first_row: Ints  # int64 [parts], index of the part's first row in the order of its bucket's rows
+    begins: Ints  # int64 [parts], index in the epoch at which the part begins
 
 
 class CurriculumSizes(ComputedSizes):
@@ -137,7 +131,6 @@ class CurriculumSizes(ComputedSizes):
         bucket = ends.searchsorted(order, side="right")  # of each step
         batch = order - (ends - self._counts)[bucket]  # number of the step's batch among the batches of its bucket
         rows_read = self._counts * self._rows_per_batch  # of each bucket
-        # a part for each step, then a part for each bucket
         bucket_of_part = np.append(bucket, np.arange(len(rows_read)))
         num_rows = np.append(self._rows_per_batch[bucket], self._rows - rows_read)
         first_row = np.append(batch * self._rows_per_batch[bucket], rows_read)

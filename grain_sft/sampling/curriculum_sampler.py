@@ -1,4 +1,4 @@
-"""Sampler of rows of several lengths. A curriculum, such as short rows first, orders the batches."""
+"""Sampler of rows of several lengths, such as short rows first."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -27,12 +27,10 @@ class CurriculumSampler(EpochSampler):
 
     A bucket is all rows of one length. The rows of a batch are of one bucket. All batches have the same number of tokens, so
     batches of shorter rows have more rows. Each epoch shuffles the rows of each bucket, cuts them into batches, and reads the
-    batches in the order of the curriculum. Rows that do not fill a batch are dropped. All cycles of a growing curriculum have
-    the same number of batches of each bucket, and the remaining batches are dropped. With `shuffle`, each epoch drops different
-    rows.
+    batches in the order of the curriculum. Rows that do not fill a batch are dropped. With `shuffle`, each epoch drops
+    different rows.
 
-    Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
-    depend on the hosts.
+    Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H.
 
     Args:
       buckets: Pairs (length, number of rows), in ascending order of the lengths. Each length divides the longest length. Row
@@ -40,10 +38,10 @@ class CurriculumSampler(EpochSampler):
       global_batch_size: Number of rows in a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle
-        goes from short rows to long rows. A cycle has one part for each length, and the batches of each length are divided
-        among all parts. Part 1 gets the largest share of the shortest length, part 2 that of the second shortest, and so on.
-        With 4 lengths, the batches of the shortest length are divided 8:4:2:1 in `grow_p2`, and 4:3:2:1 in `grow_linear`.
-      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length.
+        goes from short rows to long rows. A cycle has one part for each length, and each part has batches of all lengths. With
+        4 lengths, the batches of the shortest length are divided 8:4:2:1 in `grow_p2`, and 4:3:2:1 in `grow_linear`.
+      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each length. The
+        remaining batches are dropped.
       balanced: Whether a growing curriculum reads the same number of batches of every length. This drops more rows.
       host: This host, and the number of hosts.
       shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
@@ -115,14 +113,13 @@ class CurriculumSampler(EpochSampler):
         return MappedSampler(self, [(0, steps_read)] if steps_read else [])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        # All rows of a step are of one bucket, so this takes 4 us. `_rows_of` accepts indices of any steps, and takes 20 us.
+        # `_rows_of` accepts indices of any steps, and takes 20 us instead of 4 us
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
         bucket = int(epoch.bucket[step_of_epoch])
         return self._rows_of_bucket(number, bucket, epoch.first_row[step_of_epoch] + indices)
 
     def _rows_of_bucket(self, epoch: int, bucket: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of a bucket's order in an epoch."""
         shuffled = self._bucket_orders[bucket](epoch, indices) if self.shuffle else indices
         rows: Ints = shuffled + self._rows_before_bucket[bucket]
         return rows
@@ -158,5 +155,4 @@ class CurriculumSampler(EpochSampler):
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:
-    """Return the argument `seed_of` of `stored_order` for the order of rows of `length` tokens."""
     return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1

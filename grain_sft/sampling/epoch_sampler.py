@@ -15,7 +15,7 @@ from grain_sft.types import Ints
 
 
 class EpochSampler(StreamSampler):
-    """Base of the samplers that read one stream of rows. A subclass calls `_set_stream`.
+    """Base of the samplers that read one stream of rows.
 
     Each epoch's order is divided into blocks: one block, or with `host_blocks` a block for each host. All blocks are cut into
     steps in the same way, so `RunningEpochs` computes indices in a block. Of 1,000 rows, host 1 of 4 reads the block of indices
@@ -23,10 +23,7 @@ class EpochSampler(StreamSampler):
     """
 
     def _set_stream(self, source: SourceOrder, epochs: RunningEpochs, rows_at: RowsAt, batching: str = "") -> None:
-        """Set the one stream of the sampler.
-
-        `source`, `rows_at` and `batching` are those of `EpochStream`. `epochs` are the epochs of one block.
-        """
+        """Set the stream of the sampler, with arguments as in `EpochStream`. `epochs` are the epochs of one block."""
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, epochs.num_rows, rows_at
         self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
@@ -43,7 +40,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. With `runs_on`, it may differ from `epochs * steps_per_epoch`."""
+        """Number of steps; None for no end. With `runs_on`, it may differ from `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -53,7 +50,7 @@ class EpochSampler(StreamSampler):
         epoch, begin = self._epochs.begin(step)
         block_start = self.host.index * self._block_rows if self.host_blocks else 0
         order_indices = indices + (block_start + begin)
-        if order_indices.max(initial=0) < block_start + self._block_rows:  # all rows are of this epoch
+        if order_indices.max(initial=0) < block_start + self._block_rows:
             return self._rows_at(epoch, order_indices)
         _, _, rows = self._read_block(np.full(len(indices), epoch), indices + begin, block_start)
         return rows
@@ -62,8 +59,8 @@ class EpochSampler(StreamSampler):
         """Map indices in a block to their epochs, their indices in the epochs' orders, and their rows: int64 [n] each.
 
         With `runs_on`, an index may be in a later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
-        Without `runs_on`, an index past the end of its epoch has the row `FILL_ROW`, which is padding. `block_start` is the
-        index of the block's first row in an epoch's order: int64 [n], or one number for all indices.
+        Without `runs_on`, an index past the end of its epoch has the row `FILL_ROW`. `block_start` is the index in the epoch's
+        order at which the block begins: int64 [n], or one number for all indices.
         """
         if self.runs_on:
             later_epochs, index = np.divmod(index, self._block_rows)

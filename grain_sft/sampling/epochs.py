@@ -1,4 +1,4 @@
-"""Epochs of one sequence of rows: which step reads which rows of which epoch. The batch size may change at any step."""
+"""Epochs of one sequence of rows: which step reads which rows of which epoch."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ class RunningEpochs:
         return divmod(self._sizes.before(step) + self._rows_before_run, self.num_rows)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        """Return the epochs and the indices that `begin` returns for each of `steps`: int64 [n] each."""
+        """Return `begin` of each of `steps`, as epochs and indices: int64 [n] each."""
         return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self.num_rows)
 
     def _first_row(self, epoch: int) -> int:
@@ -41,14 +41,11 @@ class RunningEpochs:
         return epoch * self.num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:
-        """Return the number of steps that end before `epoch` begins. A step that also reads rows of `epoch` does not count."""
+        """Return the number of steps that read no row of `epoch` or of a later epoch."""
         return self._sizes.step_of(max(0, self._first_row(epoch)))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
-        """Return the steps that read an epoch in a run of `num_steps`, or None if no step of the run reads the epoch.
-
-        If `num_steps` is None, the run has no end.
-        """
+        """Return the span of an epoch in a run of `num_steps` (None: without end), or None if no step reads the epoch."""
         epoch_begin = self._first_row(epoch)
         begin = max(0, epoch_begin)
         end = epoch_begin + self.num_rows
@@ -64,7 +61,7 @@ class RunningEpochs:
 
         The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
         """
-        span = self.span(epoch, None) or EpochSpan(0, -1, 0)  # a span without steps
+        span = self.span(epoch, None) or EpochSpan(0, -1, 0)
         epochs, begins = self.begins(np.arange(span.first, span.last + 1))
         return np.append(np.where(epochs < epoch, 0, begins), span.start + span.rows)
 
@@ -86,7 +83,6 @@ class _Phase(NamedTuple):
     steps_per_epoch: int  # steps in each later epoch
 
     def begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch of the first row of `step`, and the index of that row in the epoch."""
         steps = step - self.step
         if steps < self.steps_left:
             return self.epoch, self.first_index + steps * self.size
@@ -136,7 +132,7 @@ class EndingEpochs(RunningEpochs):
     def steps_before(self, epoch: int) -> int:
         for phase, end in zip(self._phases, [*self._sizes.steps[1:], math.inf], strict=True):
             first_step = phase.first_step(epoch)
-            if first_step < end:  # true at the latest in the last phase, whose `end` is infinite
+            if first_step < end:
                 break
         return first_step
 

@@ -26,11 +26,8 @@ class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
     Each epoch has its own permutation of the rows. Host h of H reads slots h, h + H, h + 2H, ... of the global batch, which
-    does not depend on H. Orders with `host_blocks`, such as `maxtext`, are an exception: host h reads the h-th of H blocks of
-    each permutation, so the global batch depends on H. By default, an epoch has `num_instances // global_batch_size` steps, and
-    the run never ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler divides the rows
-    between hosts itself, so it declares `NoSharding` for `grain.DataLoader`. docs/guide.md ("Orders") describes the orders in
-    `grain_sft.sampling.ORDERS`.
+    does not depend on H. In orders with `host_blocks`, such as `maxtext`, host h reads the h-th of H blocks of each
+    permutation. Then the global batch depends on H. docs/guide.md ("Orders") describes the orders.
 
     Args:
       num_instances: Number of rows.
@@ -46,13 +43,12 @@ class IndexSampler(EpochSampler):
         with rows that take no loss, and `run_on` fills it with rows of the next epoch. Orders `maxtext`, `grain` and `random`
         always run on.
       schedule: Pairs (step, global_batch_size): number of rows of each step from that step on. An epoch still has each row
-        once. With `last_batch` `drop`, an epoch ends when too few rows are left for the next step. With `fill`, it ends when no
-        row is left.
+        once.
       costs: Function that returns the cost of each row, int64 [num_instances], such as `layout.row_costs`. Orders by cost, such
         as `balanced`, need it.
       chunk_size: Number of consecutive rows that stay together, as with `chunk_size` of OLMo-core's data loader.
       start: Epoch of the first row of step 0, and index of that row in the epoch's order. It is (0, 0) unless an earlier stage
-        of the run read rows. In order `maxtext`, the index counts the rows of all hosts: a multiple of the number of hosts.
+        of the run read rows. In order `maxtext`, the index is a multiple of the number of hosts.
       cache_dir: Folder of the files of orders such as `olmo`; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:

@@ -20,23 +20,23 @@ Weight = int | float | str | Fraction
 @renamed_arguments(when_dry="on_exhausted")
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Sources of rows and their weights. A weight states how often a source gives a row.
+    """Sources of rows and their weights.
 
-    Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. Of the
-    first 100 rows, a source with the share 1/3 gives 33 or 34: less than one row off its share. With five or more weights of
-    many digits, a source is less than two rows off (see `Proportions`). A source may itself be a mixture: it divides its rows
-    among its sources in the same way.
+    The share of a source is its weight divided by the sum of all weights. Weights are exact as written: 0.7 is 7/10. Of the
+    first 100 rows, a source with the share 1/3 gives 33 or 34. `Proportions` states how far a source can be from its share. A
+    source may itself be a mixture.
 
     Args:
       sources: Pair (weight, rows) of each source, by name. Row numbers count through all sources in this order.
-      on_exhausted: What happens after the last row of the last epoch of a source. "repeat": sources never end, so none may have
-        `epochs`. "stop": the mixture ends before the first row that the source lacks. "fail": as "stop", but the step that
-        needs the missing row raises a SamplerError. "renormalize": the other sources divide the share of the ended source. The
-        mixture ends when every source with a weight above 0 has ended, even if `schedule` gives another source a weight
-        later. A source's own `on_exhausted` takes precedence.
-      schedule: Pairs (step, weights by name). The weights hold from the step on, and do not change earlier rows. From the step
-        on, a source that is behind its share gets more rows, and a source that is ahead gets fewer. A mixture that ends
-        cannot have a schedule if it is a source of another mixture.
+      on_exhausted: What happens after the last row of the last epoch of a source. A source's own `on_exhausted` takes
+        precedence.
+        - "repeat": Sources never end, so none may have `epochs`.
+        - "stop": The mixture ends before the first row that the source lacks.
+        - "fail": The step that needs the missing row raises a SamplerError.
+        - "renormalize": The other sources divide the share of the ended source. The mixture ends when every source with a
+          weight above 0 has ended, even if `schedule` gives another source a weight later.
+      schedule: Pairs (step, weights by name). The weights hold from the step on. From then on, a source that is behind its
+        share gets more rows. A mixture that ends cannot have a schedule if it is a source of another mixture.
 
     Raises:
       SamplerError: Weights or a schedule that don't fit the sources.
@@ -74,7 +74,6 @@ class Mixture:
         return as_shares([(name, weights[name]) for name in self.sources])
 
     def _on_exhausted(self) -> list[OnExhausted]:
-        """Return `on_exhausted` for each source: its own, or that of the mixture."""
         return [
             self.on_exhausted if order is None or order.on_exhausted is None else order.on_exhausted
             for _, order, _ in self.parts()
@@ -93,7 +92,6 @@ class Mixture:
             raise SamplerError(f"{problem}. Give a source `epochs` (`max_epochs` in a config).")
 
     def _ending_sources(self) -> list[str]:
-        """Return the names of the sources that end."""
         return [name for name, (_, rows) in self.sources.items() if rows.num_rows is not None]
 
     def parts(self) -> Iterator[tuple[str, SourceOrder | None, Mixture | None]]:
@@ -133,7 +131,7 @@ class Mixture:
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
     def continued(self, starts: Mapping[str, tuple[int, int]], prefix: str = "") -> Mixture:
-        """Return a copy of this mixture. Its sources begin at `starts`.
+        """Return a copy of this mixture whose sources begin at `starts`.
 
         Args:
           starts: Pair (epoch, index) of a source's first row, by name of the source, such as "code/python" for source "python"
@@ -167,7 +165,6 @@ class Mixture:
         entries: dict[int, dict[str, Weight]] = {}
         for step in sorted({*self._weights, *(step for step, _ in changes)}):
             before, planned = planned, self._weights.get(step, planned)
-            # first apply the weights that the schedule changes at `step`, then those in `changes`
             weights |= {name: weight for name, weight in planned.items() if weight != before.get(name)}
             for change_step, others in changes:
                 if change_step == step:

@@ -1,4 +1,4 @@
-"""Sampler of a mixture: joins the rows of several sources into one sequence, the mixture's rows, and cuts it into steps."""
+"""Sampler of a mixture of several sources of rows."""
 
 import math
 import os
@@ -26,7 +26,7 @@ MixtureLastBatch = Literal["drop", "fill"]
 class NoRowLeftError(SamplerError):
     """A step needs a row of a source that has none left.
 
-    The arguments are the step N, and the message without its beginning "step N: ". So `MappedSampler` can name another step.
+    The arguments are the step and the rest of the message. So `MappedSampler` can name another step.
     """
 
     def __str__(self) -> str:
@@ -80,11 +80,7 @@ class MixtureSampler(StreamSampler):
     def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
         """Append the streams of a mixture's sources, and return its proportions.
 
-        Args:
-          mixture: The sampler's mixture, or a mixture in it.
-          prefix: Prefix of the names of the streams, such as "code/".
-          first_row: Number of the first row of the first source.
-          path: Path from the sampler's mixture to this mixture.
+        `path` leads from the sampler's mixture to this mixture. `prefix` of the streams' names is "code/" for mixture "code".
         """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
@@ -137,7 +133,7 @@ class MixtureSampler(StreamSampler):
         if self.num_steps is not None and epochs is None:
             return self.num_steps
         sources = [stream.source for stream in self.streams]
-        # For each source, the last epoch to read. Without `epochs`, this is the epoch in which the source starts.
+        # last epoch to read of each source; without `epochs`, the epoch in which the source starts
         last_epochs = [min(epochs, each.epochs or epochs) - 1 if epochs else each.start[0] for each in sources]
         spans = [stream.span(epoch) for stream, epoch in zip(self.streams, last_epochs, strict=True)]
         ends = [span.last + 1 for span in spans if span is not None and span.last < sys.maxsize]
@@ -176,8 +172,7 @@ class MixtureSampler(StreamSampler):
     def _choose(self, mixture: Proportions, rows: Ints, indices: Ints) -> tuple[Ints, Ints]:
         """Return the stream of each row of a mixture, and the number of earlier rows of that stream in the run: int64 [n] each.
 
-        `mixture` is the sampler's mixture, or a mixture in it. `rows` are row numbers in `mixture`. `indices` are the numbers
-        of the same rows in the sampler's mixture.
+        `rows` are row numbers in `mixture`. `indices` are the numbers of the same rows in the sampler's mixture.
         """
         if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
             self._fail((mixture, mixture.failure[1]), int(lacking.min()))
@@ -195,7 +190,7 @@ class MixtureSampler(StreamSampler):
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
         """Raise a `NoRowLeftError`: row `index` of `self.mixture` needs a row that a source lacks.
 
-        `lacking` is the source as an entry of a `Path`: the proportions of its mixture, and its number in that mixture.
+        `lacking` is the source, as an entry of a `Path`.
         """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         sources = f"source {names[0]} has" if len(names) == 1 else f"sources {' and '.join(names)} have"
@@ -210,7 +205,7 @@ class MixtureSampler(StreamSampler):
 
     def _span(self, number: int, epoch: int) -> EpochSpan | None:
         source, path = self.streams[number].source, self._paths[number]
-        # begin and end of the epoch as rows of the stream. Row 0 of the stream is the first row that the run reads.
+        # begin and end of the epoch, in rows of the stream from the first row that the run reads
         epoch_begin = epoch * source.num_instances - source.rows_before
         begin, end = max(0, epoch_begin), epoch_begin + source.num_instances
         if end <= 0:

@@ -21,14 +21,13 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Highest sum of integer weights for a `ScheduleTable`, because its period has as many rows as the sum of the weights. For
-higher sums, a `HalvingTree` is used."""
+"""Highest sum of integer weights for a `ScheduleTable`, whose memory grows with the sum. Above it, a `HalvingTree` is used."""
 
 
 class _Phase(NamedTuple):
     """Consecutive rows of a mixture, between two changes of its weights."""
 
-    row: int  # first row
+    row: int  # first row of the phase
     counts: tuple[int, ...]  # number of rows of each source before `row`
     chooser: ScheduleTable | HalvingTree  # gives the source of each row, counted from `row` on
 
@@ -40,18 +39,10 @@ class Proportions:
     always less than one row from its share (`ScheduleTable`). With other weights, such as 0.123456789, each source is less than
     two rows from its share (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on the change. The deficit of a source is its share of
-    all rows so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row.
-
-    After a change, up to three sources stay within one row of their share. With more sources, no rule can promise that without
-    knowing the change in advance. Example: the sources A to F have a weight of 1/6 each, and A, B and C gave the first 3 rows.
-    From row 3 on, A, B and C have the weight 0, and D, E and F have a weight of 1/3 each:
-
-      rows so far   sources of these rows   share of F           rows of F   deficit of F
-      3             A B C                   3/6 = 1/2            0           1/2
-      4             A B C D                 1/2 + 1/3 = 5/6      0           5/6
-      5             A B C D E               1/2 + 2/3 = 7/6      0           7/6: more than one row
-      6             A B C D E F             1/2 + 3/3 = 3/2      1           1/2
+    Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
+    so far minus its rows. Rows after a change make up for the deficits, but a source of weight 0 gets no row. After a change,
+    up to three sources stay within one row of their share. With more sources, no rule can promise that, because several may
+    have a deficit at the change.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
@@ -77,10 +68,10 @@ class Proportions:
         self.failure: tuple[int, int] | None = None
         row, counts, deficit = 0, (0,) * len(limits), (Fraction(0),) * len(limits)
         # Each pass adds the phase that begins at `row`, and finds its end: the next change of weights, or the row at which a
-        # source is exhausted. The next phase begins there.
+        # source is exhausted.
         while True:
             weights = self._weights(row, counts)
-            if weights is None:  # no source is left
+            if weights is None:
                 self.length = row
                 break
             end = next((change for change, _ in self._changes if change > row), None)
@@ -106,7 +97,7 @@ class Proportions:
             row, counts = end, _sums(counts, given)
         if not self._phases:  # no source has a row: the methods still need a phase
             self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), deficit)))
-        # first row that the mixture does not have, because the mixture ends or fails there; None without an end
+        # first row that the mixture does not have; None without an end
         self._end = self.length if self.failure is None else self.failure[0]
         self._first_rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
@@ -125,17 +116,15 @@ class Proportions:
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
         """Return the first row of the mixture at which a source is exhausted, and the source; None if no source is exhausted.
 
-        A source with "renormalize" is exhausted at the row after its last row. Other sources are exhausted at the first row
-        that they lack. If two sources are exhausted at one row, a source with "renormalize" is returned, because the mixture
-        goes on after it.
+        With "renormalize", this is the row after the last row of the source. Otherwise, it is the first row that the source
+        lacks. A source with "renormalize" has precedence at the same row, because the mixture goes on after it.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
             limit, after_last = self._limits[source], int(on_exhausted == "renormalize")
             if limit is None:
                 continue
-            # rows of the source, counted from 0 in this phase
-            first_missing = limit - phase.counts[source]
+            first_missing = limit - phase.counts[source]  # a row of the source, from 0 in this phase
             number = first_missing - after_last  # with "renormalize", the last row that the source has
             if number < 0:
                 continue
@@ -150,14 +139,11 @@ class Proportions:
 
     @property
     def bound(self) -> float | None:
-        """Most rows by which a source may differ from its share after any number of rows; None where weights change."""
+        """Most rows by which a source may ever differ from its share; None where weights change."""
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each of `rows`, and the number of earlier rows of that source: int64 [n] each.
-
-        All `rows` are below `length`, if it is not None.
-        """
+        """Return the source of each of `rows`, all below `length`, and the number of its earlier rows: int64 [n] each."""
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)
@@ -193,8 +179,8 @@ def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Path from the outermost mixture to a source: for each mixture on the path, its proportions, and the number of its source that
-is next on the path. The path to source 2 of a mixture that is source 0 of the outermost one is ((outermost, 0), (inner, 2))."""
+"""Path from the outermost mixture to a source. An entry has the proportions of a mixture, and the number of its source that is
+next on the path. ((outermost, 0), (inner, 2)) leads to source 2 of source 0."""
 
 
 def count_drawn(path: Path, row: int) -> int:
@@ -218,7 +204,7 @@ def find_drawn(path: Path, numbers: Ints) -> Ints:
 
 
 def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
-    """Return shares that sum to 1 from pairs (name, weight), or raise a `SamplerError`. The weight 0.7 is exactly 7/10."""
+    """Return shares that sum to 1 from pairs (name, weight), or raise a `SamplerError`."""
     exact = [_as_weight(name, weight) for name, weight in weights]
     whole = sum(exact, Fraction(0))
     if not whole:

@@ -1,4 +1,4 @@
-"""`Sampler`, the base class of all samplers. A sampler returns the rows that a host reads at each step."""
+"""`Sampler`, the base class of all samplers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 class Sampler(abc.ABC):
     """Base of samplers. A sampler chooses the rows of each step's global batch, and divides them among the hosts.
 
-    Host h of H reads slots h, h + H, h + 2H, ... of the global batch, if both `host_blocks` and `consecutive_slots` are False.
+    By default, host h of H reads slots h, h + H, h + 2H, ... of the global batch.
 
     Attributes:
       num_instances: Number of rows to choose from.
       first_step: First step of the sampler, above 0 in a later stage of a run.
       batch_sizes: Rows of the global batch of each step.
       schedule: Changes of the batch size: pairs (step, global_batch_size).
-      global_batch_size: Rows of the first step's global batch; of a `CurriculumSampler`, rows of a batch of the longest rows.
+      global_batch_size: Rows of the first step's global batch; in a `CurriculumSampler`, of a batch of the longest rows.
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
       consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
-      streams: Sequences of rows, each with its own epochs: one, or in a mixture one for each source.
+      streams: The one `EpochStream` of the sampler, or in a mixture one for each source.
       runs_on: Whether a step may have rows of two epochs.
       epochs: Number of epochs after which the run ends. None if it never ends, or if its sources have epochs of their own.
 
@@ -58,7 +58,7 @@ class Sampler(abc.ABC):
         check_type("host", host, Host, "Host(index, count)")
         self.host, self.batch_sizes = host, batch_sizes
         self.global_batch_size, self.schedule = batch_sizes.sizes[0], batch_sizes.schedule
-        # with sizes 8 and 12, 8 hosts are accepted here; `check_from` and `rows` refuse the steps of 12 rows
+        # each single step is checked later, by `check_from` and `rows`
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
@@ -66,7 +66,7 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def num_steps(self) -> int | None:
-        """Number of steps of the run; None if it never ends."""
+        """Number of steps of the run; None if the run never ends."""
 
     @property
     def end_step(self) -> int:
@@ -81,7 +81,7 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def data_key(self) -> str:
-        """All that decides the global batches, as one line of an iterator's state. It is the same on all hosts."""
+        """All that decides the global batches, as one line of text that is the same on all hosts."""
 
     @property
     def receipt(self) -> str:
@@ -123,8 +123,8 @@ class Sampler(abc.ABC):
 
         Args:
           rows: Numbers of the rows to find.
-          epochs: Number of epochs to search, counted from epoch 0. In a stage that begins in epoch 2, 3 searches only epoch 2.
-            None means the epochs of the run, or one epoch if the run never ends.
+          epochs: Number of epochs to search, counted from epoch 0. None means the epochs of the run, or one epoch if the run
+            never ends.
           hosts: Hosts whose slots are returned; None means all hosts.
 
         Raises:
@@ -179,14 +179,13 @@ class Sampler(abc.ABC):
         return self.global_batch_size // self.host.count
 
     def _checked_epochs(self, epochs: int | None) -> int | None:
-        """Return `epochs`, or raise a `SamplerError` if the run has fewer."""
         epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
         if epochs is not None and self.epochs is not None and epochs > self.epochs:
             raise SamplerError(f"epochs={epochs}: expected at most {self.epochs}, the epochs of the run.")
         return epochs
 
     def __len__(self) -> int:
-        """Return the number of records of this host, which are its rows; `sys.maxsize` if the run never ends."""
+        """Return the number of rows that this host reads in the run; `sys.maxsize` if the run never ends."""
         return sys.maxsize if self.num_steps is None else self._num_records
 
     @functools.cached_property
@@ -205,7 +204,6 @@ class Sampler(abc.ABC):
         return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW) if row == FILL_ROW else row)
 
     def _checked_step(self, step: int) -> int:
-        """Return `step`, or raise a `RowIndexError` if the run does not have it."""
         step = as_integer("step", step, 0, RowIndexError)
         if step < self.first_step or (self.num_steps is not None and step >= self.num_steps):
             end = "or more" if self.num_steps is None else f"to {self.num_steps - 1}"
@@ -213,13 +211,12 @@ class Sampler(abc.ABC):
         return step
 
     def _check_steps(self, steps: range) -> None:
-        """Raise a `RowIndexError` unless the run has the first and the last of `steps`."""
         check_type("steps", steps, range, "a range of steps")
         for step in (*steps[:1], *steps[-1:]):
             self._checked_step(step)
 
     def _with(self, **changes: Any) -> Self:
-        """Return a sampler whose constructor's arguments are those of this one, with `changes`."""
+        """Return a copy of this sampler, with `changes` to the arguments of its constructor."""
         return type(self)(**self.__getstate__() | changes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,7 +227,7 @@ class Sampler(abc.ABC):
         self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        """Return what decides this host's rows, and nothing else, because Grain compares it when it restores an iterator."""
+        """Return only what decides this host's rows, because Grain compares the text when it restores an iterator."""
         return f"{self.data_key}[{self.host!r}]"
 
     @property

@@ -34,7 +34,7 @@ class StagedSampler(Sampler):
             found = ", ".join(map(repr, hosts)) or "no sampler"
             raise SamplerError(f"stages: {found}; expected one host. Give samplers of the same host.")
         self._first_steps = [stage.first_step for stage in self.stages]
-        # no shift of steps (0), because the sampler of a stage counts the steps of the whole run
+        # the shift is 0, because the sampler of a stage counts the steps of the whole run
         sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
         super().__init__(sizes, hosts[0])
         self.first_step = self._first_steps[0]

@@ -31,8 +31,7 @@ class StepMap:
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0 if no steps are skipped at or before it. If 3 steps are skipped there,
-        the trainer's step `origin` reads data step 3.
+      origin: Step of the trainer that reads data step 0, if no steps are skipped at or before it.
 
     Attributes:
       steps: `origin`, then the later values of `step` in `skips`, ascending.
@@ -84,7 +83,7 @@ class StepMap:
 class MappedSampler(Sampler):
     """Sampler that reads some steps of another sampler: those that are not skipped, or those of one stage of a run.
 
-    Batch sizes and mixture weights are those of the data step. So a skip moves later batches to earlier steps, unchanged.
+    A skip moves later batches to earlier steps, unchanged in size and mixture weights.
 
     Args:
       sampler: Sampler of the data steps.
@@ -109,7 +108,6 @@ class MappedSampler(Sampler):
         self.streams = tuple(map(self._stream, sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:
-        """Return a copy of `stream`, a stream of `sampler`, whose `begin` and `span` count the steps of the trainer."""
         span = functools.partial(self._span, stream)
         return dataclasses.replace(stream, begin=lambda step: stream.begin(self._map.data_step(step)), span=span)
 
@@ -146,7 +144,7 @@ class MappedSampler(Sampler):
         # each range of data steps, with the first row of `span` that these steps read, and the row after the last one
         read = [(data_steps, rows_before(data_steps.start), rows_before(data_steps.stop)) for data_steps in ranges]
         read = [(data_steps, row, end_row) for data_steps, row, end_row in read if row < end_row]
-        if not read:  # the epoch is skipped as a whole
+        if not read:
             return EpochSpan(first_step, first_step - 1, 0)
         (first_range, first_row, _), (last_range, _, end_row) = read[0], read[-1]
         first_step, last_step = step_that_reads(first_row, first_range), step_that_reads(end_row - 1, last_range)
@@ -201,10 +199,8 @@ class MappedSampler(Sampler):
         return dataclasses.replace(slots, step=self._map.steps_of(slots.step))
 
     def find_slots(self, rows: Ints, *, epochs: int | None = None, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """See `Sampler.find_slots`. The slots of skipped steps are left out."""
         if epochs is None and self.end is not None:  # search only the epochs that the stage reads
             last = self._map.data_step(self.end - 1)
-            # `begin` returns the epoch that each stream has reached after the last step
             num_epochs = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
             epochs = num_epochs if self.epochs is None else min(num_epochs, self.epochs)
         slots = self.sampler.find_slots(rows, epochs=epochs, hosts=hosts)

@@ -34,8 +34,8 @@ class StreamSampler(Sampler):
 
     def __init__(self, batch_sizes: BatchSizes, host: Host) -> None:
         super().__init__(batch_sizes, host)
-        # The first of several computed steps, and the rows of these steps [steps, rows]. The pair is one attribute, because
-        # several threads replace it.
+        # The first computed step, and the rows of all computed steps [steps, rows]. They are one attribute,
+        # because several threads replace them.
         self._computed: tuple[int, Ints] = 0, np.zeros((0, 0), np.int64)
         self._last_step = -1
         self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
@@ -44,8 +44,8 @@ class StreamSampler(Sampler):
     def _rows(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of the sequence, int64 [n]. The indices count from the first row of `step`.
 
-        An index past the end of a mixture has the row `FILL_ROW`, which is padding. If `runs_on` is False, a batch can't have
-        rows of two epochs. Then an index past the end of the epoch of `step` has the row `FILL_ROW`, too.
+        An index past the end of a mixture has the row `FILL_ROW`. If `runs_on` is False, an index past the end of the epoch of
+        `step` has this row, too.
         """
 
     @abc.abstractmethod
@@ -127,7 +127,7 @@ class StreamSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        """See `Sampler.find_slots`. It searches a million indices of an epoch at a time."""
+        """See `Sampler.find_slots`."""
         slots = BatchSlots.joined(self._search(rows, self._checked_epochs(epochs)))
         is_read = (slots.step >= 0) & (slots.step < self.end_step)
         if hosts is not None:
@@ -136,7 +136,7 @@ class StreamSampler(Sampler):
         return slots.select(np.lexsort((slots.slot, slots.step)))
 
     def _search(self, rows: Ints, epochs: int | None) -> Iterator[BatchSlots]:
-        """Yield the slots that hold `rows`, for a million indices of an epoch at a time. An unread index has the step -1."""
+        """Yield the slots that hold `rows`, in several parts. An unread index has the step -1."""
         for number, stream in enumerate(self.streams):
             num_rows = stream.source.num_instances
             own_rows = rows[(rows >= stream.first_row) & (rows < stream.first_row + num_rows)] - stream.first_row

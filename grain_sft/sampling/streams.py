@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOrder:
-    """Order in which a run reads the rows of one source. In a mixture, each epoch begins right after the one before it.
+    """Order in which a run reads the rows of one source.
 
     Args:
       num_instances: Number of rows of the source.
@@ -32,11 +32,10 @@ class SourceOrder:
         `Mixture`. None means the `on_exhausted` of the mixture.
       chunk_size: Number of consecutive rows that stay together, as in OLMo-core's data loader. It divides `num_instances`.
         With 4, the order permutes the chunks of rows 0 to 3, 4 to 7, and so on.
-      start: First row to read: its epoch, and its index in that epoch's order. It is (0, 0) unless an earlier stage of the run
-        read rows of the source.
+      start: First row to read: its epoch, and its index in that epoch's order.
 
     Raises:
-      SamplerError: An argument is out of bounds. (A wrong name of an order is an error only when the order is used.)
+      SamplerError: An argument is out of bounds.
     """
 
     num_instances: int
@@ -86,14 +85,14 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows, with 'sequential' for an order that uses no seed."""
+        """Text of all that decides the rows."""
         order = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         on_exhausted = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
         return f"SourceOrder({self.num_instances}, {order}, epochs={self.epochs}{on_exhausted}{self.options_text})"
 
     @property
     def options_text(self) -> str:
-        """Text of `chunk_size` and `start` for a `data_key`. A default value is left out."""
+        """Text of `chunk_size` and `start` for a `data_key`, without default values."""
         chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
         start = f", start={self.start}" if self.start != (0, 0) else ""
         return chunks + start
@@ -127,12 +126,12 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """Part of an epoch that a run reads. If the run ends inside the epoch, the span ends there too.
+    """Part of an epoch that a run reads.
 
     Attributes:
       first, last: First and last step that read rows of the epoch. If a mixture's run ends inside the epoch, `last` is the
-        run's last step. In a run without end, an epoch stays unfinished if the weight of its source becomes 0 for good. Then
-        `last` is `sys.maxsize`: an amendment may give the source a weight again.
+        run's last step. If the run has no end and never finishes the epoch, because its source has the weight 0, `last` is
+        `sys.maxsize`.
       rows: Number of rows of the epoch that the run reads.
       start: Index, in the epoch's order, of the first row that the run reads. If `EpochStream.num_blocks` is above 1, it is an
         index in each block.
@@ -146,21 +145,20 @@ class EpochSpan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EpochStream:
-    """Rows of one source in a run, epoch after epoch. A mixture has a stream for each source.
+    """Rows of one source in a run, epoch after epoch.
 
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: The source's number of rows, their order, its seed and its epochs.
-      first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
+      first_row: Row of the layout that is row 0 of the stream.
       begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch that
         earlier steps read. If each step of a mixture has 4 rows of a source with 10 rows, `begin(3)` is (1, 2).
       span: Function of an epoch that returns the epoch's `EpochSpan`. It returns None if the epoch is before the run or after
         its end. If the run skips the whole epoch, the span has 0 rows.
       rows_at: Function of an epoch, and indices in its order, that returns rows of the stream, numbered from 0.
       num_blocks: Number of blocks of an epoch. It is the number of hosts if each host reads a block of its own, else 1.
-      batching: Text of the rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later
-        stage of the run can only continue inside an epoch if its stream has the same text. "" means that batches are the next
-        rows of the order, so a later stage can continue at any row.
+      batching: Rule that cuts an epoch into batches, such as "global_batch_size=8, curriculum='natural'". A later stage of the
+        run can continue inside an epoch only if it has the same rule. "" means that a batch is the next rows of the order.
     """
 
     name: str
@@ -184,7 +182,7 @@ class BatchSlots:
 
     Attributes:
       step: Step, from 0.
-      slot: Index into the global batch. A host that reads its own block (order "maxtext") has consecutive slots.
+      slot: Index into the global batch.
       host: Host that reads the slot.
       source: Index of the row's stream in `sampler.streams`.
       epoch: Epoch of the row in its stream, from 0.

@@ -29,8 +29,8 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
 )
 """Transforms by their name in a config. The constructor's arguments are the options of the transform.
 
-A transform may have attributes that describe it; see `trait` and `column_reach`. If it has an attribute `no_loss_reason`, the
-error about batches without loss contains this text.
+A transform may have attributes that describe it: see `trait` and `column_reach`. The error about batches without loss contains
+the attribute `no_loss_reason`, if it exists.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`DropLastPosition`: cuts the last column of a batch, which has no targets, as in nanoGPT's batches."""
+"""`DropLastPosition`: a transform that cuts the last column of a batch, as in nanoGPT's batches."""
 
 import grain
 import numpy as np
@@ -8,13 +8,13 @@ from grain_sft.transforms.element import first_columns, require_keys
 
 
 class DropLastPosition(grain.transforms.Map):
-    """Transform that cuts the last column off a batch of `ShiftTargets`, because the inputs of that column have no targets.
+    """Transform that cuts the last column off a batch of `ShiftTargets`, because that column has no targets.
 
     Rows of L + 1 tokens become batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The arrays are contiguous.
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # to return columns 0 to 9, `map` needs columns 0 to 10, because it cuts the last column
+    column_reach = (0, 1)  # columns 0 to 9 need columns 0 to 10, because `map` cuts the last one
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

@@ -88,8 +88,7 @@ def trait(transform: object, name: str) -> bool:
           differ;
         - "cuts_columns": the transform cuts the same columns off every batch;
         - "divides_segments": the transform divides segments of the batch into shorter segments;
-        - "positions_apart": the transform makes positions and segments begin at different tokens: for example,
-          positions begin anew inside a segment;
+        - "positions_apart": the transform makes positions and segments begin at different tokens;
         - "filters_repetition": the transform has a method `fails(tokens, segment_ids)`, and takes the loss off rows that
           fail.
     """

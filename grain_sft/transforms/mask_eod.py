@@ -1,4 +1,4 @@
-"""MaskEod: a transform that takes the loss off targets at the ends of documents, as Megatron and MaxText's `mmap` do."""
+"""`MaskEod`: a transform that takes the loss off targets at the ends of documents."""
 
 import grain
 
@@ -11,8 +11,7 @@ from grain_sft.transforms.element import require_keys
 class MaskEod(grain.transforms.Map):
     """Transform that takes the loss off each token after an EOD (end of document) token, as Megatron's `eod_mask_loss` does.
 
-    So the model does not learn to predict the first token of a document from the EOD before it. The transform maps the source's
-    dict, so put it before `ShiftTargets`.
+    So the model does not learn to predict the first token of a document from the EOD before it. Put it before `ShiftTargets`.
 
     Args:
       eod_token_id: Token that ends a document.
@@ -20,7 +19,7 @@ class MaskEod(grain.transforms.Map):
         tokens after EODs lose it.
     """
 
-    column_reach = (1, 0)  # a token's loss depends on the token before it, and on no token after it
+    column_reach = (1, 0)  # a token's loss depends on the token before it
 
     def __init__(self, eod_token_id: int, *, as_target: bool = False) -> None:
         self.eod_token_id = as_integer("MaskEod: eod_token_id", eod_token_id, 0, TransformError)
@@ -28,7 +27,7 @@ class MaskEod(grain.transforms.Map):
         self.as_target = as_target
 
     def map(self, element: Element) -> Element:
-        """Return `element` without loss on tokens after an EOD; if `as_target` is True, without loss on EODs."""
+        """Return `element` with the new `loss_mask`."""
         require_keys(self, element, ("tokens", "loss_mask"))
         ends = element["tokens"] == self.eod_token_id
         loss_mask = element["loss_mask"].copy()

@@ -1,4 +1,4 @@
-"""NgramFilter: rows that repeat themselves too often take no loss, by the rule of OLMo-core's `find_periodic_sequences`."""
+"""`NgramFilter`: a transform with the rule of OLMo-core's `find_periodic_sequences`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from grain_sft.transforms.element import require_keys
 if TYPE_CHECKING:
     from jaxtyping import Bool, Integer
 
-_PROBES = 8  # number of columns on each side that the search tests before it measures a whole run; see `NgramFilter`
+_PROBES = 8  # number of columns that the search tests on each side; see `NgramFilter`
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.intp]
 
 
 class NgramFilter(grain.transforms.Map):
-    """Transform that takes the loss off rows where some n-gram repeats too often. It maps the source's dict of arrays.
+    """Transform that takes the loss off rows where some n-gram repeats too often. Put it before `ShiftTargets`.
 
     A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
     succession. A partial last repeat does not count: "abababa" has three repeats of "ab", and "ababa" has two. As in OLMo-core,
     a `max_count` below 3 acts as 3.
 
-    Padding (segment id 0) counts only with `count_padding=True`. The filter fails the same rows as the `instance_mask` of these
-    datasets of OLMo-core 3.0.0:
-      `NumpyFSLDataset`, for layout windows. Its rows have no padding.
+    The filter fails the same rows as the `instance_mask` of these datasets of OLMo-core 3.0.0:
+      `NumpyFSLDataset`, for layout windows.
       `NumpyPaddedFSLDataset`, for layout padded with `keep="first"`, if `count_padding` is False: OLMo-core filters these rows
         before it pads them.
       `NumpyPackedFSLDataset`, for layout packed, if `count_padding` is True: OLMo-core filters these rows after it pads them.
@@ -43,15 +42,14 @@ class NgramFilter(grain.transforms.Map):
 
     Search: call column i equal for p = 2 if `tokens[i] == tokens[i - 2]`. With `max_count` = 32, a row that fails has a run of
     2 * 31 = 62 consecutive equal columns. So the search first tests only every 62nd column: one of these is in the run. If a
-    tested column is equal, the search tests the next 8 columns on each side. A column in a run of 62 columns has 31 or more
-    columns of the run on one side. So if neither side has 8 equal columns, the column is in no such run. Otherwise, the search
+    tested column is equal, the search tests the next 8 columns on each side. If those of one side are equal, the search
     measures the whole run.
 
     Args:
       max_period: Number of tokens of the longest n-grams that are counted.
       min_period: Number of tokens of the shortest n-grams that are counted.
       max_count: Smallest number of repeats for which a row takes no loss.
-      count_padding: Whether padding counts like any other token.
+      count_padding: Whether padding (segment id 0) counts like any other token.
     """
 
     filters_repetition = True
@@ -98,11 +96,9 @@ class NgramFilter(grain.transforms.Map):
     ) -> Bool[np.ndarray, "*rows"]:
         """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L].
 
-        Args:
-          tokens: Rows of tokens.
-          segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
+        `segment_ids` is 0 at padding, and None if no row has padding.
         """
-        # The pipeline records a transform when it calls it. A filter that `ShiftTargets.read` calls records itself here.
+        # the pipeline records the transforms that it calls, but `ShiftTargets.read` may call this one
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -123,7 +119,6 @@ class NgramFilter(grain.transforms.Map):
 
     @property
     def no_loss_reason(self) -> str:
-        """Text for a message about a batch without loss: why all rows may have lost their loss, and what to do."""
         return f"each repeats an n-gram {self.repeats} times or more. Give a greater max_count, or remove the filter."
 
     def __repr__(self) -> str:
@@ -149,16 +144,15 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
     """Return the (row, period) of the equal pairs that may belong to a run that is long enough to fail its row.
 
-    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. A pair may belong to such a run only if its
-    next few neighbors on the left, or on the right, are equal pairs, too.
+    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. In such a run, the next neighbors of a pair
+    on the left, or on the right, are equal pairs, too.
     """
-    # A run that fails a row has n = p * (repeats - 1) columns or more. A pair in the run has at least half of the other n - 1
-    # columns on one side.
+    # A run has p * (repeats - 1) columns or more. At least half of the other columns are on one side of a pair.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):
         keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
-        for side in (distances, -distances):  # on the right of the pair, then on its left
+        for side in (distances, -distances):
             later = at[:, np.newaxis] + side
             earlier = later - period[:, np.newaxis]
             inside = (earlier >= 0) & (later < rows.shape[1])

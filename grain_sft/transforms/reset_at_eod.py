@@ -1,4 +1,4 @@
-"""ResetAtEod: segments or positions that begin anew after each EOD token, as in Megatron-LM and MaxText."""
+"""`ResetAtEod`: a transform that begins segments or positions anew after each EOD token."""
 
 import grain
 import numpy as np
@@ -14,19 +14,18 @@ class ResetAtEod(grain.transforms.Map):
     """Transform that divides the segments of a trainer's batch after each EOD (end-of-document) token.
 
     It does what Megatron's options `reset_attention_mask` and `reset_position_ids` do. Put it after ShiftTargets and
-    DropLastPosition. It changes no loss: the model still learns to predict the first token of a document from the EOD before
-    it. MaskEod prevents this.
+    DropLastPosition. It changes no loss: `MaskEod` does that.
 
     Args:
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: Maximum number of tokens of a segment that is joined with the next segment, as in MaxText. 0 and 1
-        join no segments.
+      min_segment_length: Number of tokens up to which a segment is joined with the next one, as in MaxText. 0 and 1 join no
+        segments.
 
     Attributes:
       divides_segments: Whether segments end at EOD tokens.
-      positions_apart: Whether only one of `attention` and `positions` is true, so that positions and segments differ.
+      positions_apart: Whether only one of `attention` and `positions` is true.
     """
 
     def __init__(

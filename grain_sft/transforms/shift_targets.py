@@ -1,4 +1,4 @@
-"""ShiftTargets: the transform from the source's dict to a trainer's batch."""
+"""`ShiftTargets`: the transform from the source's dict to a trainer's batch."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -22,8 +22,7 @@ class ShiftTargets(Map):
         multiple of 128 or 512.
       inputs_position, targets_position: Positions of the tokens, the same array under both keys.
       inputs_segmentation: Segment ids of the tokens.
-      targets_segmentation: Segment id if the target takes loss and is in the same segment. Otherwise 0: at padding, at masked
-        targets, and at the last token of a segment or row.
+      targets_segmentation: Segment id if the target takes loss and is in the same segment, else 0.
       targets_weights: float32, weight of the target; 0 if the target takes no loss. The key exists only if the source has
         `loss_weights`.
 
@@ -47,7 +46,7 @@ class ShiftTargets(Map):
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
-        # In the flat arrays, the last token of a row is compared with the first of the next row. These results become 0 below.
+        # the last token of a row is compared with the first of the next row, but its result becomes 0 below
         flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
         np.logical_and(takes_loss[:-1], element["loss_mask"].reshape(-1)[1:], out=takes_loss[:-1])
@@ -55,12 +54,12 @@ class ShiftTargets(Map):
         # `takes_loss` becomes int32 before the product, because numpy is slower if it multiplies int32 and bool arrays.
         segmentation[...] = takes_loss.reshape(segments.shape)
         segmentation *= segments
-        segmentation[..., -1] = 0  # the last token of a row has no target
+        segmentation[..., -1] = 0
         positions, weights = element["positions"], element.get("loss_weights")
         return _batch(ReadRows(tokens, targets, positions, segments, segmentation, weights))
 
     def read(self, source: NpyDataSource, rows: Ints, *, filters: Sequence[NgramFilter] = ()) -> Element:
-        """Return the batch that `source.read(rows)`, `filters` and `map` would make, in fewer passes over the arrays.
+        """Return the batch of `source.read(rows)`, `filters` and `map`, made in fewer passes over the arrays.
 
         Raises:
           TransformError: A token id does not fit in int32.
@@ -84,8 +83,8 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
     """Return a function that reads rows of `source`, and the transforms that are still to be applied to these rows.
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
-    left. It applies no transform in three cases: `source` has no `read_rows`, no transform is a ShiftTargets, or a transform
-    before the ShiftTargets is not an NgramFilter. Objects of subclasses don't count as a ShiftTargets or an NgramFilter.
+    left. It applies no transform if `source` has no `read_rows`, no transform is a ShiftTargets, or a transform before that is
+    not an NgramFilter. A subclass of either does not count.
     """
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:
@@ -97,7 +96,6 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
 
 
 def _batch(read: ReadRows) -> Element:
-    """Return the trainer's batch of shifted rows."""
     inputs, targets, positions, segment_ids, target_segment_ids, loss, _ = read
     batch = {
         "inputs": inputs,

@@ -1,4 +1,4 @@
-"""SplitPairs: a transform that splits rows of preference pairs into the arrays of a DPO or ORPO trainer."""
+"""`SplitPairs`: a transform for DPO and ORPO trainers."""
 
 import grain
 import numpy as np
@@ -37,7 +37,7 @@ class SplitPairs(grain.transforms.Map):
         self._warned = False
 
     def map(self, element: Element) -> Element:
-        """Return the six arrays for the rows of pairs in `element`, the source's dict of arrays.
+        """Return the six arrays for the rows of pairs in `element`.
 
         Raises:
           TransformError: The rows are not pairs with prompts of at most P tokens, or a token does not fit in int32.
@@ -52,7 +52,7 @@ class SplitPairs(grain.transforms.Map):
             problem = f"rows of {tokens.shape[-1]} tokens are not pairs with prompts of at most {prompt} tokens"
             raise TransformError(f"{self!r}: {problem}. Use a layout of kind pairs that has this prompt_length.")
         batch: Element = {}
-        first = np.zeros_like(lengths[0])  # column at which the part of this iteration begins in each row
+        first = np.zeros_like(lengths[0])  # column at which the part begins in each row
         for (name, size), length in zip(sizes.items(), lengths, strict=True):
             # position of each output column in the part; below 0 in the padding on the left of a prompt
             position = np.arange(size) - (size - length if name == "prompt" else 0)

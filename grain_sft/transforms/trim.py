@@ -1,4 +1,4 @@
-"""TrimToMultiple, which cuts off the columns of a batch that are padding in all rows."""
+"""`TrimToMultiple`: a transform that cuts off columns of padding."""
 
 import grain
 import numpy as np
@@ -13,18 +13,15 @@ from grain_sft.transforms.element import first_columns, require_keys
 class TrimToMultiple(grain.transforms.Map):
     """Transform that cuts off the last columns of a batch if they are padding in all rows.
 
-    The number of columns that are left is a multiple of `multiple`. With 64, a batch keeps 128 columns if its longest row has
-    100 tokens. If the batch has only 120 columns, it keeps all 120. A batch without tokens keeps 64 columns. OpenChat pads its
-    batches in this way. The transform maps the source's dict or a batch of ShiftTargets. Put it after transforms that need
-    whole rows, such as NgramFilter.
+    The transform leaves a multiple of `multiple` columns, or all columns. With 64, a batch keeps 128 columns if its longest row
+    has 100 tokens. OpenChat pads its batches in this way. Put it after transforms that need whole rows, such as NgramFilter.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: a TPU compiles the training step for each
-    shape. (To compile before the run, call `shapes`, which lists all shapes.) The transform is for one host, because two hosts
-    would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
+    shape that `shapes` lists. The transform is for one host, because two hosts would cut their rows to different lengths. For
+    several hosts, use packed rows.
 
     Args:
-      multiple: Number that divides the number of columns that are left. OpenChat uses 64; a TPU's attention kernels need 128
-        or 512.
+      multiple: Divisor of the number of columns. OpenChat uses 64; a TPU's attention kernels need 128 or 512.
     """
 
     trims_columns = True

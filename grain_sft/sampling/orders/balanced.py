@@ -16,15 +16,14 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     The cost of a row is the cost of its attention: the sum of the squares of its segment lengths.
 
     Advantages: the devices of a step finish together. Nothing is padded, and the rows of a step do not depend on the hosts.
-    Disadvantages: a step has either long documents or short documents. (The packing algorithm "balanced" avoids this, because
-    most of its rows have equal costs.) An epoch takes 8 bytes of memory per row, and 0.3 s of work per million rows.
+    Disadvantages: a step has either long documents or short documents. An epoch takes 8 bytes of memory per row, and 0.3 s of
+    work per million rows.
 
     Rows of equal cost are in random order. If the steps of an epoch do not read all rows, the unread rows are random.
     """
 
     @functools.cache
     def cost_of() -> Ints:
-        """Return the cost of each row, int64 [num_rows]; raise a `SamplerError` for another number of costs."""
         row_costs = np.asarray(costs.rows())
         if row_costs.shape != (num_rows,):
             expected = f"expected the cost of each of {num_rows} rows, such as layout.row_costs"
@@ -32,9 +31,8 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         return row_costs
 
     def rows_of_epoch(epoch: int) -> Ints:
-        """Return the row at each index of an epoch, int64 [num_rows]."""
         random = np.random.Generator(np.random.PCG64([seed, epoch]))
-        cuts = costs.cuts(epoch)  # first index of each step, then the index after the last row that is read
+        cuts = costs.cuts(epoch)
         rows: Ints = random.permutation(num_rows)
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]

@@ -1,4 +1,4 @@
-"""Orders that compute the row at any index of an epoch: shuffle, grain, random and sequential. A long epoch needs no table."""
+"""Orders that compute the row at any index of an epoch: shuffle, grain, random and sequential."""
 
 import functools
 import hashlib
@@ -11,7 +11,7 @@ from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, cached_by_e
 from grain_sft.types import Ints
 
 _FEW_ROWS = 1 << 16  # with fewer rows, the rows of an epoch are computed at once and kept
-_ROUNDS, _GRAIN_ROUNDS = 8, 4  # rounds of the cipher in index_shuffle.py, for orders `shuffle` and `grain`
+_ROUNDS, _GRAIN_ROUNDS = 8, 4  # rounds of the cipher, for orders `shuffle` and `grain`
 _KEYS = 1 << 32  # number of keys of the cipher
 _VALUES_PER_COUNT = 4  # 64-bit values that Philox generates from one counter
 
@@ -21,11 +21,10 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
     Advantages: constant memory, and constant time per index, at any number of rows.
     Disadvantages: the key has 32 bits, so there are at most 2^32 permutations of the rows. An index takes 6 microseconds if few
-    indices are requested at once, and 0.3 to 0.7 microseconds if thousands are. The permutation is not cryptographic.
+    indices are requested at once, and 0.3 to 0.7 microseconds if thousands are.
 
-    The permutation is that of `grain.experimental.index_shuffle` with 8 rounds. Grain's own shuffle has 4 rounds. With 4
-    rounds, the permutations of two keys are visibly correlated. Below 2^16 rows, `index_shuffle` is slow, so numpy permutes
-    an epoch.
+    The permutation is that of `grain.experimental.index_shuffle` with 8 rounds. With the 4 rounds of Grain's own shuffle, the
+    permutations of two keys are visibly correlated. Below 2^16 rows, `index_shuffle` is slow, so numpy permutes an epoch.
     """
     if num_rows < _FEW_ROWS:
         return cached_by_epoch(
@@ -53,7 +52,6 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
 
 def _grain_seed(seed: int, epoch: int) -> int:
-    """Return the seed with which `grain.MapDataset.shuffle(seed).repeat()` shuffles `epoch`."""
     return (seed + epoch) % _KEYS
 
 
@@ -65,21 +63,21 @@ def _key(seed: int, epoch: int) -> int:
 
 
 def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-    """Return an order that draws rows with replacement. A draw depends on the seed and on the draw's number alone.
+    """Return an order that draws rows with replacement.
 
-    Draw g = epoch * num_rows + index is value g of Philox 4x64 modulo `num_rows`. The key of Philox is a hash of the seed. The
-    modulo favours some rows by less than num_rows / 2^64.
+    Draw g = epoch * num_rows + index is value g of Philox 4x64 modulo `num_rows`. The modulo favours some rows by less than
+    num_rows / 2^64.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
-        """Return the row of each draw. This generates all draws from the lowest to the highest of `indices`, 8 bytes each."""
+        """Return the rows. This generates all draws from the lowest to the highest of `indices`, at 8 bytes each."""
         if not len(indices):
             return indices
         first_draw = epoch * num_rows + int(indices.min())
         last_draw = epoch * num_rows + int(indices.max())
-        # Philox can start only at a counter. So up to three values before the first draw are generated, too.
+        # Philox starts at a counter, so up to three values before the first draw are generated, too
         counter = first_draw // _VALUES_PER_COUNT
         first_value = counter * _VALUES_PER_COUNT
         values = np.random.Philox(key=key, counter=counter).random_raw(last_draw - first_value + 1)

@@ -1,7 +1,7 @@
 """Orders of rows that equal those of other systems, such as OLMo-core and MaxText.
 
-An epoch is a permutation of all rows by one of numpy's generators. If it has 2^21 rows or more, it is made once per machine, as
-a file that all processes of the machine map into memory.
+An epoch is a permutation of all rows by one of numpy's generators. A long permutation is a file, which all processes of a
+machine map into memory.
 """
 
 import functools
@@ -27,7 +27,7 @@ from grain_sft.storage import artifact, files
 from grain_sft.types import Ints
 
 _VERSION = 1
-_SEEDS = 1 << 32  # RandomState takes seeds below this
+_SEEDS = 1 << 32
 
 IN_MEMORY_ROWS = 1 << 21
 """A permutation of this many rows or more is a file. Each process makes shorter ones itself, in tens of milliseconds."""
@@ -43,7 +43,6 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     """
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-        """Return the `RowsAt` of `num_rows` rows. It makes or opens the permutation of an epoch on first use."""
         seed_of(seed, 0)  # an invalid seed raises an error here, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
@@ -72,8 +71,7 @@ def load_permutation(key: Mapping[str, Any], generator: tuple[str, int], cache_d
 
     Args:
       key: Values that the permutation depends on, such as {"orders": 1, "order": "olmo", "rows": 4000000, "seed": 3,
-        "epoch": 0}. "orders" is the version of the file format. The name of the file has all values except "orders". The
-        header of the file has all values. If the header differs from `key`, the file is made again.
+        "epoch": 0}. "orders" is the version of the file format. If a file has a header with other values, it is made again.
       generator: Name and seed of the generator, as in `permute.permutation`.
       cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
     """

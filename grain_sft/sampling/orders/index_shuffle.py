@@ -40,7 +40,7 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     if has_every_row(num_rows):
         return _library_rows(indices, last, bits, key, rounds)
     chosen = key % num_rows
-    # `chosen % last` is `chosen`, or 0 if `chosen` is `last`. The row of this 0 is not used: the return line replaces it.
+    # `% last` only matters if `chosen` is `last`: then any valid index will do, because the next line replaces its row
     rows = _library_rows(np.where(indices == last, chosen % last, indices), last, bits, key, rounds)
     return np.where(indices == chosen, last, rows)
 
@@ -60,15 +60,15 @@ def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) ->
 
 def _block_bits(last: int) -> int:
     """Return the number of bits of a block, as the library computes it: one bit too few if `last` is 4^k, k >= 8."""
-    bits = (last - 1).bit_length()  # one too few if `last` is 2^bits; the next line adds it if `bits` is odd or small
+    bits = (last - 1).bit_length()
     return max(bits + bits % 2, _LEAST_BITS)
 
 
 def _enciphered(values: Words, word_bits: int, key: int, rounds: int) -> Words:
     """Return the blocks `values` after `rounds` rounds of the cipher. A block has two words of `word_bits` bits each.
 
-    A round turns the pair (left, right) into (right, left ^ f(right) ^ round key). With r<<<n for the word r whose bits are
-    rotated n places to the left, f(r) is (r<<<8 & r<<<1) ^ r<<<2. Most lines below work in place, which saves arrays.
+    A round turns the pair (left, right) into (right, left ^ f(right) ^ round key). Here f(r) is (r<<<8 & r<<<1) ^ r<<<2, and
+    <<< rotates the bits of a word to the left.
     """
     width, mask = np.uint64(word_bits), np.uint64((1 << word_bits) - 1)
     one, two, eight = (np.uint64(count) for count in (1, 2, 8))
@@ -93,14 +93,8 @@ def _enciphered(values: Words, word_bits: int, key: int, rounds: int) -> Words:
 def _round_keys(key: int, rounds: int) -> list[int]:
     """Return a list of `rounds` numbers of 32 bits, the key of each round, as C++'s `std::seed_seq{key}` makes them.
 
-    The numbers are a ring of n = `rounds` words that are equal at first. `seed_seq` mixes `key` into them in 2n steps. Step k
-    computes two values from three words: word i = k mod n, the word before it, and the word p places after it. It merges the
-    first value into the word p places after word i, and the second into the word q places after word i. The second value also
-    replaces word i. The first n steps add the values to the words, and the other n steps combine them by XOR. With n = 5, p is
-    1 and q is 3, so step 2 changes words 3, 0 and 2.
-
-    All sums and products are modulo 2^32. The names and the constants are those of the standard (ISO C++, [rand.util.seedseq]).
-    The standard has another t from 39 rounds on, so `rounds` is in [2, 38].
+    The algorithm, the names and the constants are those of the standard (ISO C++, [rand.util.seedseq]). The words form a ring,
+    and all sums and products are modulo 2^32. The standard has another t from 39 rounds on, so `rounds` is in [2, 38].
     """
     n = rounds
     words = [0x8B8B8B8B] * n
@@ -112,7 +106,7 @@ def _round_keys(key: int, rounds: int) -> list[int]:
         if k < n:
             mixed = words[i] ^ words[ip] ^ words[before]
             r1 = 1664525 * (mixed ^ (mixed >> 27)) & _MASK
-            # step 0 brings in the number of seeds, which is 1, and step 1 brings in the one seed, which is `key`
+            # step 0 adds the number of seeds (1), and step 1 adds the one seed (`key`)
             seed = {0: 1, 1: i + key}.get(k, i)
             second = r1 + seed & _MASK
             words[ip], words[iq] = words[ip] + r1 & _MASK, words[iq] + second & _MASK

@@ -1,4 +1,4 @@
-"""Order: an entry of the table of orders. An order decides which row is at each index of an epoch."""
+"""`Order`: an entry of the table of orders."""
 
 import dataclasses
 import functools
@@ -17,11 +17,11 @@ RowsAt = Callable[[int, Ints], Ints]
 """Function (epoch, indices) that returns the rows at `indices` of the epoch's order. Both arrays are int64 [n]. Epochs count
 from 0."""
 
-EPOCHS_KEPT = 2  # number of epochs whose rows are cached; it is 2 because a batch may have rows of two epochs
+EPOCHS_KEPT = 2  # number of cached epochs: a batch may have rows of two epochs
 
 
 def cached_by_epoch(rows_of_epoch: Callable[[int], Ints]) -> RowsAt:
-    """Return the `RowsAt` of a function that returns all rows of an epoch. The rows of `EPOCHS_KEPT` epochs are cached."""
+    """Return the `RowsAt` of a function that returns all rows of an epoch."""
     cached = functools.lru_cache(maxsize=EPOCHS_KEPT)(rows_of_epoch)
     return lambda epoch, indices: cached(epoch)[indices]
 
@@ -47,8 +47,7 @@ class Order:
       make: Function `make(num_rows, *, seed, cache_dir)` that returns the `RowsAt` of `num_rows` rows; with `by_cost`, it also
         takes `costs: Costs`. It raises a `SamplerError` for a `num_rows` or seed that it refuses. Every epoch has each row
         once, except in order `random`.
-      host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H. Otherwise
-        host h reads slots h, h + H, ... of each batch.
+      host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H.
       runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
       sequential: Whether rows are read in ascending order, without a seed.
       by_cost: Whether the order depends on the `Costs` of the rows. A mixture refuses such an order, because its sources share
@@ -74,10 +73,7 @@ class Order:
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-            """Return a `RowsAt` that calls `permutation` for each epoch that is not in its cache."""
-
             def rows_of(epoch: int) -> Ints:
-                """Return the permutation of an epoch: int64 [num_rows]. Refuse a result that repeats or lacks rows."""
                 expected = "Expected a function of (seed, epoch, num_rows). Fix its code, or name another."
                 where = f"order {name_of(permutation)}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
@@ -106,13 +102,11 @@ class Order:
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
-            """Return the `RowsAt` of `entry`, whose results are checked in each call."""
             name, expected = f"order {name_of(entry.make)}", "Return the numbers of the rows at the indices."
             with entry_errors(SamplerError, name, "Expected a function `make`, as in `Order`. Fix its code."):
                 rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
-                """Return the rows at `indices`. Refuse results of another shape or type, and rows that do not exist."""
                 where = f"{name}, epoch {epoch}"
                 with entry_errors(SamplerError, where, expected):
                     rows = np.asarray(rows_at(epoch, indices))

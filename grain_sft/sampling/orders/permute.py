@@ -27,7 +27,7 @@ def permutation(num_rows: int, generator: str, seed: int) -> npt.NDArray[Any]:
     rows = np.arange(num_rows, dtype=row_dtype(num_rows))
     if generator == "RandomState":
         np.random.RandomState(seed).shuffle(rows)
-    else:  # the swaps don't depend on the dtype, so these are the rows of numpy's own `permutation`
+    else:  # the dtype does not change the swaps
         np.random.Generator(getattr(np.random, generator)(seed)).shuffle(rows)
     return rows
 
