@@ -1,4 +1,4 @@
-"""`python -m grain_sft COMMAND ...`: the same as `grain-sft COMMAND ...`, for shells that don't find `grain-sft`."""
+"""`python -m grain_sft COMMAND ...`, for shells that don't find `grain-sft`."""
 
 from grain_sft.cli import main
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of functions and classes, for all modules."""
+"""Checks of the arguments of functions and classes."""
 
 import functools
 import operator
@@ -19,7 +19,7 @@ MOST_TOKENS = 2**31 - 1
 """Maximum number of tokens in a row: positions are int32."""
 
 MOST_AHEAD = 10_000
-"""Maximum number of threads. It is also the maximum number of worker processes, and of batches that are made ahead."""
+"""Maximum number of threads, of worker processes, and of batches that are made ahead."""
 
 
 def as_sequence_length(value: object, name: str = "sequence_length") -> int:
@@ -33,7 +33,7 @@ def as_sequence_length(value: object, name: str = "sequence_length") -> int:
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError], most: int | None = None) -> int:
     """Return `value` as an int. Raise `error` unless it is an integer from `least` to `most`.
 
-    If `most` is None, there is no maximum. Python's and NumPy's integers are accepted. A bool is refused.
+    NumPy's integers are accepted. A bool is refused.
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def as_pair(name: str, value: object, error: type[GrainSftError]) -> tuple[int, 
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise a `WrongTypeError` unless `value` has the type or union `kind`. `expected` describes `kind` in the message."""
+    """Raise a `WrongTypeError` unless `value` has the type or union `kind`, which the message calls `expected`."""
     if not isinstance(value, kind):
         raise WrongTypeError(f"{name} is {shortened(repr(value))} ({type(value).__name__}); expected {expected}.")
 
@@ -103,8 +103,6 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that lets a method accept its keyword-only `names` by position too, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        """Return `method` as a function that also takes `names` by position, after `self`."""
-
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
             by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`

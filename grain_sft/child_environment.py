@@ -1,4 +1,4 @@
-"""Child processes that run Python: their environment, and a function that runs one and returns the JSON that it prints."""
+"""Child processes that run Python."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from typing import Any
 
 from grain_sft.errors import PipelineError
 
-_MOST_SECONDS = 3600  # a child process that runs longer is ended
+_MOST_SECONDS = 3600
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with `sys.path` as PYTHONPATH, so that a child process imports the same modules."""
+    """Return the environment for a child process that imports the same modules as this process."""
     paths = (path or os.getcwd() for path in sys.path)  # notebooks and `python -c` have "" for the working directory
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -23,11 +23,9 @@ def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> di
 
     Args:
       what: Name of the process for messages, such as "a process of the benchmark".
-      *arguments: Arguments of the Python command.
-      environment: Environment variables of the process, such as those of `child_environment`.
 
     Raises:
-      PipelineError: The process fails, or runs for more than an hour. The message ends with the last line of its stderr.
+      PipelineError: The process fails, or runs for more than an hour.
     """
     command = [sys.executable, *arguments]
     try:
@@ -35,7 +33,7 @@ def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> di
     except subprocess.TimeoutExpired as error:
         raise PipelineError(f"{what} was ended after {_MOST_SECONDS} s. Try a smaller run.") from error
     if result.returncode:
-        reason = result.stderr.strip().rpartition("\n")[2]  # the last line
+        reason = result.stderr.strip().rpartition("\n")[2]
         raise PipelineError(f"{what} ended with status {result.returncode}: {reason}")
     figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
     return figures

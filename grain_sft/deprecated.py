@@ -29,11 +29,11 @@ MODULES = {
 """New path in `grain_sft` of each moved module, by its former path."""
 
 MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
-"""For each name of the former module `grain_sft.mixture`, the module in `grain_sft` that has it now."""
+"""New module in `grain_sft` of each name of the former module `grain_sft.mixture`."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Importer of modules by their former path. The import returns the module object of the new path."""
+    """Importer of modules by their former path."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.partition(".")
@@ -43,8 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Warn, and replace `module` in `sys.modules` by the module at the new path.
 
-        The names of the former module `mixture` are in several modules now. So `mixture` is not replaced, but gets each name as
-        an attribute.
+        The module `mixture` is not replaced, but gets its names from several modules.
         """
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
@@ -59,8 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Make former module paths importable."""
-    # This finder must come before Python's own. `import grain_sft.trace` returns the package `grain_sft.provenance`. Python's
-    # finder looks for `grain_sft.trace.audit` in this package. It would load the package's `audit.py` a second time.
+    # first, because Python's own finder would load `grain_sft.trace.audit` as a second copy of `grain_sft.provenance.audit`
     sys.meta_path.insert(0, _Finder())
 
 
@@ -71,7 +69,6 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
     """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
-        """Replace the constructor of a class by one that also takes the former names, and return the class."""
         function = vars(decorated)["__init__"]
 
         @functools.wraps(function)
@@ -91,10 +88,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """Return a property that returns the attribute `new`, and warns that it was renamed.
-
-    `old` is the former name with its class, such as "PackedLayout.recipe".
-    """
+    """Return a property for the former name `old`, such as "PackedLayout.recipe", of the attribute `new`."""
 
     def get(self: object) -> Any:
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)

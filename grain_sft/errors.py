@@ -90,7 +90,7 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the `pip` command that installs `extra`. It runs in a checkout, because grain_sft is not on PyPI."""
+    """Return the command that installs `extra` in a checkout: grain_sft is not on PyPI."""
     return f"pip install '.[{extra}]'"
 
 

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Mapping
 
 from grain_sft.errors import shortened
 
-_MAX_CHARACTERS = 120  # a longer value is shortened
+_MAX_CHARACTERS = 120
 _LEFT = ' style="text-align: left"'
 
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return a table with a line for each fact: its name and its value. A fact whose value is None has no line."""
+    """Return a table of names and values. A fact whose value is None is left out."""
     cells = ((_cell(name), _cell(value)) for name, value in facts.items() if value is not None)
     return _table(title, (f"<tr><th{_LEFT}>{name}</th><td{_LEFT}>{value}</td></tr>" for name, value in cells))
 
 
 def html_columns(title: str, columns: Mapping[str, Iterable[object]]) -> str:
-    """Return a table with a column for each name. The values of the column are below the name."""
+    """Return a table with a column for each name."""
     head = "".join(f"<th>{_cell(name)}</th>" for name in columns)
     rows = ("".join(f"<td>{_cell(value)}</td>" for value in row) for row in zip(*columns.values(), strict=True))
     return _table(title, (f"<tr>{cells}</tr>" for cells in (head, *rows)))

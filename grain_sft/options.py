@@ -1,7 +1,6 @@
 """Options of a constructor or function, read from its signature and from the `Args:` of its docstring.
 
-An option is declared nowhere else. Config checks, command-line options, documentation, and JSON Schema are derived from the
-signature and the docstring.
+Config checks, command-line options, documentation, and JSON Schema are derived from these options.
 """
 
 import argparse
@@ -42,9 +41,9 @@ class Option:
 
     Attributes:
       name: Name of the argument, which is also the key in a config.
-      type: Type of the values in a config: text, a number, a list, a mapping, a `Literal` or a frozen `msgspec.Struct`. An
-        integer from 1 on is `Annotated[int, msgspec.Meta(ge=1)]`. A name in the table of orders is `Annotated[str, ORDERS]`.
-      default: Value of an option that is not given; `REQUIRED` if the option has to be given.
+      type: Type of the values in a config, such as `Annotated[int, msgspec.Meta(ge=1)]`. A name in the table of orders has the
+        type `Annotated[str, ORDERS]`.
+      default: Value of an option that is not given, or `REQUIRED`.
       help: Text of the option in `Args:`, on one line.
     """
 
@@ -61,7 +60,7 @@ Section = Mapping[str, Any]
 
 @functools.cache
 def options_of(declaration: Callable[..., Any]) -> Options:
-    """Return the options of a function, a class, or a `msgspec.Struct`: by name, in the order of the signature.
+    """Return the options of a function, a class, or a `msgspec.Struct`, in the order of the signature.
 
     Raises:
       ConfigError: The declaration has no signature.
@@ -90,20 +89,19 @@ def help_in_configs(option: Option) -> str:
 
 
 def is_struct(kind: Any) -> bool:
-    """Return whether a type is a `msgspec.Struct`: a section with options of its own."""
+    """Return whether a type is a `msgspec.Struct`, which is a section with options."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter. A field of a Struct may have a function that makes its default."""
-    factory = getattr(parameter.default, "factory", None)
+    factory = getattr(parameter.default, "factory", None)  # of a Struct's field
     return parameter.default if factory is None else factory()
 
 
 def _help_texts(doc: str) -> dict[str, str]:
     """Return the entries of a docstring's `Args:`, each on one line."""
     entries: dict[str, list[str]] = {}
-    entry: list[str] = []  # lines of the current entry
+    entry: list[str] = []
     lines = doc.partition("\nArgs:\n")[2].splitlines()
     indented = itertools.takewhile(lambda line: not line or line.startswith(" "), lines)
     for line in textwrap.dedent("\n".join(indented)).splitlines():
@@ -151,7 +149,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
 
 
 def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> None:
-    """Raise a `ConfigError` if a key of `section` is not among `known`. The message names the nearest known key."""
+    """Raise a `ConfigError` if a key of `section` is not among `known`."""
     names = list(known)
     for key in section:
         if key not in names:
@@ -160,13 +158,13 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
 
 
 def _nearest(word: object, known: list[str]) -> str:
-    """Return a sentence, for the end of a message, with the word of `known` nearest to `word`; "" if `known` is empty."""
+    """Return a sentence with the word of `known` nearest to `word`; "" if `known` is empty."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.0)
     return f" The nearest known: {near[0]!r}." if near else ""
 
 
 def check_value(value: object, kind: Any, where: str) -> None:
-    """Raise a `ConfigError` if a value is not of the type `kind`. The error names the wrong key or item of a nested value."""
+    """Raise a `ConfigError` if a value is not of the type `kind`."""
     kinds = kinds_of(kind)
     for member in kinds:
         origin, table = get_origin(member), table_of(member)
@@ -195,13 +193,13 @@ def check_value(value: object, kind: Any, where: str) -> None:
 
 
 def kinds_of(kind: Any) -> list[Any]:
-    """Return the members of a union, without None: [int, str] for int | str | None. For another type, such as int, [int]."""
+    """Return the members of a union without None: [int, str] for int | str | None, and [int] for int."""
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     return [each for each in members if each is not type(None)]
 
 
 def expected(kind: Any) -> str:
-    """Return a description of a type's values, for messages."""
+    """Return a description of the values of a type."""
     origin, arguments, table = get_origin(kind), get_args(kind), table_of(kind)
     if table is not None:
         return f"one of {', '.join(table)}, or package.module:Name"
@@ -232,10 +230,9 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 
 
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
-    """Add each option to a parser or a group of arguments, with its type, bounds, default and help text.
+    """Add each option to a parser or a group of arguments.
 
-    `spelled` has the flags of some options, such as {"seed": ["-s", "--seed"]}. For other options, the name becomes the flag:
-    `--chunk-size` for `chunk_size`.
+    `spelled` has the flags of options, such as {"seed": ["-s", "--seed"]}. The default flag of `chunk_size` is `--chunk-size`.
     """
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
@@ -261,7 +258,7 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
 
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
-    """Return a command-line argument as a value of the type `kind`. Check the value against `bounded`, a type with bounds."""
+    """Return a command-line argument as a value of the type `kind`, within the bounds of the annotated type `bounded`."""
     found = shortened(repr(text))
     try:
         value = kind(text)

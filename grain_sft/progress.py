@@ -1,4 +1,4 @@
-"""Progress of long work on stderr. A terminal shows one line, which is rewritten. A file gets a new line every few seconds."""
+"""Progress of long work on stderr."""
 
 import contextlib
 import sys
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 EVERY = 5.0  # seconds between lines, if stderr is not a terminal
-_REWRITTEN_EVERY = 0.2  # seconds between changes of the line, if stderr is a terminal
-_BAR_COLUMNS = 30  # width of the bar
+_REWRITTEN_EVERY = 0.2  # seconds between changes of the line on a terminal
+_BAR_COLUMNS = 30
 
 Progress = Callable[[str, int, int], None]
 """Function that takes the name of the work, the amount that is done, and the total amount in the same unit."""
@@ -45,7 +45,7 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how many seconds the work `what`, whose total amount is unknown, has taken.
+    """Show on stderr how many seconds the work `what` has taken.
 
     Yields:
       Function that changes the name of the work.
@@ -78,7 +78,7 @@ def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 def _show(line: str, terminal: bool) -> None:
-    """Print a line. On a terminal, it replaces the last line. In a file, it becomes a new line at the end."""
-    before, after = ("\r\x1b[K", "") if terminal else ("", "\n")  # "\r\x1b[K" clears the last line of a terminal
+    """Print a line. On a terminal, it replaces the last line."""
+    before, after = ("\r\x1b[K", "") if terminal else ("", "\n")
     with contextlib.suppress(OSError):  # a closed stderr does not end the work
         print(f"{before}{line}", end=after, file=sys.stderr, flush=True)

@@ -15,14 +15,14 @@ from grain_sft.errors import GrainSftError
 
 Entry = TypeVar("Entry")
 
-_FOLDER = str(Path(__file__).parent)  # of this package
+_FOLDER = str(Path(__file__).parent)
 _WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
 
 
 class Registry(Generic[Entry]):
     """Entries by name, such as "packed" in `LAYOUTS`. The name `package.module:Name` imports an entry from another package.
 
-    An entry carries everything that the package must know about it. No other code decides by the name of an entry.
+    An entry carries everything that the package must know about it.
 
     Args:
       noun: Singular noun for messages, such as "order".
@@ -30,7 +30,7 @@ class Registry(Generic[Entry]):
       entries: Built-in entries by name. The text `package.module:Name` in place of an entry is imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
       kinds: Types that a registered or imported object may have.
-      base: Class from which entries that are classes must derive. Objects that `make` returns must be instances of it.
+      base: Base class of entries that are classes, and of the objects that `make` returns.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class Registry(Generic[Entry]):
     def register(self, name: str, entry: Entry) -> Entry:
         """Add an entry under a name that is not taken and has no colon. Return the entry.
 
-        Every process of a run has to register the entry, worker processes included. A config that names the entry as
-        `package.module:Name` needs no registration.
+        Every process of a run has to register the entry, worker processes included.
         """
         if not isinstance(name, str) or ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
@@ -57,20 +56,20 @@ class Registry(Generic[Entry]):
         return entry
 
     def __getitem__(self, name: str) -> Entry:
-        """Return the entry of a name. Raise the table's error if the name has no entry, or if the entry can't be imported."""
+        """Return the entry of a name. Raise the table's error if there is none, or if it can't be imported."""
         entry = None
         if isinstance(name, str):  # a config may have a list in place of a name
             entry = name if ":" in name else self._entries.get(name)
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            if multiprocessing.parent_process() is not None:  # a worker lacks what its parent registered
+            if multiprocessing.parent_process() is not None:
                 hint += f" A worker process does not know the {self._noun}s that other processes register."
             expected = f"one of {', '.join(self._entries)}, or package.module:Name"
             raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
             entry = self._imported(entry)
-            if name in self._entries:  # else `name` is `package.module:Name`, which the table does not list
+            if name in self._entries:  # `package.module:Name` is not
                 self._entries[name] = entry
         return entry
 
@@ -78,7 +77,7 @@ class Registry(Generic[Entry]):
         module, _, attribute = name.partition(":")
         try:
             imported = getattr(importlib.import_module(module), attribute)
-        except (Exception, SystemExit) as error:  # whatever the module raises
+        except (Exception, SystemExit) as error:
             cause = f"{type(error).__name__}: {error}"
             remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
             raise self._error(f"{self._noun} {name!r} cannot be imported: {cause}. {remedy}") from error
@@ -94,10 +93,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Call an entry, or the entry of a name, and return the result.
-
-        An exception of the entry's code becomes an error of the table, as in `entry_errors`.
-        """
+        """Call an entry, or the entry of a name, under `entry_errors`, and return the result."""
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else name_of(constructor)
         with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):
@@ -125,14 +121,14 @@ class Registry(Generic[Entry]):
 def entry_errors(error: type[GrainSftError], what: str, fix: str) -> Iterator[None]:
     """Turn an exception of an entry's code into `error`. GrainSftErrors, OSErrors and MemoryErrors stay as they are.
 
-    The message begins with `what`, such as "order 'mine', epoch 3". It then has the exception, the file and line of the other
-    package where it was raised, and the sentence `fix`.
+    The message begins with `what`, such as "order 'mine', epoch 3", and ends with the sentence `fix`. Between them is the
+    exception, with the file and line of the other package that raised it.
     """
     try:
         yield
     except (GrainSftError, OSError, MemoryError):
         raise
-    except Exception as raised:  # whatever the code raises
+    except Exception as raised:
         frames = reversed(traceback.extract_tb(raised.__traceback__))
         theirs = (f" ({each.filename}:{each.lineno})" for each in frames if not each.filename.startswith(_FOLDER))
         raise error(f"{what}: {type(raised).__name__}: {raised}{next(theirs, '')}. {fix}") from raised
@@ -144,7 +140,7 @@ def name_of(entry: Any) -> str:
 
 
 def is_ours(entry: Any) -> bool:
-    """Return whether a class or function is part of this package. If it is not, callers check its results."""
+    """Return whether a class or function is part of this package."""
     return bool(entry.__module__.startswith("grain_sft."))
 
 

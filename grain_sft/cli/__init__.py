@@ -1,1 +1,1 @@
-"""Command line `grain-sft`. Each command has a function that declares its arguments, and a function that runs it."""
+"""Command line `grain-sft`. A function of a command's name declares its arguments. Another function runs the command."""

@@ -1,4 +1,4 @@
-"""Code that the commands share: the parser, types of arguments, common options, and checks of outputs."""
+"""Code that the commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ tokenizer is refused"""
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser with methods that add the arguments that commands share."""
+    """Parser with methods for arguments that commands share."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=_Help, **settings)
@@ -55,8 +55,7 @@ class Parser(argparse.ArgumentParser):
         Args:
           names: Arguments of `declaration` that become options.
           group: Group of arguments to which the options are added; by default this parser.
-          spelled: Flags of options, such as {"num_steps": ["-n", "--steps"]}. By default, the flag of the argument `num_steps`
-            is `--num-steps`.
+          spelled: Flags of options, as in `add_arguments`.
           changes: New values of fields of `Option`, such as `help`, for all of these options.
         """
         options = {name: dataclasses.replace(options_of(declaration)[name], **changes) for name in names}
@@ -77,20 +76,19 @@ class Parser(argparse.ArgumentParser):
         add("--label-mask-paths", nargs="+", metavar="FILE", help=masks)
 
     def add_figures(self) -> None:
-        """Add the options `--json` and `--output`, for a command that measures."""
         self.add_argument("--json", action="store_true", help="print the figures as JSON, and all else on stderr")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
     def error(self, message: str) -> NoReturn:
         """Print the error, the required arguments, and how to get help. Exit with status 2."""
         usage = " ".join(self.format_usage().split())
-        # Remove the optional arguments, such as [--json], from the usage. [--format [NAME]] has brackets in brackets.
+        # remove optional arguments, such as [--json] and [--format [NAME]]
         required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)
         self.exit(2, f"{self.prog}: error: {message}\n{required} [options]\n{self.prog} --help lists all options.\n")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that adds each option's default to its help text, unless the default is empty or the help text states it."""
+    """Help with the default of each option, unless the default is empty or the help text states it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         stated = action.default in (None, False, "", []) or "(default" in (action.help or "")
@@ -103,7 +101,6 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def _number(kind: type[Any], bounded: Any, text: str) -> Any:
-    """Parse a number of the type `kind`, within the bounds of the annotated type `bounded`."""
     value = parsed(kind, bounded, text)
     if value >= 1 << 63:  # such as infinity
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number below 2**63.")
@@ -116,7 +113,6 @@ not_negative = functools.partial(_number, float, Annotated[float, msgspec.Meta(g
 
 
 def _pair(text: str) -> list[str]:
-    """Parse FROM=TO."""
     old, equals, new = text.partition("=")
     if not (old and equals):
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
@@ -135,10 +131,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the pipeline of the argument `config`, for the host of `--host`.
-
-    Raise a StorageError if one of `outputs` would replace a file that the pipeline reads.
-    """
+    """Return the pipeline of `config` and `--host`. Refuse `outputs` that would replace a file that the pipeline reads."""
     from grain_sft.config import config_files, load, read_config
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -156,7 +149,7 @@ def open_config(options: argparse.Namespace, *, outputs: Iterable[str | None] = 
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all strings in a value of a config, at any depth."""
+    """Yield all strings in a value of a config."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -185,12 +178,12 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
 
 
 def add_stage(add: Callable[..., object]) -> None:
-    """Add the option `--stage`. `add` is the method `add_argument` of a parser or a group."""
+    """Add the option `--stage` by `add`, the method `add_argument` of a parser or a group."""
     add("--stage", type=at_least(1), default=1, help="number of the stage in a config with stages (default: 1)")
 
 
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Open a pipeline by `open_config`. Return the stage that `--stage` names; stages are counted from 1."""
+    """Return the stage `--stage`, from 1 on, of the pipeline of `open_config`."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
@@ -235,10 +228,9 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
 def write_figures(
     measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace, *, inputs: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Call `measure` and return its figures. Write the figures to the outputs that `--json` and `--output` ask for.
+    """Return the figures of `measure`, and write them as `--json` and `--output` ask.
 
-    With `--json`, the figures go to stdout, so what `measure` prints goes to stderr. If `--output` would replace one of
-    `inputs`, raise a StorageError.
+    With `--json`, what `measure` prints goes to stderr. An `--output` that would replace one of `inputs` is refused.
     """
     from grain_sft.storage import files
 

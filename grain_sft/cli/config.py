@@ -58,7 +58,7 @@ def diff(parser: Parser) -> None:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Print how two configs differ. Return status 0 if their batches are equal, else 1."""
+    """Return status 0 if the batches are equal, else 1."""
     from grain_sft.config import load
     from grain_sft.provenance import difference
     from grain_sft.sampling import Host
@@ -90,7 +90,7 @@ def audit_check(parser: Parser) -> None:
 
 
 def _check_audit(options: argparse.Namespace) -> int:
-    """Print the lines of the log that contradict the config. Return status 0 if there are none, else 1."""
+    """Return status 0 if no line of the log contradicts the config, else 1."""
     from grain_sft.provenance import check_audit
 
     pipeline = open_config(options)
@@ -131,7 +131,7 @@ def verify(parser: Parser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Verify a corpus, a plan or a config, and print the report. Return status 0 if it is sound, else 1."""
+    """Return status 0 if the corpus, plan or config is sound, else 1."""
     from grain_sft.corpus import open_corpus
     from grain_sft.verify import verify
 
@@ -140,12 +140,12 @@ def _verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     declared = options_of(open_corpus)
     opening = corpus_options(options) | {"root": options.root}
-    # If WHERE is a config, `verify` refuses options of a corpus. So pass only options that differ from their defaults.
+    # without defaults, because `verify` refuses any option of a corpus if WHERE is a config
     opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(options.where, options=opening, **values_of(options, names))
-    if options.refuse_duplicates:  # `verify` reports duplicates as notes; turn the notes into errors
+    if options.refuse_duplicates:  # turn the notes about duplicates into errors
         for note in [finding for finding in report.findings if finding.check == "duplicates"]:
             report.findings.remove(note)
             report.wrong(note.check, note.where, note.message, note.place)

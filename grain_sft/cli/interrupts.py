@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 
 NATIVE = 0.4  # seconds from the signal until the second thread acts
-LEAVE = 1.0  # more seconds until the process ends, even if the `atexit` functions still run
+LEAVE = 1.0  # more seconds until the process ends, even during `atexit` functions
 STATUS = 130  # exit status
 
 
@@ -27,8 +27,7 @@ class Guard:
     def __init__(self, name: str, *, exits: bool = False) -> None:
         self.name, self._exits = name, exits
         self._status, self._pid = 0, os.getpid()
-        # The thread that acquires `_announcing` announces the end; the thread that acquires `_leaving` ends the process. The
-        # locks are never released, so each of the two happens only once.
+        # these locks are never released, so that only one thread announces the end, and only one ends the process
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:
@@ -43,7 +42,7 @@ class Guard:
         return self._status
 
     def _install(self) -> None:
-        """Install the signal handler, and start the second thread. In a thread other than the main thread, do nothing."""
+        """Install the signal handler, and start the second thread. Outside the main thread, do nothing."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return  # SIGINT is ignored, as in a background job of a shell, or has another handler
         read, write = os.pipe()
@@ -51,14 +50,14 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
-            # The resource tracker of multiprocessing frees what killed processes shared. This option silences its warning.
+            # silences multiprocessing's warning about what killed processes shared
             sys.warnoptions.append("ignore:resource_tracker")
             if self._exits:
                 atexit.register(self._end)  # it is registered first, so it runs last
-            # A forked child has the same pipe. Signals of the child must not reach this process.
+            # signals of a forked child, which has the same pipe, must not reach this process
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
             _thread.start_new_thread(self._watch, (read,))
-        except ValueError:  # this is not the main thread: only the main thread can set signal handlers
+        except ValueError:  # not the main thread
             os.close(read)
             os.close(write)
 
@@ -74,12 +73,12 @@ class Guard:
         os._exit(self._status)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """End the process. A forked child ignores the signal."""
+        """End the process, except a forked child."""
         if os.getpid() == self._pid:
             self._leave()
 
     def _watch(self, read: int) -> None:
-        """End the process, from a second thread, if the signal handler does not end it in time after SIGINT."""
+        """End the process if the signal handler does not end it in time. Runs in the second thread."""
         # Python writes signals to the pipe at once, also during native code
         while signal.SIGINT not in os.read(read, 1):
             pass
@@ -90,7 +89,7 @@ class Guard:
         os._exit(STATUS)
 
     def _leave(self) -> None:
-        """End the process with status 130. If another thread is already ending it, return."""
+        """End the process, unless another thread is already ending it."""
         if self._leaving.acquire(False):
             self._status = STATUS
             self._announce()
@@ -99,7 +98,7 @@ class Guard:
             os._exit(STATUS)
 
     def _announce(self) -> None:
-        """Write "interrupted.", then send stderr to /dev/null: tracebacks and warnings may follow."""
+        """Write "interrupted.", then send stderr to /dev/null, because tracebacks may follow."""
         if self._announcing.acquire(False):
             with contextlib.suppress(OSError):  # stderr is closed
                 start = "\n" if os.isatty(2) else ""  # after a line of progress
@@ -118,7 +117,6 @@ def _kill_children() -> None:
         ancestor = parents[pid]
         while ancestor and ancestor != os.getpid():
             ancestor = parents.get(ancestor, 0)
-        # `ancestor` is 0 if `pid` is not a descendant of this process
         if ancestor and pid != os.getpid() and b"multiprocessing.resource_tracker" not in _read_proc(pid, "cmdline"):
             with contextlib.suppress(OSError):  # the process has ended
                 os.kill(pid, signal.SIGKILL)

@@ -19,16 +19,16 @@ OF_CHATS = {
     "on_error": ("--on-error",),
     "special_text": ("--special-text",),
 }
-"""Options of `prepare-chat-sft` and `prepare-tool-sft`. A key is an argument of `Request`; its value has the option's flags."""
+"""Flags of the options of `prepare-chat-sft` and `prepare-tool-sft`, by argument of `Request`."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
-"""Options of `build-sft-primer`, in the form of `OF_CHATS`."""
+"""Flags of the options of `build-sft-primer`."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
-"""Defaults of these commands that differ from the defaults of `Request`."""
+"""Defaults that differ from those of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
-"""Vocabulary sizes that are tried for a new tokenizer. A small text has not enough pieces for the larger ones."""
+"""Sizes to try for a new tokenizer. A small text has not enough pieces for the larger ones."""
 
 
 def build_sft_primer(parser: Parser) -> None:
@@ -64,7 +64,6 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
     if "output_dir" in options:
         source, output = "", options.output_dir.rstrip("/") or options.output_dir  # the root folder stays "/"
     else:
-        # the corpus is named after its template, "primer", and so is its folder in `out_dir`
         source, output = template, files.join(files.normalize(options.out_dir), template)
     Target(output).check_writable()  # before `_tokenizer`, which may train a tokenizer
     request = Request(
@@ -79,7 +78,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:
-    """Return the user's path, or the path of a tokenizer that exists. If none exists, train one and write it to `trained`."""
+    """Return the path of the user's tokenizer or of a usual place. If there is none, train one and write it to `trained`."""
     if options.tokenizer is not None:
         return str(options.tokenizer)
     named = os.environ.get(TOKENIZER_VARIABLE)

@@ -39,8 +39,7 @@ COMMANDS = {
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats (an older name of prepare)"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools (an older name of prepare)"),
 }
-"""For each command, a module in `grain_sft.cli` and a summary. A function of the module, with the command's name, declares the
-command's arguments."""
+"""Module in `grain_sft.cli`, and summary, of each command."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that do not need JAX, because they do not ask JAX for the host."""
@@ -50,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`. If `argv` is None, Ctrl-C ends the process.
-        Otherwise Ctrl-C ends only the command.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`. Then Ctrl-C ends the process. Otherwise it ends
+        only the command.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> None:
-    """Run the command line of this process and exit with its status. Entry point of `grain-sft`."""
+    """Entry point of `grain-sft`."""
     sys.exit(_guarded(exits=True))
 
 
@@ -71,13 +70,9 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, exits: bool) -> int:
-    """Run the command line of this process, and return its exit status. Ctrl-C ends the process.
-
-    With `exits`, the process ends right after the command even without Ctrl-C (see `Guard`).
-    """
+    """Run the command line of this process under a `Guard`, and return its exit status."""
     for stream in ("stdout", "stderr"):
-        # The shell's `2>&-` closes stderr. The null device then takes descriptor 2. Otherwise the next file to be opened would
-        # get descriptor 2, and whatever writes to descriptor 2 would write to the file.
+        # If the shell has closed stderr (`2>&-`), the next file to be opened gets descriptor 2, and with it all errors.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
@@ -90,7 +85,7 @@ def _guarded(*, exits: bool) -> int:
 def _run(arguments: list[str], *, own_process: bool) -> int:
     """Run the command line `arguments`, print its errors, and return the exit status.
 
-    A command of `WITHOUT_JAX` hides JAX from Grain's import, if the process runs only this command (`own_process`).
+    With `own_process`, the process runs only this command, so a command of `WITHOUT_JAX` may hide JAX.
     """
     from grain_sft.errors import GrainSftError
 
@@ -119,7 +114,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
     """Return the options in `arguments`. Only the command `named` declares its arguments, because a declaration imports much.
 
-    Unknown arguments are an error. But with `--runner`, they are options of Apache Beam, and are returned as `unknown`.
+    Unknown arguments are an error, except with `--runner`: `unknown` has them for Apache Beam.
     """
     from grain_sft.cli.arguments import Parser
     from grain_sft.version import __version__

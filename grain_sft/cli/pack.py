@@ -18,7 +18,7 @@ PACKING = (
 )
 """Arguments of `PackedLayout` that become options of `pack`."""
 NEEDS = {"algorithm": ["materialize"], "materialize": ["shard_bytes"], "batch_tokens": ["ranks", "model_type"]}
-"""Options of `pack` that need another option, by the name of the option that they need."""
+"""Options of `pack` that need the option of the key."""
 
 
 def index(parser: Parser) -> None:
@@ -80,7 +80,7 @@ def pack(parser: Parser) -> None:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    """Print and write the figures. Return status 1 if algorithms were compared and all failed, else 0."""
+    """Return status 1 if algorithms were compared and all failed, else 0."""
     for needed, names in NEEDS.items():
         given = [name for name in names if getattr(options, name) != options.parser.get_default(name)]
         if given and getattr(options, needed) is None:
@@ -91,7 +91,6 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Pack a corpus as the options state. Print and return the figures of each part of the command."""
     corpus = open_paths(options.corpus, options)
     check_output(options.output, inputs=(file.path for file in corpus.files()))
     packing = values_of(options, PACKING)
@@ -124,7 +123,6 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
-    """Print and return the figures of a layout. `seconds` is the time of making or reading its plans."""
     from grain_sft.pipeline import layout_receipt  # imported here, so that --help does not wait for Grain
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
@@ -152,7 +150,6 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pack one epoch by each algorithm, print a table, and return the figures. No plan is kept in the cache."""
     with elapsed("Packing"):
         found = list(layouts.compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
@@ -170,7 +167,7 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate for this share."""
+    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate."""
     from grain_sft.replay import learning_rate
 
     ratio = learning_rate.supervised_ratio(corpus)

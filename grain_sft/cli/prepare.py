@@ -18,9 +18,9 @@ DERIVED = (
     *("seed", "shuffle", "val_frac", "min_length", "max_length", "long_documents", "keep", "on_error", "special_text"),
     *("seq_level_weight", "condition", "system_prompt", "source"),
 )
-"""Fields of `Request` that become options of the same name, type and default."""
+"""Fields of `Request` that become options."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""More fields of `Request` that become options, with the flags of the options."""
+"""More of these fields, with the flags of their options."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
@@ -72,7 +72,7 @@ def _schema(text: str) -> str:
 
 
 def add_run_options(parser: Parser) -> None:
-    """Add the options that decide how a preparation runs. They do not change the bytes of the corpus."""
+    """Add the options that do not change the bytes of a corpus."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="number of processes (default: one for each core; fewer for small inputs)")
     add("--overwrite", action="store_true", help="replace an output of another request")
@@ -106,7 +106,6 @@ def _template(word: str) -> str:
 
 
 def _is_imported(word: str) -> bool:
-    """Return whether a name has the form `package.module:Name`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", word) is not None
 
 
@@ -135,7 +134,7 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
         from grain_sft.prepare import beam
 
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # prints the job's page and its state
+        logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # the job's page and its state
         arguments = [f"--runner={options.runner}", *options.unknown]
         manifest = beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
     print_summary(manifest, output)
@@ -192,7 +191,7 @@ def withdraw(parser: Parser) -> None:
 def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     """Add the options of `convert` and `withdraw`. `format` is the help text of `--format`."""
     add = parser.add_argument
-    names = ", ".join(name for name in FORMATS if not FORMATS[name].of_pairs)  # pairs are not converted
+    names = ", ".join(name for name in FORMATS if not FORMATS[name].of_pairs)
     add("-o", "--output", required=True, help=_FOLDER)
     add("--format", required=required, metavar="NAME", help=f"{format}: {names}, or package.module:Name")
     add("--tokenizer", help="tokenizer of the corpus (default: the tokenizer in its folder, if any)")
@@ -202,7 +201,6 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
 
 
 def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
-    """Rewrite a corpus without the documents `without`."""
     settings = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
         manifest = preparing.convert(options.corpus, options.output, **settings, without=without, progress=progress)
@@ -211,7 +209,6 @@ def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
 
 
 def _withdraw(options: argparse.Namespace) -> int:
-    """Rewrite a corpus without some documents, and print how to continue a run that has begun."""
     options.format = options.format or preparing.format_of(options.corpus)
     status = _convert(options, options.documents)
     print(_WITHDRAWN.format(options.corpus))

@@ -1,4 +1,4 @@
-"""Command `simulate`: prediction of the requests, cache contents and waits of a run on many hosts."""
+"""Command `simulate`, which predicts the requests, cache contents and waits of a run on many hosts."""
 
 import argparse
 import os
@@ -50,7 +50,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline, measured = open_config(options, outputs=[options.output, options.html]), None
     steps = steps_of(pipeline, options.steps)
-    pipeline = pipeline.at(steps.start)  # if the run has stages, only the stage of the first step is simulated
+    pipeline = pipeline.at(steps.start)  # only the stage of the first step is simulated
     conditions = Conditions(**values_of(options, options_of(Conditions)))
     if options.processes:
         with elapsed("Measuring processes"):

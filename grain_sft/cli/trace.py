@@ -1,4 +1,4 @@
-"""Command `trace`: prints the documents that given steps read, or the steps that read given documents."""
+"""Command `trace`, which prints the documents that steps read, or the steps that read documents."""
 
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ _UNUSED = {
     **dict.fromkeys(("steps", "between"), ("epochs", "tokenizer")),
     **dict.fromkeys(("document", "record"), ("tokenizer",)),
 }
-"""For each option that asks a question, the options that have no effect on it: `--record` does not use `--tokenizer`."""
+"""Options that have no effect on a question: `--record` does not use `--tokenizer`."""
 
 
 def trace(parser: Parser) -> None:
@@ -65,7 +65,7 @@ def _trace(options: argparse.Namespace) -> int:
         with elapsed("Searching"):
             title, traces = _answer(pipeline, options)
         tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
-    # With neither --output nor --summary, the lines appear while the trace runs, and a clock on stderr would disturb them.
+    # a clock on stderr would disturb lines that appear while the trace runs
     shown = elapsed("Tracing") if options.output or options.summary else contextlib.nullcontext()
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
@@ -81,10 +81,9 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         between = options.between is not None
         steps = provenance.steps_between(pipeline, *options.between) if between else steps_of(pipeline, options.steps)
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
-    # the title is "document 5: seen 3 times", or "text 'a': 2 documents, seen in 7 segments"
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
-    # count segments instead of lines: a segment whose document continues in the next shard has two lines
+    # not lines: a segment whose document continues in the next shard has two lines
     occurrences, counted = [lines.step, lines.row], "rows"
     if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
         occurrences, counted = [*occurrences, lines.segment], "segments"
@@ -97,11 +96,11 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
-    """Return the documents that the options ask for, by number, and the question in words."""
+    """Return the numbers of the documents that the options ask for, and the question in words."""
     run = pipeline.documents
     documents: list[int] = []
     if options.document is not None:
-        asked = dict.fromkeys(options.document)  # without repetitions
+        asked = dict.fromkeys(options.document)
         for name, number in asked:
             documents += provenance.numbers_of_document(run, name, number).tolist()
         given = [f"{name}:{number}" if name else str(number) for name, number in asked]
@@ -115,8 +114,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            # `matches` are numbers in the part's corpus. `numbers_in` returns numbers in the part. The sum is numbers in
-            # `layout`. `run.of` returns numbers in the run.
+            # `matches` are numbers in the part's corpus, and `run.of` takes numbers in `layout`
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # such as no tokenizer; raised only if every source fails
             if len(parts) == 1:
@@ -131,13 +129,13 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
 
 
 def _document(text: str) -> tuple[str, int]:
-    """Return the source and the number in SOURCE:N. The source of a plain N is ""."""
+    """Parse SOURCE:N. The source of a plain N is ""."""
     name, _, number = text.rpartition(":")
     return name, at_least(0)(number)
 
 
 def _columns(part: Trace, kind: str) -> dict[str, Any]:
-    """Return the columns to write, with names of files and sources. For `kind` "table", the files have no folders."""
+    """Return the columns to write, with names of files and sources. A table has no folders of files."""
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
     columns: dict[str, Any] = {}
     for name, column in part.columns().items():
@@ -150,7 +148,7 @@ def _columns(part: Trace, kind: str) -> dict[str, Any]:
 
 
 def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
-    """Yield one table: the tokens and documents of each source, and, for `kind` "table", the totals of all sources."""
+    """Yield one table of the tokens and documents of each source. The kind "table" has totals too."""
     columns = provenance.summarize(parts)
     if kind == "table":
         if len(columns["source"]) != 1:

@@ -39,14 +39,13 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
 
     Args:
       config: Path of a .yaml or .json file, or its content as a dict. A relative path in the file starts at the file's folder.
-        If the path does not exist there, it starts at the working directory. The values of a config replace the values that
-        it inherits. A `GPTConfig` of the episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
+        If the path does not exist there, it starts at the working directory. A `GPTConfig` of the episode-indexed loader is
+        also accepted (`grain_sft.config.gpt_config`).
       host: Host whose batches the pipeline reads. None asks JAX, which starts its backend.
 
     Raises:
-      ConfigError: An unknown key (the message suggests the nearest known key), a repeated or missing key, or a wrong value.
-      CorpusError, CorpusFileError, LayoutError, SamplerError: The corpus, the layout or the sampler of the config is wrong. The
-        message begins with the name of the config.
+      ConfigError: An unknown, repeated or missing key, or a wrong value.
+      CorpusError, CorpusFileError, LayoutError, SamplerError: The corpus, the layout or the sampler of the config is wrong.
     """
     where, sections = read_config(config)
     with naming(where):
@@ -85,17 +84,17 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
-    with naming(where):  # errors about an unknown layout or transform do not name the config
+    with naming(where):
         validate(sections, where)
         with_stages = with_stages_of_replacements(sections, where)
         if with_stages is not sections:
-            # A `replace` amendment may add a key that the source's other keys forbid: `sampler.epochs` forbids `max_epochs`.
+            # An amendment may add a key that another key forbids: `sampler.epochs` forbids `max_epochs`.
             validate(with_stages, where)
     return where, with_stages
 
 
 def config_files(path: str) -> list[str]:
-    """Return the paths of a config and of all configs that it inherits, directly or not."""
+    """Return the paths of a config and of all configs that it inherits."""
     paths: list[str] = []
     read(files.absolute(files.normalize(path)), paths)
     return paths
@@ -107,10 +106,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with its former keys renamed. The sections inside it are renamed, too.
-
-    The names of a mixture's sources are not keys, so they stay. Lists are not searched: no key in a list was ever renamed.
-    """
+    """Return a section with its former keys renamed, also in inner sections. Names of a mixture's sources are not keys."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}

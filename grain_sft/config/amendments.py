@@ -26,10 +26,9 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of a `withdraw` amendment, besides `from`.
 
     Args:
-      documents: Documents whose tokens become padding. An entry is the number of a document, as `grain-sft trace` prints it;
-        `code:17` for document 17 of the source `code` of a mixture; `chats.jsonl:17` for line 17 of an input that the corpus
-        was prepared from; `code` or `chats.jsonl` for all documents of a source or an input; or the path of a file with such
-        entries, one a line.
+      documents: Documents whose tokens become padding. An entry is the number of a document, as `grain-sft trace` prints it.
+        `code:17` is document 17 of the mixture's source `code`. `chats.jsonl:17` is line 17 of an input of `grain-sft prepare`.
+        `code` or `chats.jsonl` alone means all of its documents. An entry may also be a file with such entries, one a line.
     """
 
     documents: int | str | list[int | str]
@@ -75,21 +74,20 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 def keys_of_stage(section: Section) -> dict[str, Any]:
     """Return the keys of a `replace` amendment that need a new stage.
 
-    The weight of a source needs no new stage (`weights_of`), unless the source is in an inner mixture.
+    A weight needs no new stage, except in an inner mixture: "web/news" is a source of the inner mixture "web".
     """
-    # "web/news" is a source of the inner mixture "web"
     names = ("path", "max_epochs", "on_exhausted", *(["weight"] if "/" in section["source"] else []))
     return {name: section[name] for name in names if section.get(name) is not None}
 
 
 def weights_of(section: Section) -> dict[str, Any]:
-    """Return {source: weight} if a `replace` amendment changes the weight of a source of the outermost mixture, else {}."""
+    """Return {source: weight} if a `replace` amendment changes a weight without a new stage, else {}."""
     source, weight = section["source"], section.get("weight")
     return {} if weight is None or "/" in source else {source: weight}
 
 
 def check_amendments(entries: Sequence[object], where: str) -> None:
-    """Raise a ConfigError if an entry is not one amendment with its keys."""
+    """Raise a ConfigError for an entry that is not one valid amendment."""
     for number, entry in enumerate(entries):
         at = f"{where}: amendments[{number}]"
         if not isinstance(entry, Mapping) or len(entry) != 1 or not entry.keys() <= AMENDMENTS.keys():
@@ -102,14 +100,10 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Section]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, and the amendments of each stage. Each list has one item for each entry.
+    """Return the amendments of a run, and those of each stage. Each list has one item for each entry.
 
     Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
-    documents, and None for the other stages. The list of the run has only the first of these amendments.
-
-    Args:
-      entries: Section `amendments` of the config.
-      layouts: Layout of each stage, in order.
+    documents, and None for the other stages. The list of the run has the first of these amendments.
     """
     by_entry = [_amendments_of_stages(kind, section, layouts) for entry in entries for kind, section in entry.items()]
     run = [next(each for each in of_stages if each is not None) for of_stages in by_entry]
@@ -117,7 +111,6 @@ def make_amendments(
 
 
 def _amendments_of_stages(kind: str, section: Section, layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
-    """Return the amendment that an entry becomes in each stage; None for a stage that the entry does not change."""
     if kind == "replace":
         keys = keys_of_stage(section)
         replaced = f"{section['source']} ({', '.join(keys)})" if keys else ""

@@ -17,7 +17,7 @@ TRAINER_KEYS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
     *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
 )
-"""Keys of trainers that look like misspelt keys of ours, such as `data_seed` for `epoch_seed`. They are ignored."""
+"""Ignored keys of trainers that look like misspelt keys of ours, such as `data_seed` for `epoch_seed`."""
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +25,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
         {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
 
-    A GPTConfig is a flat JSON object. It may also have our sections, which override its keys: `"sampler": {"epochs": 3}`.
+    A GPTConfig may also have our sections, which override its keys: `"sampler": {"epochs": 3}`.
 
     A row has the last `block_size + 1` tokens of an episode. All tokens but the last are inputs, and all tokens but the first
     are targets. A step is one call of the trainer's `get_batch`: if `grad_accum_steps` is 4, step 2 of the optimizer reads
@@ -43,7 +43,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       epoch_seed: `sampler.seed`.
       epoch_shuffle: `sampler.shuffle`. It has no effect if batch_sampling_mode is "random".
       epoch_drop_last: `sampler.last_batch`: true means `drop`, and false means `run_on`. It has no effect if
-        batch_sampling_mode is "random". It has no effect in a mixture either: its sources always run on into their next epochs.
+        batch_sampling_mode is "random", or in a mixture.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -67,9 +67,9 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""Required keys of a GPTConfig. Each may be replaced by one of several keys of a section: (name of the section, keys)."""
+"""Section and keys of ours that may replace each required key of a GPTConfig."""
 
-_NEAR = 0.8  # an unknown key with this similarity (of difflib) to a key of ours is refused as misspelt
+_NEAR = 0.8  # similarity (of difflib) from which an unknown key counts as misspelt
 
 
 def is_gpt_config(stated: Section) -> bool:
@@ -97,8 +97,8 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
                 hint = f' The trainer takes it as an option; here it is a key: "{key}": "data/chat_sft".'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    # A mixture, or an order with `runs_on`, always fills the last batch of an epoch from the next epoch. "drop" is only the
-    # default there. The mode "random" ignores `epoch_shuffle`, because `shuffle: false` would make its order sequential.
+    # A mixture, or an order with `runs_on`, always runs on. There, "drop" is only the default.
+    # `shuffle: false` would make the order `random` sequential.
     runs_on = ORDERS[order].runs_on
     own_corpus = sections.get("corpus")
     is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
@@ -117,7 +117,7 @@ def sections_of(stated: Section, where: str) -> dict[str, Any]:
 
 
 def _check_others(others: list[Any], where: str) -> None:
-    """Refuse keys that look like misspelt keys of ours. Log the other keys, which belong to the trainer and are ignored."""
+    """Refuse keys that look like misspelt keys of ours, and log the other keys."""
     for key in others:
         near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
         if near and key not in TRAINER_KEYS:

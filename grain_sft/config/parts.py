@@ -18,7 +18,7 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import TRANSFORMS
 
 Sizes = list[tuple[int, int]]
-"""Changes of the batch size: pairs (step from which the size applies, number of rows of a batch)."""
+"""Changes of the batch size: pairs (step from which the size applies, number of rows)."""
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
 """Keys of a source of a mixture that do not describe its corpus, such as `weight`."""
@@ -33,13 +33,13 @@ class PartsMaker:
         self._sources: dict[str, NpyDataSource] = {}
 
     def make(self, sections: Section) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
-        """Return the source, the sampler and the transforms of a validated config, or of the config of a stage."""
+        """Return the source, the sampler and the transforms of the validated config of a run or a stage."""
         corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
         sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
         sampler.pop("global_batch_tokens", None)
         schedule = sizes_of(sampler.get("schedule", ()), layout["sequence_length"])
         where = f"{self._where}: transforms"
-        # Opening the corpus may take long. So make the transforms first: a wrong transform is an error at once.
+        # opening the corpus may take long, so a wrong transform raises its error first
         transforms = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
         make = self._single if corpus.get("mixture") is None else self._mixture
         source, row_sampler = make(corpus, layout, sampler, schedule)
@@ -49,14 +49,12 @@ class PartsMaker:
         return source, row_sampler, transforms
 
     def _corpus(self, section: Section) -> Corpus:
-        """Return the corpus of a section `corpus`; the same object for equal sections."""
         key = json.dumps(section, default=repr, sort_keys=True)
         if key not in self._corpora:
             self._corpora[key] = make_corpus(section, self._where)
         return self._corpora[key]
 
     def _source(self, corpus: Section, layout: Section) -> NpyDataSource:
-        """Return the source of a corpus and a layout; the same object for equal sections."""
         key = json.dumps([corpus, layout], default=repr, sort_keys=True)
         if key not in self._sources:
             options = {name: value for name, value in layout.items() if name != "kind"}
@@ -68,8 +66,7 @@ class PartsMaker:
     def _single(
         self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
     ) -> tuple[NpyDataSource, Sampler]:
-        """Return source and sampler of a config without a mixture."""
-        self._corpus(corpus)  # opened first, so that errors of the corpus come before errors of the packing options
+        self._corpus(corpus)  # opened first, so that its errors come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
         source = self._source(corpus, layout)
         host = Host.from_jax() if self._host is None else self._host
@@ -87,26 +84,24 @@ class PartsMaker:
     def _mixture(
         self, corpus: Section, layout: Section, sampler: Section, schedule: Sizes
     ) -> tuple[MixtureSource, MixtureSampler]:
-        """Return source and sampler of a mixture. Each source inherits `corpus`, `layout`, `order`, `seed` and `shuffle`."""
         _check_sampler(sampler, False, self._where)
         orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
         sources: dict[str, NpyDataSource] = {}
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-            """Return the mixture of a section that has the key `mixture`; its sources inherit the keys `defaults`."""
-            # `prefix`, such as "web/", precedes the names of the sources
+            """Return the mixture of a section. `prefix`, such as "web/", precedes the names of its sources in `sources`."""
             named = section["mixture"].items()
             members = {name: (keys["weight"], open_source(keys, defaults, prefix + name)) for name, keys in named}
             weights = {name: keys["weight"] for name, keys in named}
             changes = []
             for entry in section.get("schedule", []):
                 if entry.get("weights") is not None:
-                    weights = {**weights, **entry["weights"]}  # the other sources keep their weights
+                    weights = {**weights, **entry["weights"]}
                     changes.append((entry["step"], weights))
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Add the source `name` to `sources` and return its order. For a section with a mixture, return that `Mixture`."""
+            """Add the source to `sources` and return its order, or return the inner mixture."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -176,7 +171,7 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
 
 
 def _check_defaults(layout: Layout, where: str) -> None:
-    """Refuse a mixture whose layouts have different default transforms. Called if the config has no key `transforms`."""
+    """Refuse a mixture whose layouts have different default transforms."""
     transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
     if len({repr(each) for each in transforms.values()}) > 1:
         listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
@@ -185,7 +180,7 @@ def _check_defaults(layout: Layout, where: str) -> None:
 
 
 def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
-    """Refuse keys of the sampler that do not fit the layout: some need rows of one length, others rows of several lengths."""
+    """Refuse keys for rows of several lengths in a layout of one length, and the reverse."""
     if several_lengths:
         allowed, refused = CURRICULUM_SAMPLER, INDEX_SAMPLER
         reason = "rows of one length, but the rows of this layout have several"
@@ -214,11 +209,9 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs all epochs when the layout is made.
 
-    The sampler must then read each row once, in the order of the row numbers. The config may be written in two ways:
-      `layout` has a `seed`, and `sampler` is sequential and has one epoch.
-      `sampler` has the order that the algorithm replays, such as `openchat` for `multipack`. Its `seed` and `epochs` are
-        copied to `layout`. Then the sampler becomes sequential, with one epoch.
-    If the algorithm packs whole batches, the batch size is copied to `layout.batch_rows`.
+    The sampler must then read each row once, in the order of the row numbers. A config may state the order that the algorithm
+    replays, such as `openchat` for `multipack`. Then `seed` and `epochs` of the sampler are copied to `layout`, and the sampler
+    becomes sequential with one epoch. Otherwise, `layout` must have a `seed`, and the sampler must be sequential already.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
@@ -252,7 +245,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
 
 
 def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str, default: object = None) -> None:
-    """Raise a ConfigError unless `sampler[key]` is `expected`. If `sampler` lacks the key, `default` counts as its value."""
+    """Raise a ConfigError unless `sampler[key]`, which defaults to `default`, is `expected`."""
     if sampler.get(key, default) != expected:
         found = repr(sampler[key]) if key in sampler else "missing"
         why = f"layout.algorithm {algorithm} orders the rows of all its epochs (layout.epochs) itself"
@@ -260,12 +253,12 @@ def _expect(sampler: Section, key: str, expected: object, algorithm: str, where:
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> Sizes:
-    """Return the pairs (step, number of rows) of those entries of a schedule that state a batch size."""
+    """Return the changes of the batch size in a schedule."""
     sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
     return [(step, rows) for step, rows in sizes if rows is not None]
 
 
 def rows_of_batch(section: Section, length: int) -> int | None:
-    """Return the number of rows of a batch from `global_batch_size` or `global_batch_tokens`; None without these keys."""
+    """Return the number of rows of a batch; None if a section states no batch size."""
     tokens = section.get("global_batch_tokens")
     return section.get("global_batch_size") if tokens is None else tokens // length

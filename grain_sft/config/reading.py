@@ -1,7 +1,4 @@
-"""Reading of config files. A config is merged with the configs that it inherits.
-
-In this file, to locate a path means: join it to the config's folder, if the path is relative and exists there.
-"""
+"""Reading of config files. A config is merged with the configs that it inherits."""
 
 import contextlib
 import glob
@@ -22,7 +19,7 @@ from grain_sft.storage import files
 
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
-"""Key of a `GPTConfig`, the flat config of another trainer. It means the same as `corpus.path` in our configs."""
+"""Key of a `GPTConfig` with the same meaning as our `corpus.path`."""
 
 _MOST_INHERITED = 100
 _FILES = ("path", "mixture")
@@ -42,13 +39,11 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Return the tag of a node. A number with a colon, such as 2:17, has the tag of text."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Return the node of a mapping. Refuse a repeated key."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -59,7 +54,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Return the integer of a node. Refuse 010."""
         value = int(super().construct_yaml_int(node))
         if re.fullmatch("[-+]?0[0-7_]+", node.value) and value != (decimal := int(node.value.replace("_", ""))):
             found = f"{node.start_mark.line + 1}: {node.value} is {value} in YAML 1.1 and {decimal} in YAML 1.2"
@@ -71,9 +65,9 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(path: str, inheriting: list[str]) -> dict[str, Any]:
-    """Return the sections of a config file, merged with those that it inherits. They are not validated yet.
+    """Return the sections of a config file, merged with those that it inherits, before validation.
 
-    `inheriting` [a, b] means: a inherits b, and b inherits `path`. The function appends `path`, and the paths that it inherits.
+    `inheriting` [a, b] means: a inherits b, and b inherits `path`. `path` and the paths that it inherits are appended.
     """
     if path in inheriting:
         circle = " -> ".join([*inheriting[inheriting.index(path) :], path])
@@ -105,7 +99,7 @@ def read(path: str, inheriting: list[str]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of a JSON text. Refuse a repeated key: `_Loader` finds it and its line, because JSON is also YAML."""
+    """Return the value of a JSON text. Refuse a repeated key, which `_Loader` finds because JSON is also YAML."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):  # JSON that PyYAML can't parse is not checked
         # JSON allows these characters; PyYAML refuses most of them
@@ -114,11 +108,7 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: list[str]) -> dict[str, Any]:
-    """Return `stated`, the sections of a config in `folder`, laid over the sections that the config inherits.
-
-    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory. For `inheriting`,
-    see `read`.
-    """
+    """Return `stated`, the sections of a config in `folder`, laid over the sections that the config inherits."""
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
     if parent is None:
@@ -143,7 +133,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
-        # A mixture may have sources named "path" and "mixture". These don't exclude each other. Their values are mappings.
+        # sources of a mixture may be named "path" and "mixture"
         are_sources = isinstance(top.get(key), Mapping) and isinstance(base.get(excluded), Mapping)
         if key in top and excluded not in top and not are_sources:
             merged.pop(excluded, None)
@@ -159,7 +149,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _located(stated: Any, paths: Any, folder: str) -> Any:
-    """Return a value of a config with its paths located. `paths` is the part of the tree `_PATHS` for this value."""
+    """Return a value of a config with its paths located (`_locate`). `paths` is the part of `_PATHS` for this value."""
     if isinstance(stated, list):
         return [_located(item, paths, folder) for item in stated]
     if callable(paths):
@@ -170,7 +160,7 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Locate a path of a config: join a relative path to `folder` if it exists there, or if `folder` is in a bucket.
+    """Join a relative path to `folder` if it exists there, or if `folder` is in a bucket.
 
     A blend of weights and prefixes, such as "0.3 a 0.7 b", becomes a list of its words.
     """
@@ -188,7 +178,7 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return `name` as a `ListFile`, a file that lists documents, if `folder` has this file. Otherwise return `name`."""
+    """Return `name` as a `ListFile` if `folder` has a file of that name. Otherwise return `name`."""
     is_document = isinstance(name, str) and re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)  # such as "5" and "web:5"
     if not isinstance(name, str) or files.is_remote(name) or is_document:
         return name
@@ -228,7 +218,7 @@ def _exists(path: str) -> bool:
     return os.path.exists(path) or os.path.exists(path + PREFIX_SUFFIX) or any(glob.iglob(path, recursive=True))
 
 
-_ANY_KEY = "*"
+_ANY_KEY = "*"  # such as the name of a source
 _CORPUS: dict[str, Any] = {
     "path": _locate,
     "label_mask_paths": _locate,
@@ -242,7 +232,4 @@ _PATHS = {
     "stages": {"corpus": _CORPUS},
     "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
 }
-"""Tree of the keys of a config whose values are paths. A leaf is the function that locates the path.
-
-`_ANY_KEY` stands for any key, such as the name of a source.
-"""
+"""Tree of the keys of a config whose values are paths. A leaf is the function that locates the path."""

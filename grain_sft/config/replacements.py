@@ -1,4 +1,4 @@
-"""Stages for `replace` amendments: a config gets a new stage where an amendment begins that needs one (`keys_of_stage`).
+"""New stages for `replace` amendments (`keys_of_stage`).
 
 Data steps count all batches of the data, also those that an amendment skips. If an amendment skips 5 batches before step 10,
 step 20 reads data step 25.
@@ -19,10 +19,10 @@ from grain_sft.sampling import BatchSizes, StepMap
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a validated config with a new stage at each replacement that needs one (`keys_of_stage`).
+    """Return a validated config with a new stage at each replacement that needs one.
 
-    The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which restores
-    weights that a schedule set before the new stage begins (`_weights_to_restate`).
+    The amendments stay in the config, because receipts list them. Some new stages need `reweight` amendments too
+    (`_weights_to_restate`).
 
     Raises:
       ConfigError: A replacement changes nothing, or no stage from its step on has its source.
@@ -48,13 +48,13 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # A config with stages can't have a schedule outside of them, so its own sections get the last values of their schedules.
+    # a config with stages can't have a schedule outside of them
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
 def _divide(stage: Section, begin: int, end: int, sections: Sequence[tuple[int, Section]]) -> Iterator[Section]:
-    """Divide a stage, which has the data steps `begin` to `end` - 1, at each replacement of one of its sources.
+    """Divide a stage of the data steps `begin` to `end` - 1 at each replacement of one of its sources.
 
     `sections` are pairs (data step, section `replace`), ascending.
     """
@@ -111,7 +111,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture with the weights that `schedule` sets up to step `steps`. An inner mixture has a schedule of its own."""
+    """Return a mixture with the weights that `schedule`, or an inner mixture's own schedule, sets up to step `steps`."""
     weights: dict[str, Any] = {}
     later = {}
     for entry in schedule:
@@ -126,23 +126,20 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return `{"schedule": ...}` with the entries after `steps`, or {}. If `steps` is 100, step 130 becomes step 30."""
+    """Return `{"schedule": ...}` with the entries after `steps`, or {}."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
 
 def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap) -> list[tuple[int, Section]]:
-    """Return a pair (data step, weights by source) for each amendment that changes weights, ascending by step.
-
-    Amendments of one step are in the order of the config.
-    """
+    """Return a pair (data step, weights by source) for each amendment that changes weights, ascending by step."""
     amended = (
         (skips.data_step(section["from"]), section["weights"] if kind == "reweight" else weights_of(section))
         for entry in amendments
         for kind, section in entry.items()
         if kind in ("reweight", "replace")
     )
-    return sorted(amended, key=lambda pair: pair[0])
+    return sorted(amended, key=lambda pair: pair[0])  # stable: the config's order decides in one step
 
 
 def _weights_to_restate(
@@ -170,7 +167,6 @@ def _weights_to_restate(
         restored = {name: weight for name, (step, weight) in scheduled.items() if amended_at.get(name, step) < step}
         if restored:
             yield section["from"], restored
-        # The added amendment must not change the next stage, which begins with the weights of the earlier amendments.
         amended_weights = {name: weight for step, weights in amended if step <= end for name, weight in weights.items()}
         later_sources = {name for _, _, later in stages[number:] for name in later["corpus"].get("mixture") or ()}
         for name in restored:
@@ -179,9 +175,9 @@ def _weights_to_restate(
 
 
 def _scheduled_weights(stage: Section, begin: int, last: int) -> dict[str, tuple[int, Any]]:
-    """Return {source: (data step, weight)} of the latest changes by the stage's schedule, up to data step `last`.
+    """Return {source: (data step, weight)} of the latest changes by the schedule of a stage, up to data step `last`.
 
-    `begin` is the first data step of the stage. Sources whose weight the schedule has not changed are left out.
+    `begin` is the first data step of the stage.
     """
     planned = {name: source["weight"] for name, source in stage["corpus"]["mixture"].items()}
     scheduled = {}

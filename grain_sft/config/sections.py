@@ -30,8 +30,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Metrics and the watchdog observe every run without being named.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes the log.
-      amendments: Changes of the run, in the order in which they were made. A change states the step from which it applies. See
-        [amendments](#amendments).
+      amendments: Changes of the run, in the order in which they were made. See [amendments](#amendments).
       stages: Consecutive parts of the run, each with its own sequence length, batch size, mixture or layout. See
         [stages](#stages).
     """
@@ -120,9 +119,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       sampler: Keys of `sampler` that differ for this source. `order`, `seed`, `shuffle` and `epochs` may differ.
       max_epochs: Number of epochs after which the source has no rows left; the same as `epochs` in the source's `sampler`.
         Without either key, the source never ends.
-      on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`; by default the value of
-        `sampler.on_exhausted`. In a source that is a mixture itself, the key has another meaning: it is the default for the
-        sources of that mixture, in place of `sampler.on_exhausted`. There it may also be `repeat`, which is its own default.
+      on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`. Default: the value of
+        `sampler.on_exhausted`. In a source that is a mixture itself, the key takes the place of `sampler.on_exhausted` for the
+        sources of that mixture. There it may also be `repeat`, which is the default.
       schedule: Changes of weights, only in a source that is a mixture itself. Entries are as in `sampler.schedule`, but without
         batch sizes.
     """
@@ -164,7 +163,6 @@ TOP: Options = options_of(Top)
 _CORPUS_KEYS = options_of(CorpusSection)
 _OPEN_CORPUS_KEYS = _without(options_of(open_corpus), "where", *_CORPUS_KEYS)  # the key for `where` is `path`
 CORPUS: Options = {**_CORPUS_KEYS, **_OPEN_CORPUS_KEYS}
-# Arguments of samplers that are not keys of a config.
 _NOT_KEYS = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")
 INDEX_SAMPLER: Options = _without(options_of(IndexSampler), *_NOT_KEYS)
 CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), *_NOT_KEYS)
@@ -178,7 +176,7 @@ LAYOUT: Options = options_of(LayoutSection)
 SECTIONS = ("corpus", "layout", "sampler")
 
 SIZES = ("global_batch_size", "global_batch_tokens")
-"""Keys for the size of a batch. A section `sampler` has one of these keys, an entry of `sampler.schedule` at most one."""
+"""Keys for the size of a batch."""
 
 _IMPORTED_NAME = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
 
@@ -189,17 +187,17 @@ def order_of(sampler: Section) -> Order:
 
 
 def layout_options(kind: str) -> Options:
-    """Return the keys that layouts of this kind have besides the keys `LAYOUT`."""
+    """Return the keys of this kind of layout besides `LAYOUT`."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
 
 
 def all_layout_options() -> Options:
-    """Return the keys of layouts of all kinds: `LAYOUT`, and the keys of each kind in `LAYOUTS`."""
+    """Return the keys of layouts of all kinds."""
     return {**LAYOUT, **{name: option for kind in LAYOUTS for name, option in layout_options(kind).items()}}
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config. No section and no stage has required keys, because a config may inherit them."""
+    """Return the JSON Schema of a config. No section or stage has required keys, because a config may inherit them."""
     sections = {"Corpus": CORPUS, "Sampler": SAMPLER, "Source": SOURCE, "Config": TOP, "Stage": STAGE}
     sections |= {f"Layout{kind.title()}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
     definitions: dict[str, Any] = {}
@@ -233,7 +231,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Add to `definitions` a schema of an object for each name in `options`. Return references to the schemas, by name."""
+    """Add to `definitions` the schema of each object in `options`. Return references to the schemas, by name."""
     structs = [struct_of(name, keys) for name, keys in options.items()]
     references, added = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
     for definition in added.values():  # Python before 3.13 keeps the indentation of docstrings

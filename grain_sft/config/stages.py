@@ -1,4 +1,4 @@
-"""Section `stages` of a config: the config of each stage is the whole config with some keys changed."""
+"""Section `stages` of a config. The config of a stage is the whole config with some keys changed."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _MAX_LENGTH = "max_target_sequence_length"
 
 
 def check_stages(config: Section, where: str) -> None:
-    """Raise a ConfigError for an entry of `stages` with wrong keys. The sections of the entry are not checked here."""
+    """Raise a ConfigError for an entry of `stages` with wrong keys."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
         check(entry, STAGE, at)
@@ -32,9 +32,9 @@ def check_stages(config: Section, where: str) -> None:
 def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    All stages must read the corpus in the same order. So the length of the longest rows of all stages becomes the default of
-    the layout's option `max_target_sequence_length`. For example, two stages with rows of 2048 and 8192 tokens both order
-    windows of 8192 tokens. The first stage cuts each window into four rows, which stay together.
+    All stages must read the corpus in the same order. So the longest rows of all stages set the default of the layout's option
+    `max_target_sequence_length`. Stages with rows of 2048 and 8192 tokens both order windows of 8192 tokens, and the former
+    cuts each window into four rows.
     """
     configs = []
     for stage in config["stages"]:
@@ -52,10 +52,7 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
 
 
 def _replaces(own: object, inherited: object) -> bool:
-    """Return whether a stage's `corpus` replaces the config's `corpus` as a whole, because it names other files.
-
-    Two mixtures are merged source by source, so a stage may change one weight.
-    """
+    """Return whether a stage's `corpus` replaces the config's `corpus` as a whole, because it names other files."""
     if not isinstance(own, Mapping) or not isinstance(inherited, Mapping):
         return False
     return "path" in own or ("mixture" in own and "mixture" not in inherited)
@@ -69,7 +66,7 @@ def _layouts_with_max_length(config: Section) -> Iterator[dict[str, Any]]:
 
 
 def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
-    """Yield the sections `layout` of the sources of a mixture. A source may be a mixture itself."""
+    """Yield the sections `layout` of the sources of a mixture, and of its inner mixtures."""
     mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
     for source in mixture.values() if isinstance(mixture, Mapping) else ():
         if isinstance(source, Mapping) and isinstance(source.get("layout"), dict):

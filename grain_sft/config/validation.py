@@ -1,4 +1,4 @@
-"""Checks of the keys and values of a whole config."""
+"""Checks of a whole config."""
 
 from collections.abc import Iterable, Mapping
 
@@ -38,7 +38,7 @@ def validate(config: Section, where: str) -> None:
 
 
 def check_layout(layout: object, where: str) -> None:
-    """Check a section `layout`. The key `kind` decides which other keys the section may have."""
+    """Check a section `layout`."""
     if not isinstance(layout, Mapping) or "kind" not in layout:  # `check` raises the error
         check(layout, sections.all_layout_options(), where)
     assert isinstance(layout, Mapping)
@@ -66,7 +66,7 @@ def _check_mixed(sampler: Section, mixed: bool, where: str) -> None:
 
 
 def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) -> None:
-    """Check a section `corpus`, or a source of a mixture. The error for a section without a path names the key `lacking`."""
+    """Check a section `corpus`, or a source of a mixture. `lacking` names the key `path` in the error if it is missing."""
     if "remote" in corpus:
         try:
             RemoteOptions.of(corpus["remote"])
@@ -90,7 +90,7 @@ def _check_corpus(corpus: Section, layout: Section, where: str, lacking: str) ->
 
 
 def _check_source(source: Section, layout: Section, where: str) -> None:
-    """Check a source of a mixture. `layout` is the config's section; the source's own `layout` replaces keys of it."""
+    """Check a source of a mixture. `layout` is the config's section, which the source may change."""
     is_mixture = source.get("mixture") is not None
     for key in ("layout", "sampler", "max_epochs") if is_mixture else ("schedule",):
         if key in source:

@@ -1,4 +1,4 @@
-"""HTML page that shows the rows of a step, and of the steps before and after it. The page needs no network."""
+"""HTML page that shows the rows of a step, and of the steps before and after it."""
 
 import base64
 import dataclasses
@@ -16,7 +16,7 @@ from grain_sft.view.rows import RowView, describe_origin, segment_runs, view_row
 from grain_sft.view.text import TokenTexts, split_characters, visible, visible_line
 
 MOST_TOKENS = 1 << 22
-"""Maximum number of tokens on a page. Such a page has about 20 MB, which a browser still opens."""
+"""Maximum number of tokens on a page: about 20 MB, which a browser still opens."""
 
 
 def inspect_page(
@@ -25,11 +25,7 @@ def inspect_page(
     """Return the page of a step: its rows, and the same rows of the steps before and after it.
 
     Args:
-      pipeline: Pipeline whose rows are shown.
-      step: Step that is shown first.
-      texts: Texts of the tokens.
       rows: Indices of rows of this host's batch, at least one. None means all rows, as far as `MOST_TOKENS` allows.
-      title: Title of the page.
 
     Raises:
       GrainSftError: As in `view_rows`.
@@ -40,12 +36,12 @@ def inspect_page(
     steps: list[dict[str, Any]] = []
     views: list[RowView] = []
     for number in (step, *neighbours):  # `step` first, so that errors are about it
-        count = len(pipeline.sampler.rows(number))  # a schedule may change the number of rows from step to step
+        count = len(pipeline.sampler.rows(number))
         length = pipeline.at(number).source.layout.sequence_length
         most_rows = max(1, MOST_TOKENS // (3 * length))  # a page has up to 3 steps
         chosen = range(min(count, most_rows)) if rows is None else rows
         if number != step:
-            # a row that a neighbour lacks is left out; if `step` lacks a row, `view_rows` raises an error
+            # a row that a neighbour lacks is left out; a row that `step` lacks is an error
             chosen = [row for row in chosen if row < count]
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
@@ -72,7 +68,7 @@ def inspect_page(
 
 
 def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
-    """Return a row in the form that the page's script reads."""
+    """Return a row for the page's script."""
     lowest, highest = view.tokens.min(initial=0), view.tokens.max(initial=0)
     if highest > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
@@ -82,7 +78,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     for _, first, stop in runs:
         for begin, end, whole in split_characters([texts.text(token) for token in view.tokens[first:stop].tolist()]):
             split.append([first + begin, first + end, visible(whole)])
-    # indices of the tokens whose position is not 1 more than the previous token's; `prepend` includes index 0
+    # indices of tokens whose position is not 1 more than the previous token's; `prepend` includes index 0
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:
@@ -108,5 +104,4 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
 
 
 def _encoded(array: npt.NDArray[Any]) -> str:
-    """Return the bytes of an array in base64."""
     return base64.b64encode(array.tobytes()).decode()

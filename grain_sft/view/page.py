@@ -1,4 +1,4 @@
-"""`make_page`: the frame of all HTML pages of this package. A page loads nothing, and runs no script but its own."""
+"""Frame of all HTML pages of this package."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ _PAGE = """<!doctype html>
 
 
 def part(name: str) -> str:
-    """Return the text of a file in the folder `parts`: a style sheet such as "page.css", or a script."""
+    """Return the text of a file in the folder `parts`, such as "page.css"."""
     return (importlib.resources.files("grain_sft.view") / "parts" / name).read_text(encoding="utf-8")
 
 
@@ -38,8 +38,8 @@ def make_page(title: str, body: str, *, styles: str, data: Any, script: str = ""
     Args:
       title: Title, as plain text.
       body: HTML of the body. The caller has escaped all texts in it.
-      styles: Style sheet of this page, in addition to the style sheet of all pages.
-      data: JSON value for the script and for other programs. The page has it in the element with the id `data`.
+      styles: Style sheet of this page, in addition to page.css.
+      data: JSON value for the script and for other programs, in the element with the id `data`.
       script: JavaScript; "" for none.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -13,17 +13,16 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Two functions for each name of a picture. The first returns whether a report has the numbers of the picture. The second draws
-the picture on an empty figure of matplotlib."""
+"""For each picture, a function that returns whether a report has its numbers, and a function that draws it on a figure."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the lines, bars or areas of a picture, in order."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
-# variables of the page's style sheet, such as --c0, which replace the colours in an SVG element
+# variables of the page's style sheet that replace the colours in an SVG element
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
 _VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
-_MAX_SOURCES = 8  # most sources in a picture
-_MAX_CHARACTERS = 28  # most characters of a label
+_MAX_SOURCES = 8
+_MAX_CHARACTERS = 28  # of a label
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
@@ -31,7 +30,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "grain_sft",
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "text.parse_math": False,  # a $ in a label, which may be the name of a file, does not begin a formula
+    "text.parse_math": False,  # a $ in a label does not begin a formula
     "axes.edgecolor": _QUIET,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
@@ -46,9 +45,7 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return the pictures of a report by name. A picture is left out if the report does not have its numbers.
-
-    `pictures` are the pictures to draw. None means the pictures of this module.
+    """Return those pictures of a report whose numbers it has, by name. `pictures` defaults to the pictures of this module.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -71,9 +68,9 @@ def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str,
 
 
 def _element(name: str, svg: str) -> str:
-    """Return the picture `name` as an HTML element. `svg` is its SVG file."""
+    """Return a picture as an HTML element."""
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # without the width and the height of the whole picture, the page decides its size
+    # the page decides the size
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
     # only tags change: texts, such as the names of sources, may look like colours or ids
     element = re.sub("<[^>]+>", lambda tag: _html_tag(name, tag[0]), element)
@@ -109,7 +106,6 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def _short(name: str) -> str:
-    """Return the label for a name: only its end if the name is too long."""
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 
@@ -168,7 +164,7 @@ def _mixture(figure: Any, report: Report) -> None:
     axes.set(xlabel="step", ylabel="share of its tokens, %", ylim=(0, 100))
     axes.margins(x=0)
     _show_millions(axes.xaxis)
-    # The legend gets the names directly, because matplotlib leaves out areas whose label begins with "_".
+    # matplotlib leaves out areas whose own label begins with "_"
     figure.legend(areas, list(map(_short, sources)), loc="outside right upper", frameon=False)
 
 

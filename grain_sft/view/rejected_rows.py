@@ -1,4 +1,4 @@
-"""Rows that `NgramFilter` rejects in some steps of a run: how many there are, and examples."""
+"""Rows that `NgramFilter` rejects."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.text import TokenTexts, visible
 
 _MOST_EXAMPLES = 5
-_EXAMPLE_TOKENS = 48  # most tokens that an example shows; if a single period is longer, it is shown once, in full
+_EXAMPLE_TOKENS = 48  # most tokens that an example shows; a longer period is shown once, in full
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
       used: Whether the pipeline has the filter.
       rows, rejected: Number of all rows, and number of rejected rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
-      examples: Up to 5 of the other rejected rows, as dicts. Their keys are `step`, `instance` (the row's number), and the
-        keys of `_example`.
+      examples: Up to 5 of the other rejected rows, as dicts of `step`, `instance` (the row's number), and the values of
+        `_example`.
     """
     own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
     ngram_filter = own_filters[0] if own_filters else NgramFilter()
@@ -41,7 +41,7 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
         for index in failing.tolist():
             tokens = element["tokens"][index].astype(np.int64)
             padding = element["segment_ids"][index] == 0
-            tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # -1, -2, -3, …: numbers that never repeat
+            tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # numbers that never repeat
             if not ngram_filter.fails(tokens):
                 counts["rejected_for_padding"] += 1
             elif len(examples) < _MOST_EXAMPLES:
@@ -52,17 +52,16 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     """Return the longest repetition in a rejected row, as `at`, `period`, `times` and `text`.
 
-    From token `at` on, the same `period` tokens come `times` times in succession; `text` shows them. The search covers the
-    periods that the filter checks, and prefers a repetition of `repeats` times or more. A filter from another package may lack
-    an attribute, such as `min_period`: then the default of `NgramFilter` is used.
+    From token `at` on, the same `period` tokens come `times` times in succession; `text` shows them. A repetition of `repeats`
+    times or more, which the filter rejects, is preferred to a longer one.
     """
-    names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()
+    names, defaults = ("min_period", "max_period", "repeats"), NgramFilter()  # for a filter without these attributes
     min_period, max_period, repeats = (getattr(ngram_filter, name, getattr(defaults, name)) for name in names)
-    repetitions = [(0, 1, 1)]  # (first token, period, times), beginning with an entry for rows without any repetition
-    # `NgramFilter` needs at least three repeats to reject a row, so a period is at most a third of the row
+    repetitions = [(0, 1, 1)]  # (first token, period, times)
+    # a filter needs at least three repeats to reject a row
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
-        # each token of run i, which is tokens `starts[i]` to `ends[i] - 1`, equals the token one period later
+        # tokens `starts[i]` to `ends[i] - 1` equal the tokens one period later
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             longest = int((ends - starts).argmax())
@@ -71,6 +70,6 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()
     raw_texts = [(token, texts.text(token)) for token in ids]
     joined = "".join(f" ⟨{token}⟩" if text is None else text for token, text in raw_texts)
-    # A token may have only some bytes of a UTF-8 character, as surrogates. Encoding and decoding the whole text joins them.
+    # joins the bytes of a character that several tokens share
     whole = joined.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return {"at": first, "period": period, "times": times, "text": visible(whole.strip())}

@@ -1,4 +1,4 @@
-"""`make_report`: computes the numbers that `grain-sft report` shows of a run, as JSON values."""
+"""The numbers of `grain-sft report`."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from grain_sft.view.text import TokenTexts
 MOST_TOKENS = 1 << 25
 """Maximum number of tokens of all sampled steps together."""
 MOST_SCANNED = 1 << 28
-"""If a corpus has more tokens than this, a search for its documents reads only some of its shards."""
+"""Maximum number of tokens that a search for documents reads. In a larger corpus, it reads only some shards."""
 MOST_PACKED = 3_000_000
 """Maximum number of documents on which packing algorithms are compared. `multipack` takes 2 to 10 s for a million."""
 
@@ -29,12 +29,11 @@ _PACKING_OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments
 
 
 def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64) -> dict[str, Any]:
-    """Return the numbers of a run. To bound the time, only some steps are read, and only some files of a very large corpus.
+    """Return the numbers of a run. Only some steps are read, and only some files of a very large corpus.
 
     Args:
-      pipeline: Pipeline of the run.
-      texts: Texts of the tokens, to show examples.
-      name: Name of the pipeline, for the title.
+      texts: Texts of the tokens, for examples.
+      name: Title of the report.
       steps: Maximum number of sampled steps.
 
     Returns:
@@ -88,7 +87,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
     """Return the columns of `summarize` for all `steps`, the steps, and the tokens of each source in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            # Cache the file of sources, so that it is read once, not once a trace. The traces below raise its errors again.
+            # caches the file of sources for all traces, which raise its errors again
             with contextlib.suppress(GrainSftError):
                 _ = layout.corpus.sources
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]
@@ -99,7 +98,7 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
 
 
 def lengths(layout: Layout) -> dict[str, Any]:
-    """Return statistics of the lengths of documents in tokens. If documents cannot be found, return only a sentence, `error`.
+    """Return statistics of the lengths of documents in tokens, or only a sentence, `error`, if documents cannot be found.
 
     `sampled` is a sentence if only some files were scanned for documents, else None.
     """
@@ -110,7 +109,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
         return {"error": str(error)}
     if not len(length):
         return {"error": "the corpus has no document."}
-    # Bin b has the lengths 2^(b - 1) to 2^b - 1: bin 3 has 4 to 7. `frexp` returns b. Length 0 is in bin 1.
+    # bin b has the lengths 2^(b - 1) to 2^b - 1, and length 0 is in bin 1
     bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]
     counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
     percentiles = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
@@ -130,7 +129,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return the corpus of `layout` and None, or `_some_shards` of it if a search of all shards would take too long."""
+    """Return the corpus and None, or `_some_shards` of it if a search of all shards would take too long."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or corpus.has_boundary_files or layout.follows_documents
     if has_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -139,7 +138,7 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the results of `compare_algorithms` with the config's options. If it can't run, return only a sentence, `error`.
+    """Return the results of `compare_algorithms` with the config's options, or only a sentence, `error`, if it can't run.
 
     `used` is the config's algorithm, or None for a layout without one. `sampled` is a sentence if only some documents were
     packed, else None.
@@ -157,7 +156,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            # `corpus` may be a sample of the shards already. The new sample is taken from all shards.
+            # a sample of all shards, even if `corpus` is a sample already
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -171,7 +170,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
 
     The result has an entry for each number of rows on a device, in `ROWS_A_DEVICE`, that divides all batches of `steps`.
     The spread of a step is the highest cost of a device divided by the mean cost of all devices. `mean` and `worst` are the
-    mean and the highest spread of the steps. `step` is the step with the highest spread.
+    mean and the highest spread of the steps. `step` is the step of `worst`.
     """
     layout = pipeline.source.layout
     costs = []
@@ -192,7 +191,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what an epoch leaves out, and the padding of its last step: dicts of `what`, `documents` and `tokens`.
 
-    `documents` and `tokens` are numbers, or None where they are not counted.
+    `documents` and `tokens` are None where they are not counted.
     """
     layout = pipeline.source.layout
     entries: list[LeftOut] = []
@@ -206,7 +205,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         # rows of the layout that no step reads; if below 0, padding rows of the last step
         num_rows = len(pipeline.source) - sampler.batch_sizes.before(steps)
         num_tokens = num_rows * layout.sequence_length
-        if layout.row_lengths:  # a step of shorter rows has more rows, and as many tokens as a step of the longest rows
+        if layout.row_lengths:  # a step of shorter rows has more rows, and as many tokens
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
         what = "of padding, which fill the last step of an epoch"
         if num_rows > 0:
@@ -217,7 +216,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
-    """Return what `grain-sft prepare` cut and left out, from the prepare.json of the corpus; [] if it has no such file."""
+    """Return what `grain-sft prepare` cut and left out, from the corpus's prepare.json, if any."""
     path = prepare_manifest(corpus.shards[0].path)
     if path is None:
         return []
@@ -235,7 +234,7 @@ def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
 
 
 def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
-    """Return a corpus of a `share` of the shards, evenly spaced, and a sentence about this sample that ends with `why`."""
+    """Return a corpus of a `share` of the shards, and a sentence about this sample that ends with `why`."""
     total = len(corpus.shards)
     count = max(1, int(total * share))
     numbers = np.linspace(0, total - 1, count).astype(int).tolist()

@@ -1,4 +1,4 @@
-"""`report_page`: the HTML page of `grain-sft report`. Each section has a table of numbers, and most sections have a picture."""
+"""HTML page of `grain-sft report`, with tables of numbers and pictures."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ Lines = Iterable[Sequence[object]]
 
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
-    """Return the report as one page of HTML. The element `data` of the page has the same report as JSON."""
+    """Return the report as one page of HTML. Its element `data` has the report as JSON."""
     receipt_lines = [("code", report["receipt"]), *report["parts"].items()]
     receipt = _table("receipt-table", ("", ""), receipt_lines, text_columns=(0, 1))
     sections = {
@@ -40,8 +40,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    # If rows have several lengths, a batch of the longest rows has `global_batch_size` rows. A batch of shorter rows has more
-    # rows, so that every batch has the same number of tokens.
+    # if rows have several lengths, `global_batch_size` counts the longest rows; all batches have as many tokens
     longest = run["sequence_length"]
     lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
     for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():
@@ -166,16 +165,11 @@ def _throughput(speed: Report | None) -> str:
 def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequence[int] = (0,), used: str = "") -> str:
     """Return an HTML table with the id `name`.
 
-    Args:
-      name: Id of the table.
-      head: Titles of the columns.
-      lines: Cells of each line. If a line has fewer cells than `head`, its last cell is text and spans the remaining columns.
-      text_columns: Indices of the columns of text. All other columns have numbers.
-      used: First cell of the line to highlight; "" for none.
+    The last cell of a line with fewer cells than `head` is text, and spans the remaining columns. Columns other than
+    `text_columns` have numbers. The line that begins with the cell `used` is highlighted.
     """
 
     def row(tag: str, line: Sequence[object]) -> str:
-        """Return a line of the table. `tag` is the element of its cells: th or td."""
         cells = []
         for column, value in enumerate(line):
             num_spanned = len(head) - column if column == len(line) - 1 else 1

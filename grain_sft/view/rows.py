@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, such as "a.jsonl:7"; in a mixture "a, record 7", because "a:7" would mean document 7 of a."""
+        """Source and record, such as "a.jsonl:7"; in a mixture "a, record 7", because "a:7" means document 7 of a."""
         source = visible_line(self.source)
         if not self.source or self.record is None:
             return source
@@ -94,8 +94,6 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     """Return a `RowView` for each of `rows` of `pipeline[step]`.
 
     Args:
-      pipeline: Pipeline that makes the batch.
-      step: Step of the batch.
       rows: Indices of rows of this host's batch; None means all rows.
 
     Raises:
@@ -105,7 +103,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       CorpusFileError, CorpusError: Files cannot be read.
     """
     stage = pipeline.at(step)
-    # a transform that splits rows changes their lengths: show the source's rows instead
+    # split rows have other lengths, so show the source's rows
     splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
     batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else pipeline[step]
     count = len(next(iter(batch.values())))
@@ -138,7 +136,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
-    """Return the rows of a batch from which an `NgramFilter` of the pipeline removed the loss."""
+    """Return the rows of a batch from which an `NgramFilter` removed the loss."""
     rows = set[int]()
     tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
     for transform in transforms:
@@ -154,7 +152,7 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     """
     edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run for a named segment without tokens
+    # segment s belongs at runs[s - 1]
     for index in range(len(view.names)):
         if index == len(runs) or runs[index][0] != index + 1:
             end_before = runs[index - 1][2] if index else 0
@@ -176,7 +174,7 @@ def describe_origin(piece: Piece) -> str:
 
 
 def _arrays(row: Element) -> dict[str, Any]:
-    """Return the fields tokens, segments, positions, loss and weights of the `RowView` of a row."""
+    """Return fields of the `RowView` of a row, by name."""
     is_shifted = row.keys() >= set(_SHIFTED_KEYS)
     if not is_shifted and not row.keys() >= set(_SOURCE_KEYS):
         shifted, source = ", ".join(_SHIFTED_KEYS), ", ".join(_SOURCE_KEYS)
@@ -186,7 +184,7 @@ def _arrays(row: Element) -> dict[str, Any]:
     tokens, segments, positions = (row[key].astype(np.int64) for key in keys[:3])
     loss, weights = row.get("loss_mask"), row.get("loss_weights")
     if is_shifted:
-        # the target of input 4 is token 5 of the row, so its loss is shown at token 5; token 0 is not a target
+        # the target of input 4 is token 5; token 0 is not a target
         loss, weights = np.append(False, row["targets_segmentation"] != 0), row.get("targets_weights")
         if loss[-1]:
             tokens = np.append(tokens, np.int64(row["targets"][-1]))
@@ -198,7 +196,6 @@ def _arrays(row: Element) -> dict[str, Any]:
 
 
 def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
-    """Return the pieces of a row from its trace; none for a row of padding alone."""
     lines = origin.select(origin.instance >= 0).columns()
     pieces = []
     for values in zip(*(column.tolist() for column in lines.values()), strict=True):
@@ -211,14 +208,14 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return `pieces`, cut where a segment or padding of the batch ends. `segments` has the batch's segment of each token."""
+    """Return `pieces`, cut where one of the batch's `segments` ends."""
     borders = np.flatnonzero(np.diff(segments)) + 1
     cut_pieces = []
     column = 0  # column of the piece's first token
     for piece in pieces:
         stop_column = column + piece.stop - piece.start
         inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
-        to_file = piece.start - column  # a token's number in the file is its column plus `to_file`
+        to_file = piece.start - column
         for begin, end in itertools.pairwise([column, *inner_borders, stop_column]):
             if begin < len(segments):  # a transform may cut the last columns
                 segment = int(segments[begin])
@@ -238,8 +235,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
-    # A transform may cut the last columns. Then the first segment that differs is the last segment of the batch, and is shorter
-    # in the batch than in the layout. For this case, there is no note.
+    # no note if only the end of the row is missing: a transform may cut the last columns
     if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
         counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"

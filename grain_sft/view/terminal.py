@@ -1,4 +1,4 @@
-"""Rows of a step as text for a terminal or a notebook, as `Pipeline.show` and `grain-sft inspect` print them."""
+"""Rows of a step as text for a terminal or a notebook."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ from grain_sft.view.rows import RowView, describe_origin, segment_runs, segment_
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
-"""ANSI codes of the segments' colours, in order: cyan, yellow, magenta, green, blue, red."""
+"""ANSI codes of the segments' colours: cyan, yellow, magenta, green, blue, red."""
 
 _BOLD, _DIM, _INVERSE = "1", "2", "7"  # ANSI codes
 _RESET = "\x1b[0m"
@@ -44,7 +44,7 @@ def wants_colour() -> bool:
 
 
 def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: str | os.PathLike[str] | None) -> None:
-    """Print rows of a step. This is `Pipeline.show`, whose docstring describes the arguments."""
+    """Print rows of a step, as `Pipeline.show` describes."""
     try:
         texts = texts_of(pipeline.at(step).source.layout.corpus, tokenizer, print, "tokenizer=PATH")
     except MissingExtraError as error:
@@ -61,8 +61,8 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     """Yield the lines of a row: a heading and notes, then for each segment a heading, the tokens' origins, and the tokens.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
-    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns. A `width`
-    below 25 counts as 25. The responses of a preference pair are side by side if `width` has room for them.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most max(`width`, 25) columns. The
+    responses of a preference pair are side by side if `width` has room for them.
     """
     content = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     epoch = f", epoch {view.epoch}" if view.epoch >= 0 else ""
@@ -74,7 +74,6 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     if view.names and width >= _LEAST_SIDE_BY_SIDE:
         responses = [run for run in runs if run[0] > 1]  # segment 1 is the prompt, 0 is padding
         others = [[run] for run in runs if run not in responses]
-        # prompt, then the responses side by side, then padding
         groups = [*others[:1], responses, *others[1:]] if responses else others
     for group in groups:
         yield ""
@@ -85,7 +84,6 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
 
 
 def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator[str]:
-    """Yield the heading of a segment, and the origins of its tokens."""
     segment, first, stop = run
     if not segment:
         ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
@@ -107,7 +105,6 @@ def _token_lines(
         tokens = view.tokens[first:stop].tolist()
         loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
         cells = map(Cell, shown_texts(tokens, texts), loss, map(texts.is_special, tokens), positions)
-        # wider than `_GUTTER` only if a position is 100,000 or more
         gutter = max(_GUTTER, len(f"{max(positions, default=0):,}") + 3)
         yield from _wrapped(cells, colour, _colour_of(segment), max(width - gutter, 16))
 
@@ -117,22 +114,19 @@ def _colour_of(segment: int) -> int:
 
 
 def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
-    """Yield the lines of texts next to each other. All but the last text are padded to `width` columns."""
+    """Yield the lines of texts next to each other, each of `width` columns."""
     for lines in itertools.zip_longest(*sides, fillvalue=""):
         padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
         yield _BETWEEN.join([*padded, lines[-1]])
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
-    """Yield lines of tokens: the position of the line's first token, then tokens of at most `width` columns in total.
-
-    A line ends early after a token that ends with a newline (⏎).
-    """
+    """Yield lines of tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
     used = 0  # columns of the tokens in `line`, and of each pair of brackets after the first
     most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
     for cell in cells:
-        # A token that is wider than a line is divided into parts of `size` characters. A character takes at most two columns.
+        # a token wider than a line is divided into parts of `size` characters, which take at most two columns each
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])

@@ -1,4 +1,4 @@
-"""Texts of single tokens for display, with a sign in place of each invisible character, such as · for a space."""
+"""Texts of single tokens for display, with signs for invisible characters."""
 
 import os
 import sys
@@ -20,8 +20,7 @@ def visible(text: str) -> str:
     - A space becomes ·, a newline ⏎, a tab ⇥.
     - Other control characters, marks of direction, characters without width, unusual spaces and unassigned characters become
       their code, such as ⟨U+202E⟩.
-    - A byte that is not UTF-8 becomes its value, such as ⟨xF0⟩. In `text`, such a byte is a lone surrogate, as Python decodes
-      bytes with "surrogateescape".
+    - A byte that is not UTF-8, decoded by "surrogateescape", becomes its value, such as ⟨xF0⟩.
     - A combining mark at the start of the text gets a circle before it: ◌.
     """
     if text.isascii() and text.isprintable():
@@ -37,7 +36,7 @@ def visible_line(text: str) -> str:
 
 
 def columns(shown: str) -> int:
-    """Return how many columns of a terminal `shown` takes: two for a wide character of East Asia, none for a combining mark."""
+    """Return the number of terminal columns: two for a wide character of East Asia, none for a combining mark."""
     if shown.isascii():
         return len(shown)
     with_width = (character for character in shown if unicodedata.category(character) not in ("Mn", "Me"))
@@ -45,11 +44,10 @@ def columns(shown: str) -> int:
 
 
 def _sign(character: str) -> str:
-    """Return a character or, if it is invisible, its sign."""
     code = ord(character)
     if character in _SIGNS:
         return _SIGNS[character]
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, decoded by "surrogateescape"
+    if 0xDC80 <= code <= 0xDCFF:  # decoded by "surrogateescape"
         return f"⟨x{code - 0xDC00:02X}⟩"
     is_variation_selector = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
     if is_variation_selector or character in _BLANK or unicodedata.category(character) in _INVISIBLE_CATEGORIES:
@@ -58,7 +56,7 @@ def _sign(character: str) -> str:
 
 
 class TokenTexts:
-    """The text of each token id. Without a tokenizer, no id has a text."""
+    """The text of each token id; no text without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         special = {} if tokenizer is None else tokenizer.special_tokens
@@ -85,11 +83,9 @@ def texts_of(
     """Return the texts of the tokens of a corpus.
 
     Args:
-      corpus: Corpus of the tokens.
-      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above. If there is
-        no such folder, no id has a text.
+      path: Path of the tokenizer. None means the folder `tokenizer` next to the corpus, or up to two folders above.
       say: Function that is called with a line for the user if there is no tokenizer.
-      argument: How the user gives a tokenizer, such as "--tokenizer". The line for the user, which `say` gets, names it.
+      argument: Name of the argument `path` in that line.
 
     Raises:
       GrainSftError: The tokenizer cannot be loaded, or the corpus was made with another tokenizer.
@@ -120,7 +116,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
             yield first, index + 1, collected.decode()
             collected = b""
         except UnicodeDecodeError as error:
-            # If the data end inside a character, the next token may complete it. Otherwise, a new group begins with this token.
+            # If the data end inside a character, the next token may complete it.
             if error.reason != "unexpected end of data":
                 first, collected = index, data
 

@@ -2,8 +2,8 @@
 
     python -m grain_sft.integrations.maxtext BASE.yml key=value … grain_sft_config=PATH [grain_sft_eval_config=PATH]
 
-The command takes MaxText's own arguments and runs MaxText's trainer. During the run, functions of this package replace the
-functions of MaxText that make the iterators for `dataset_type=olmo_grain`.
+The command runs MaxText's trainer with MaxText's arguments. During the run, functions of this package replace the functions
+of MaxText that make the iterators for `dataset_type=olmo_grain`.
 """
 
 from grain_sft.integrations.maxtext.iterators import MaxTextBatches, make_eval_iterator, make_train_iterator

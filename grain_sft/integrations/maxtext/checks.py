@@ -1,4 +1,4 @@
-"""Checks of a pipeline against MaxText's config, before the first step. MaxText itself does not check any of this."""
+"""Checks of a pipeline against MaxText's config. MaxText itself does not check any of this."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -14,9 +14,8 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
 from grain_sft.transforms import trait
 
-_BLOCK_ROWS = 1 << 16  # rows checked at a time
+_BLOCK_ROWS = 1 << 16
 
-# reasons in messages about keys of MaxText's config
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for runs that resume on fewer hosts, but grain_sft resumes on any number of hosts. Set it to -1."
 _OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
@@ -29,12 +28,12 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
-"""Keys of MaxText's config, with a function that returns whether a value is refused, and the reason. With such a value, a step
-would not train on the pipeline's batch, or a resumed run would not continue with the next batch."""
+"""For each key of MaxText's config, whether a value is refused, and why. With such a value, a step would not train on the
+pipeline's batch, or a resumed run would not continue with the next batch."""
 
 
 def check_trainer(config: Any) -> None:
-    """Raise a ConfigError if MaxText's config has a value that `_REFUSED` refuses."""
+    """Raise a ConfigError if `_REFUSED` refuses a value of MaxText's config."""
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # a version of MaxText may lack the key
         if refused(value):
@@ -53,7 +52,6 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
-    """Refuse a stage whose rows, tokens or documents the trainer can't use. The arguments are as in `check_batches`."""
     layout = pipeline.source.layout
     _check_rows(config, pipeline, where, trainer, training)
     if layout.of_pairs != trainer.of_pairs:
@@ -80,7 +78,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
 
 
 def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer) -> None:
-    """Refuse batches without the arrays that MaxText needs, and arrays without the row length that it expects."""
+    """Refuse batches that lack an array, or have another row length than MaxText expects."""
     widths, expected = _widths(pipeline), trainer.widths(config)
     missing = ", ".join(key for key in expected if key not in widths)
     if missing:
@@ -102,7 +100,7 @@ def _check_responses(layout: Layout, where: str) -> None:
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
-        # segment 1 is the prompt; an empty response has no piece, so its row has fewer than 2 pieces of responses
+        # segment 1 is the prompt; an empty response has no piece
         responses = np.bincount(pieces.row[pieces.segment_columns[0] > 1], minlength=len(rows))
         if (responses < 2).any():
             document = layout.spans(first + int(responses.argmin()))[0].document
@@ -111,7 +109,7 @@ def _check_responses(layout: Layout, where: str) -> None:
 
 
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
-    """Refuse batches without the number of rows that MaxText expects, and rows of several lengths."""
+    """Refuse rows of several lengths, and batches of another number of rows than MaxText expects."""
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
     rows_of_step = getattr(config, name)
     expected = trainer.rows(config, rows_of_step) if training else rows_of_step
@@ -130,13 +128,13 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the row length of each array of a batch, by key, without arrays that have one value for each row."""
+    """Return the row length of each two-dimensional array of a batch."""
     batch = pipeline.read(pipeline.first_step, np.zeros(0, np.int64))
     return {key: array.shape[1] for key, array in batch.items() if array.ndim > 1}
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Raise a ConfigError, or with `ignore` log a warning, if the corpus has token weights, which MaxText does not use."""
+    """Refuse token weights, which MaxText does not use. With `ignore`, log a warning instead."""
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
@@ -149,13 +147,11 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callable[[int, Block, Element], Element]:
     """Return a function for the argument `prepare` of `GlobalBatches`.
 
-    The function returns only the arrays of `keys`. It raises a TransformError for a token beyond MaxText's `vocabulary` (a
-    number of tokens).
+    The function returns only the arrays of `keys`. It raises a TransformError for a token id of `vocabulary` or more.
     """
     checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:
-        """Return the arrays of `keys`. Refuse the first token beyond the vocabulary, with its row and column."""
         for key in checked:
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:

@@ -65,7 +65,6 @@ def make_train_iterator(
     """Return the batches of training, from the step after MaxText's latest checkpoint on.
 
     Args:
-      config: MaxText's config.
       mesh: Mesh of all devices.
       process_indices: Processes that load data, this process included.
       options: Options of grain_sft. None reads the options from the environment.
@@ -86,7 +85,7 @@ def make_eval_iterator(
 ) -> MaxTextBatches:
     """Return the batches of evaluation: at most MaxText's `eval_steps`, if above 0. Each `iter` begins at the first batch.
 
-    The arguments are as in `make_train_iterator`. The pipeline is that of `load_evaluation`.
+    The arguments are as in `make_train_iterator`.
 
     Raises:
       GrainSftError: The config is missing or contradicts MaxText's config, or its data never end.
@@ -95,7 +94,7 @@ def make_eval_iterator(
 
 
 def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipeline, str]:
-    """Return the pipeline of training or of evaluation, and the path of its config. Refuse what MaxText's `config` excludes."""
+    """Return the pipeline of training or of evaluation, checked against MaxText's `config`, and the path of its own config."""
     checks.check_trainer(config)
     if training:
         where = options.required("config", TRAINING_CONFIG)
@@ -130,7 +129,7 @@ def load_evaluation(where: str) -> Pipeline:
 
 
 def _batches(config: Any, mesh: Any, loaders: Sequence[int], options: Options, *, training: bool) -> MaxTextBatches:
-    """Return the batches of training or of evaluation from step 0 on, in the sharding that MaxText expects."""
+    """Return the batches of training or of evaluation from step 0 on."""
     from maxtext.utils.sharding import get_input_data_sharding
 
     pipeline, where = load_checked(config, options, training=training)

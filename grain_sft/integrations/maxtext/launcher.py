@@ -14,23 +14,21 @@ from grain_sft.integrations.maxtext.options import Options, split
 
 
 class _TrainerRun:
-    """Run of a MaxText trainer: functions that replace functions of MaxText, and the batches that they have made."""
+    """Functions that replace functions of MaxText during a run, and the batches that they have made."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._batches: list[iterators.MaxTextBatches] = []  # all batches, of training and of evaluation
+        self._batches: list[iterators.MaxTextBatches] = []
         # config, process indices and result of the last call of `make_training`
         self._training: tuple[Any, Sequence[int], iterators.MaxTextBatches] | None = None
 
     def make_training(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        """Replace MaxText's `make_olmo_grain_train_iterator`."""
         batches = iterators.make_train_iterator(config, mesh, process_indices, options=self._options)
         self._batches.append(batches)
         self._training = config, process_indices, batches
         return batches
 
     def make_evaluation(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        """Replace MaxText's `make_olmo_grain_eval_iterator`."""
         batches = iterators.make_eval_iterator(config, mesh, process_indices, options=self._options)
         self._batches.append(batches)
         return batches
@@ -50,7 +48,7 @@ class _TrainerRun:
                 iterators.continue_at(step, config, batches, self._options, process_indices)
 
     def close(self) -> None:
-        """Close all batches. If grain_sft failed to read a batch, raise its error: MaxText's error is only a consequence."""
+        """Close all batches. Raise the error of a failed read, of which MaxText's own error is only a consequence."""
         for batches in self._batches:
             batches.close()
         for batches in self._batches:

@@ -52,11 +52,10 @@ class Options:
 
     @property
     def of_trainer(self) -> Trainer:
-        """The trainer that the option `trainer` names."""
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
-        """Return the path that the option `name` has. Without a path, raise a ConfigError that calls the file `noun`."""
+        """Return the path of the option `name`. Without a path, raise a ConfigError that describes the file as `noun`."""
         path: str = getattr(self, name)
         if not path:
             name = PREFIX + name

@@ -1,4 +1,4 @@
-"""Facts about MaxText's trainers that a data pipeline needs, such as the number of batches that a step reads."""
+"""Facts about MaxText's trainers, such as the number of batches that a step reads."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A trainer of MaxText. The methods of this class fit pre-training, MaxText's own loop. Subclasses fit other trainers.
+    """A trainer of MaxText. The methods of this class fit pre-training.
 
     Pre-training reads one batch per step, which has all micro-batches. It writes checkpoint N after step N, counted from 0.
 
@@ -35,7 +35,6 @@ class Trainer:
         return {key: prompt if key.startswith("prompt") else length - prompt for key in PAIR_KEYS}
 
     def batches_per_step(self, config: Any) -> int:
-        """Return the number of batches that a step reads."""
         return 1
 
     def rows(self, config: Any, rows_of_step: int) -> int:
@@ -49,7 +48,7 @@ class Trainer:
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
         """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
 
-        Pre-training needs no patch, because its data iterators check the config, and it makes them before it loads weights.
+        Pre-training needs no patch: it makes the data iterators, which check the config, before it loads weights.
         """
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
@@ -134,4 +133,3 @@ TRAINERS: dict[str, Trainer] = {
     "dpo": Tunix("maxtext.trainers.post_train.dpo.train_dpo", of_pairs=True),
     "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill", begin="train_distill"),
 }
-"""Trainers by their names on the command line."""
