@@ -69,7 +69,7 @@ class Stateful(StepIterator[Any]):
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`. If `resume_step` refuses `state`, raise its error and stay at the current step."""
+        """Continue at the step of `state`. If `resume_step` refuses it, stay at the current step."""
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
@@ -77,7 +77,7 @@ class CheckedIterator(Stateful, PipelineIterator):
     """Iterator like that of `pipeline.iter(...)`, with a receipt in its state: `set_state` refuses a state of other data.
 
     Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) accept this iterator, too. But they write
-    one file for each process, so a run must restore with the number of processes that it had when it saved.
+    one file for each process, so the number of processes must not change.
 
     Args:
       pipeline: Run of this host.
@@ -100,8 +100,6 @@ def save_args(batches: Stateful) -> Any:
     """Return the `orbax.checkpoint.args` that save the state of `batches`, as an item of a `Composite`::
 
         manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
-
-    One process writes the state, as JSON.
 
     Raises:
       MissingExtraError: Orbax is not installed.
@@ -150,14 +148,14 @@ RECORD = "grain_sft_data.json"
 def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
     """Check that the step before `step` used the data of `pipeline`, and record that the run uses these data from `step` on.
 
-    A run that went back to `step` does the later steps again, so records that begin at `step` or later are dropped.
+    Records that begin at `step` or later are dropped, because a run that went back does these steps again.
 
     Args:
       path: Path of the record, local or in a bucket.
       pipeline: Pipeline of the run.
       step: Next step of the run.
       allow_other_data: Whether to skip the check and record the data of `pipeline` from `step` on.
-      write: Whether this process writes the record. One process of a run writes the record; the other processes only check.
+      write: Whether this process writes the record. Only one process of a run may write it.
 
     Raises:
       PipelineError: The step before `step` used other data, or the file is not such a record.
@@ -168,7 +166,7 @@ def record_run(path: str, pipeline: Run, step: int, *, allow_other_data: bool = 
     runs = [run for run in recorded if run[_STEP] < step]
     data_before = runs[-1] if runs else now
     resume_step({**data_before, _STEP: step}, pipeline, allow_other_data=allow_other_data, holder=path)
-    # `resume_step` has compared what decides the steps before `step`. Later steps may differ, such as in withdrawn documents.
+    # the steps before `step` have the same data; later steps may differ, such as in withdrawn documents
     if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
         runs.append(now)
     if write and runs != recorded:

@@ -14,9 +14,8 @@ class ContextOrder:
     """Order of a row's columns in the global array.
 
     In the natural order, causal attention gives the devices with the beginning of a row less work than the devices with its
-    end. The load-balanced order divides a row among n shards of devices. It cuts the row into 2n chunks, and gives shard k the
-    chunks k and 2n - 1 - k. With 2 shards, the order of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced`
-    makes this order on TPUs (DUAL_CHUNK_SWAP).
+    end. For n shards, the load-balanced order cuts a row into 2n chunks, and gives shard k the chunks k and 2n - 1 - k. With
+    2 shards, the order of the chunks is 0, 3, 1, 2. Source: MaxText's `reorder_causal_load_balanced` (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
@@ -40,7 +39,7 @@ class ContextOrder:
             raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change one of the two numbers.")
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
-        """Return the ranges of a row's columns that make the columns [start, stop) of the global array, in the array's order.
+        """Return the ranges of a row's columns that make the columns [start, stop) of the global array.
 
         With 2 shards, columns [0, 8) of the array of a row of 16 tokens are columns [0, 4) and [12, 16) of the row.
         """

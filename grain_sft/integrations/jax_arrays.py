@@ -25,21 +25,17 @@ __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows
 class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator over a pipeline's batches as global arrays. Every process creates an iterator and requests the same batches.
 
-    Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
-    only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process also reads only the
-    columns on its devices. It reads whole rows with `loaders`, or if `Pipeline.reads_columns` is False. If the sharding puts a
-    row on the devices of several processes, each of these processes reads the row.
+    Slot g of the global batch is row g of the global array, for any sharding. A process reads only the rows and columns that
+    the sharding puts on its devices. It reads whole rows with `loaders`, or if `Pipeline.reads_columns` is False.
 
-    Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
-    (`grain_sft.integrations.checkpoint`), the same for any number of processes.
+    Threads transfer the next batches while the trainer computes a step. The state is the same for any number of processes.
 
     Args:
-      pipeline: Pipeline of `Host(0, 1)`, as `load(config, host=Host(0, 1))` returns it. The sharding decides which rows this
-        process reads.
+      pipeline: Pipeline of `Host(0, 1)`, as `load(config, host=Host(0, 1))` returns it.
       sharding: Sharding of the arrays [rows, L].
       start_step: Step of the first batch.
       num_rows: Number of rows of the global arrays, at least the global batch size. Rows after those of the batch are 0 and
-        take no loss. A process that has only such rows reads nothing. None means the global batch size.
+        take no loss. None means the global batch size.
       loaders: Indices of the processes that can read the data. They read the batch, and a collective distributes each array.
         None means that all processes read.
       ahead: Number of batches that are transferred in advance. 0 makes each batch when it is requested.
@@ -47,8 +43,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
       prepare: Function that may change the arrays before they go to the devices. Its arguments are the step, a block of the
         batch that this process read, and the block's arrays [n, columns]. It returns arrays of the same shape. Threads call it.
-      load_balanced_shards: Number of shards of MaxText's load-balanced order of columns, or 1 for the natural order, as in
-        `ContextOrder`.
+      load_balanced_shards: Number of shards of MaxText's load-balanced order of columns. 1 means the natural order.
 
     Raises:
       PipelineError: The pipeline is for one host of several, the sharding or the load-balanced order can't divide the arrays,
@@ -114,7 +109,6 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).blocks
 
     def _make(self, step: int) -> GlobalBatch:
-        """Return the batch of `step` as the trainer gets it. With `loaders`, a collective distributes each array here."""
         batch = super()._make(step) if self._makes_ahead else self._make_now(step)
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
@@ -127,7 +121,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).writer == jax.process_index()
 
     def _make_now(self, step: int) -> GlobalBatch:
-        """Read this process's blocks of the batch of `step`, begin their transfer to its devices, and return the batch."""
+        """Read this process's blocks of the batch of `step`, and begin their transfer to its devices."""
         blocks = self.blocks(step)
         with activity.making_batch(self.pipeline, step):
             batches = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
@@ -141,7 +135,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return global_batch
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
-        """Return the arrays of `batch`, changed by `prepare`. Refuse arrays of a wrong shape."""
+        """Return the arrays of `batch`, changed by `prepare`. Check their shapes."""
         prepared = batch if self._prepare is None else self._prepare(step, block, batch)
         first, end = block.columns or (0, 0)
         widths = self._placements_at(step) if block.columns is None else (end - first,)
@@ -157,8 +151,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
         """Give the batch to `first_steps`, which warns if no target of the first batches takes loss.
 
-        A process may have read only some columns of its rows, in which no target takes loss. Then read the rows whole, because
-        targets in the other columns may take loss.
+        If this process read only some columns, and no target in them takes loss, it reads the whole rows.
         """
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
         if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
@@ -179,7 +172,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
 def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
     """Yield the shape (rows, columns) of each array that a stage's batches may have."""
-    layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)  # numbers of rows of the batches
+    layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
         if cuts:

@@ -98,7 +98,7 @@ class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices."""
 
     reads: npt.NDArray[np.int64]  # [n], slots of the global batch of which this process reads all or some columns
-    blocks: list[Block]  # rows and columns that this process reads
+    blocks: list[Block]  # what this process reads
     writer: int  # index of the process that writes the files of observers for all processes
     shape: Shape  # shape of the arrays that `put` returns
     sharding: Sharding  # sharding of these arrays
@@ -115,18 +115,14 @@ class Placement(abc.ABC):
         return jax.make_array_from_callback(self.shape, self.sharding, part, **options)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        """Return the array that the trainer gets; `array` is what `put` returned. Only the trainer's thread calls this."""
+        """Return what the trainer gets for a result of `put`. Only the trainer's thread calls this."""
         return array
 
 
 class DirectPlacement(Placement):
-    """Placement in which every process reads the rows of its own devices.
+    """Placement in which every process reads the rows of its own devices. Rows of the array after `batch_rows` are zeros.
 
-    Args:
-      sharding, shape: Sharding and shape [rows, L] of the global arrays.
-      batch_rows: Number of rows of the global batch. Rows after them are zeros.
-      order: Order of the columns.
-      divides: Whether a process reads only the columns of its devices, not whole rows.
+    With `divides`, a process reads only the columns of its devices.
     """
 
     def __init__(self, sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, divides: bool) -> None:
@@ -137,7 +133,7 @@ class DirectPlacement(Placement):
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """See `Placement.part`. `ContextOrder.sources` returns ranges of columns; each range is inside one of `blocks`."""
+        """See `Placement.part`. Each range of `ContextOrder.sources` is inside one of `blocks`."""
         first_row, end_row, _ = index[0].indices(self.shape[0])
         num_rows = end_row - first_row
         first_column, end_column, _ = index[1].indices(self.shape[1])
@@ -152,7 +148,7 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return the blocks that a process reads, sorted by first column. Adjacent columns with the same rows are one block."""
+    """Return the blocks that a process reads, by first column. Adjacent columns with the same rows are one block."""
     num_rows, length = mine.shape
     # `masks[columns][i]` is True if a device of the process has these columns of row i
     masks: dict[Columns, npt.NDArray[np.bool_]] = {}
@@ -183,10 +179,6 @@ class LoaderPlacement(Placement):
       slots of the batch in them      none     0 1 2    none     3 4 5
 
     So row i of the batch is row [3, 4, 5, 9, 10, 11][i] of the array.
-
-    Args:
-      sharding, shape, batch_rows, order: As in `DirectPlacement`.
-      loaders: Indices of the processes that read the batch.
     """
 
     def __init__(
@@ -234,7 +226,7 @@ class LoaderPlacement(Placement):
 def placement_of(
     sharding: Sharding, shape: Shape, batch_rows: int, order: ContextOrder, divides: bool, loaders: Sequence[int] | None
 ) -> Placement:
-    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None. See these classes for the arguments."""
+    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None."""
     if loaders is None:
         return DirectPlacement(sharding, shape, batch_rows, order, divides)
     return LoaderPlacement(sharding, shape, batch_rows, order, loaders)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
     """Yield the batches for `trainer.train`.
 
-    After a restart, Tunix requests all batches from the first one on, and drops those before its checkpoint. This function
-    reads none of the batches that Tunix drops, and yields empty dicts instead.
+    After a restart, Tunix requests all batches again, and drops those before its checkpoint. This function yields empty dicts
+    in their place, and does not read them.
 
     Args:
       batches: Batches of the pipeline. This function moves them to the checkpoint's step.
@@ -99,8 +99,8 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, weighted by `targets_weights` if given.
 
-    Pass this function to `PeftTrainer.with_loss_fn`. Tunix's own loss also counts the tokens of prompts, and lets the documents
-    of a row attend to each other. With `gradient_accumulation_steps` above 1, Tunix averages the means of the micro-batches.
+    Tunix's own loss also counts the tokens of prompts, and lets the documents of a row attend to each other. With
+    `gradient_accumulation_steps` above 1, Tunix averages the means of the micro-batches.
 
     Args:
       model: As for `token_losses`.

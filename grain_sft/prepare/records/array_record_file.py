@@ -1,8 +1,8 @@
-"""Reader of ArrayRecord files, whose records are `tf.train.Example`s, JSON objects or texts. Workers read parts of a file.
+"""Reader of ArrayRecord files, whose records are `tf.train.Example`s, JSON objects or texts.
 
 An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with the offsets of the chunks, and a postscript with the
-offset of the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks,
-checks their hashes, and reads local files only. A part is a range of whole chunks, which `describe` finds by their headers.
+offset of the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks
+of local files only. A part is a range of whole chunks.
 
 Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
@@ -97,7 +97,7 @@ def _is_object(record: bytes) -> bool:
 
 
 def _records(path: str, size: int, part: Part, first: int, count: int) -> list[bytes]:
-    """Return `count` records of `part`, from record `first` of the file on. Records are counted from 0."""
+    """Return `count` records of `part`, from record `first` of the file on, counted from 0."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     where = f"{path}: bytes {part.start} to {part.stop}"
@@ -153,16 +153,13 @@ def _footer_offset(path: str, size: int) -> int:
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
-    """Read the chunks that begin before byte `stop`. Yield (number of records, decompressed bytes) after each chunk.
-
-    Chunks without records are left out.
-    """
+    """Read the chunks that begin before byte `stop`. Yield (number of records, decompressed bytes) of each that has records."""
     while scanner.position < stop:
         begin = scanner.position
         header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
-        # Riegeli's formula. From byte 64 on, 65,472 bytes fill the block: 0 headers. With 65,473 bytes, it is 1 header.
+        # Riegeli's formula; from byte 64 of a block on, 65,472 bytes fill the block, and one byte more needs a header
         num_block_headers = (data_size + (scanner.position + _BLOCK_CONTENT - 1) % _BLOCK) // _BLOCK_CONTENT
         data_end = scanner.position + data_size + num_block_headers * _BLOCK_HEADER
         end = max(data_end, _least_end(begin, records))
@@ -176,8 +173,7 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
 def _least_end(begin: int, records: int) -> int:
     """Return the smallest end that Riegeli allows for a chunk.
 
-    A chunk takes at least one byte of the file for each record, and does not end in a block header. Riegeli pads shorter
-    chunks, such as those of many empty records, to this end.
+    A chunk has at least one byte for each record, and does not end in a block header. Riegeli pads shorter chunks.
     """
     end = begin + records
     in_block = end % _BLOCK

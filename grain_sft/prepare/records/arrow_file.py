@@ -28,14 +28,10 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
-    """Return the parts of a file, and "" as its `Input.note`. See `inputs.ROW_FILES`.
-
-    `rows` reads each part with the dictionaries before the first record batch only. So a file with further dictionaries between
-    its record batches is one part.
-    """
+    """Return the parts of a file, and "" as its `Input.note`. See `inputs.ROW_FILES`."""
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
     parts, dictionaries_change = _parts(Scanner(path, size, least, read))
-    if parts and dictionaries_change:
+    if parts and dictionaries_change:  # `rows` reads a part with the first dictionaries only, so the file is one part
         parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
     return tuple(parts), ""
 
@@ -59,7 +55,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def errors_named(what: str) -> Iterator[None]:
-    """Raise errors of pyarrow and of Python's conversions as a CorpusFileError that begins with `what`."""
+    """Raise errors of pyarrow as a CorpusFileError that begins with `what`."""
     from pyarrow import ArrowException
 
     try:
@@ -71,7 +67,7 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as dicts. Leave out None, which a table has for the keys that a record lacks."""
+    """Yield the rows of a record batch as dicts without None, which stands for an absent key."""
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     for start in range(0, batch.num_rows, _ROWS):
@@ -109,7 +105,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
     path, size = scanner.path, scanner.size
     stream = _Stream(scanner)
-    batches_end = 0  # offset after the batches that were read
+    batches_end = 0
     first_dictionaries = 0  # number of dictionaries before the first batch
     try:
         reader = ipc.open_stream(PythonFile(stream, "r"))
@@ -137,7 +133,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
 
 def _head(path: str, size: int) -> bytes:
-    """Return the schema and the dictionaries before the first record batch of a file, as the beginning of a stream."""
+    """Return the messages of a file before its first record batch: schema and dictionaries."""
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0

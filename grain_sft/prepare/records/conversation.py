@@ -21,9 +21,8 @@ class Message(msgspec.Struct, frozen=True):
     Attributes:
       role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
       content: Text; "" if the message has no text, such as a message that only calls tools.
-      weight: Loss weight of the message's tokens; None if the message has no weight.
-      extra: All other keys of the message whose value is not null. If the message's `content` is not a string, as in a tool's
-        result in JSON, `extra` has the key `content`, too.
+      weight: Loss weight of the message's tokens, or None.
+      extra: Other keys of the message that are not null, and `content` if it is not a string.
     """
 
     role: str
@@ -38,8 +37,7 @@ class Conversation(msgspec.Struct, frozen=True):
     Attributes:
       messages: Turns, in order; at least one.
       system: System text outside the messages; None if the record has none.
-      condition: Words before OpenChat's role prefixes, such as "GPT4 Correct" in "GPT4 Correct User:"; "" if the record has no
-        condition.
+      condition: Words before OpenChat's role prefixes, such as "GPT4 Correct" in "GPT4 Correct User:".
       tools: The record's `tools`, for chat templates that render them.
       rejected: In a preference pair, the conversation with the rejected response; `messages` has the chosen one.
     """

@@ -1,7 +1,7 @@
-"""Decompression of input files (gzip and zstd): of a whole file, or of its parts in turn.
+"""Decompression of input files (gzip and zstd), whole or in parts.
 
-To reach a part of the decompressed file, all bytes before it must be decompressed. So each thread keeps the reader of the file
-that it read last, and this reader continues where the last part ended.
+To reach a part, all bytes before it must be decompressed. So each thread keeps the reader of its last file, which continues
+where the last part ended.
 """
 
 import shlex
@@ -75,16 +75,16 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 class _Reader:
-    """Reader of a compressed file that only moves forward. `_data` has the decompressed bytes from byte `offset` on."""
+    """Reader of a compressed file that only moves forward."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.file = (path, size, compression)
         self.offset = 0
-        self._data = bytearray()
+        self._data = bytearray()  # decompressed bytes from byte `offset` on
         self._pieces = decompressed(path, size, compression)
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return decompressed bytes `start` to `stop`, or fewer if the file ends. `start` is at least `offset`."""
+        """Return decompressed bytes `start` to `stop`, where `start` is at least `offset`."""
         while self.offset + len(self._data) < stop and (piece := next(self._pieces, b"")):
             self._skip_to(start)
             self._data += piece
@@ -99,11 +99,11 @@ class _Reader:
 
 
 _thread = threading.local()
-"""`_thread.reader`: reader of the compressed file that this thread read last."""
+"""`_thread.reader`: reader of this thread's last file."""
 
 
 def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
-    """Return the decompressed bytes of a part. Refuse bytes that changed since the file was scanned."""
+    """Return the decompressed bytes of a part, checked by its digest."""
     if compression:
         reader: _Reader | None = getattr(_thread, "reader", None)
         _thread.reader = None  # after an error below, the next call makes a new reader

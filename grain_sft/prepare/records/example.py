@@ -41,9 +41,8 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` does not seem to be an Example.
 
-    A feature of one value becomes a scalar, and a feature of several values a list. A feature without values is left out. The
-    result is {} for an empty record, which is an Example without features. It is None for any other record without features,
-    because many short texts can be parsed as an Example without features.
+    A feature of one value becomes a scalar, and a feature of several values a list. A feature without values is left out.
+    Return {} for an empty record, but None for other records without features: many short texts parse as such an Example.
     """
     if not record:
         return {}

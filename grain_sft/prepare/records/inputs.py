@@ -1,8 +1,7 @@
 """Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
-A file of lines is cut every 1 to 8 MiB. A line belongs to the unit that has the line's first byte. Parquet files are cut
-between rows, Arrow files between record batches, ArrayRecords between chunks, and compressed files and JSON arrays between
-records. A text is one unit. Small units are rendered together, as a group. The corpus does not depend on the cuts and groups.
+A file of plain lines is cut every 1 to 8 MiB. A line belongs to the unit that has the line's first byte. Other files are cut
+between records. The corpus does not depend on the cuts.
 """
 
 import concurrent.futures
@@ -22,27 +21,27 @@ from grain_sft.prepare.records.units import BLOCK, Input, Part, ReadReport, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-MAX_BLOCKS = 8
-"""Most blocks of `BLOCK` bytes in a unit of plain lines, 8 MiB. Parts of most other files have at least 8 MiB."""
-
-MANY_BLOCKS = 1024  # a file of lines has units of one block if it has at most this many blocks, else larger units
+MAX_BLOCKS = 8  # most blocks of `BLOCK` bytes in a unit of plain lines, and fewest in a part of most other files
+MANY_BLOCKS = 1024  # most blocks in a file of lines with units of one block
 _TAIL = 1 << 14  # bytes read at first after a unit, to find the end of the unit's last line
 GROUP_BYTES = 1 << 18  # most bytes in a group of several units
 
 SCAN_THREADS = 8  # threads that open files
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
-"""Modules for the kinds of files whose records are rows. Each module has three functions. `matches(path, head)` returns whether
-a file is of this kind. `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`. Each part
-except the last has at least `least` bytes of records; Parquet ignores `least`. `rows(entry, unit)` yields the rows of a unit.
+"""Modules for the kinds of files whose records are rows. Each module has three functions:
+
+- `matches(path, head)` returns whether a file is of this kind.
+- `describe(path, size, least, read)` returns the `parts` and the `note` of the file's `Input`. Each part except the last has at
+  least `least` bytes of records. Parquet ignores `least`.
+- `rows(entry, unit)` yields the rows of a unit.
 """
 
 
 def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = None) -> list[Input]:
     """Return the files of every dataset, in order.
 
-    A file's first bytes, and for some kinds its name, decide its kind. Files are read whole to find where they can be cut,
-    except Parquet and uncompressed JSONL.
+    All files except Parquet and uncompressed JSONL are read whole, to find where they can be cut.
 
     Args:
       datasets: Paths, globs and folders of each dataset, local or remote.
@@ -54,7 +53,7 @@ def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = N
     """
     sized_paths = _sized_paths(datasets)
     total = sum(size for _, _, size in sized_paths)
-    bytes_read = [0] * len(sized_paths)  # of each file
+    bytes_read = [0] * len(sized_paths)
     lock = threading.Lock()
 
     def describe(number: int) -> Input:
@@ -88,7 +87,7 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
     """Return the units of all inputs, in order."""
     units: list[Unit] = []
     for number, entry in enumerate(inputs):
-        # for a file of lines: 1 MiB if the file has up to 1 GiB, 2 MiB up to 2 GiB, and so on, but at most 8 MiB
+        # for a file of lines: 1 MiB up to 1 GiB, 2 MiB up to 2 GiB, and so on
         unit_size = BLOCK * max(1, min(MAX_BLOCKS, -(-entry.size // (BLOCK * MANY_BLOCKS))))
         cuts = (Part(start, min(start + unit_size, entry.size)) for start in range(0, entry.size, unit_size))
         for part in cuts if entry.parts is None else entry.parts:
@@ -143,10 +142,9 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the number and the content of each record of a unit. A record is a line, an element of an array, a row or a text.
+    """Yield the number and the content of each record of a unit. The content is a RecordError if it can't be decoded.
 
-    Blank lines are skipped but counted. The content of a record that can't be decoded is a RecordError, which
-    `schema.read_record` raises.
+    Blank lines are skipped but counted.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.
@@ -187,10 +185,9 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return the bytes of a unit together with the byte before them, and the bytes of the unit alone.
+    """Return the bytes of a unit with the byte before them, and without it.
 
-    If the byte before is a newline, a line begins at the unit's first byte. The unit at the beginning of a file has no byte
-    before it.
+    If the byte before is a newline, a line begins at the unit's first byte.
     """
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
@@ -217,7 +214,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
 
 
 def _size(path: str) -> int:
-    """Return the number of bytes of a file. Refuse a folder, and what is not a regular file, such as a pipe."""
+    """Return the number of bytes of a regular file. Refuse folders and pipes."""
     check_name("input", path)
     size = files.size(path)
     if not files.is_remote(path) and os.path.isdir(path):
@@ -229,7 +226,6 @@ def _size(path: str) -> int:
 
 
 def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
-    """Return the `Input` of a file. Call `read` with the number of bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):

@@ -1,7 +1,4 @@
-"""Parsing of the messages of a record, in the form {"role", "content"} or in ShareGPT's form {"from", "value"}.
-
-Errors name the key that is wrong, such as `messages[2].role`.
-"""
+"""Parsing of the messages of a record, in the form {"role", "content"} or in ShareGPT's form {"from", "value"}."""
 
 from typing import Any
 
@@ -24,8 +21,8 @@ _MASKS = frozenset(("loss_mask", "loss_scale", "loss_weight", "train_detail", "t
 """Keys of loss masks in the data of other trainers, such as Axolotl and torchtune. Any value except null is a mask."""
 
 _ALL_MASKS = _MASKS | {"train", "training", "trainable", "loss", "mask", "masked"}
-"""All keys of masks. The keys that are not in `_MASKS` may mean something else, as in `"train": "ICE 71"`. So only their values
-true, false, 1 and 0 are masks."""
+"""All keys of masks. Those outside `_MASKS` may mean something else, as in `"train": "ICE 71"`, so only true, false, 1 and 0
+are masks."""
 
 # Keys of masks that can't become weights: `true` may mean "no loss", or the mask is about parts of a message.
 _NO_WEIGHTS = ("mask", "masked", "train_detail", "training_detail")
@@ -35,7 +32,7 @@ _MAX_WEIGHT = 1e30  # well below the largest float32
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
-    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse all other keys that are not null."""
+    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys."""
     messages = []
     for index, entry in enumerate(_entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
@@ -64,7 +61,6 @@ def read_turns(record: Record, key: str, roles: Roles) -> list[Message]:
 
 
 def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
-    """Return a message after checking all of its keys and values; `where` names the message in errors."""
     others = {key: value for key, value in entry.items() if key not in ("role", "content") and value is not None}
     if exact and others:
         key = next(iter(others))
@@ -87,11 +83,10 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message; "" for a tool call without text, and for a tool result that is not a string.
+    """Return the text of a message. For a tool result that is not a text, return "" and add the result to `extra`.
 
-    A tool result that is not a string goes to `extra["content"]`. If the assistant calls tools without text, `extra["content"]`
-    is None. OpenAI's list of one text, [{"type": "text", "text": "Hi"}], counts as "Hi". A list of several texts is refused,
-    because templates join the texts differently.
+    OpenAI's list of one text, [{"type": "text", "text": "Hi"}], counts as "Hi". A list of several texts is refused, because
+    templates join the texts differently.
     """
     content = entry.get("content")
     if role == "assistant_toolcall":
@@ -117,7 +112,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
 
 
 def _entries_of(record: Record, key: str) -> list[Record]:
-    """Return the objects in the list under a key. Refuse an empty list."""
+    """Return the objects in the list under a key; at least one."""
     value = record.get(key)
     if not isinstance(value, list):
         raise RecordError(f"{key}: {found(record, key)}; expected a list of messages.{_misspelled(record, key)}")
@@ -130,7 +125,6 @@ def _entries_of(record: Record, key: str) -> list[Record]:
 
 
 def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
-    """Return the role under a key of a message. Refuse a role that is not in `roles`."""
     role = entry.get(key)
     if isinstance(role, str) and role in roles:
         return role
@@ -143,7 +137,7 @@ def _role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
 
 
 def text_of(entry: Record, key: str, where: str = "the record") -> str:
-    """Return the text under a key. Bytes in UTF-8, as in a binary column of Parquet, are decoded."""
+    """Return the text under a key. Decode bytes, as in a binary column of Parquet."""
     value = entry.get(key)
     if isinstance(value, bytes):
         value = decoded(value)
@@ -160,10 +154,7 @@ def optional_text(record: Record, key: str) -> str | None:
 
 
 def _weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message, a number from 0 to 1e30; None if it has none. The values true and false are 1 and 0.
-
-    A mask under another key than `weight`, such as `train: false`, is refused, because no code reads it.
-    """
+    """Return the weight of a message; None if it has none. Refuse a mask under another key, such as `train: false`."""
     for key in sorted(entry.keys() & _ALL_MASKS):
         value = entry[key]
         if value in (0, 1) or (key in _MASKS and value is not None):
@@ -190,7 +181,7 @@ def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
 
 
 def _misspelled(entry: Record, key: str) -> str:
-    """Return a hint if `entry` lacks `key` and has a similar key, else ""."""
+    """Return a hint if `entry` lacks `key` but has a similar key."""
     if key in entry:
         return ""
     return next((hint for name in entry if (hint := suggestion(name, (key,)))), "")

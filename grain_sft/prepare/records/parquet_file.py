@@ -35,7 +35,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     """
     version = _version(path)
     metadata = _open(path).metadata
-    part_rows: list[int] = []  # number of rows of each part
+    part_rows: list[int] = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         num_parts = max(1, min(group.num_rows, -(-group.total_byte_size // PART_BYTES)))
@@ -53,7 +53,6 @@ _reading = threading.local()
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    # `note` is the version of the file; `unit.first` counts from 1
     key, first = (entry.path, entry.note), unit.first - 1
     stop = first + unit.records
     _check_version(entry)
@@ -68,7 +67,6 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 
 
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file from index `first` on."""
     file = _open(path)
     skip = first  # number of rows before the next row to yield
     for group in range(file.metadata.num_row_groups):

@@ -25,11 +25,9 @@ class Schema(NamedTuple):
 
     Attributes:
       parse: Function from a record to its conversation.
-      keys: Keys of a record. `--schema` can map them to other keys of the file.
-      turn_keys: Keys of a message in a record. `--schema` can map them, too.
-      signs: Keys by which "auto" recognizes a record: every record of this schema has them. The schemas "messages", "episode"
-        and "tools" have no signs, because their records have the keys of schema "chat". The schema "text" has no signs, because
-        "auto" chooses it only if no other schema fits.
+      keys: Keys of a record, which `--schema` can rename.
+      turn_keys: Keys of a message, which `--schema` can rename.
+      signs: Keys that every record of this schema has, by which "auto" recognizes it. () if "auto" can't recognize it.
     """
 
     parse: Callable[[Record], Conversation]
@@ -56,9 +54,8 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
     name, keys = check_schema(schema)
     if name == "auto":
         name = _detect(record)
-        name = (
-            check_schema(messages)[0] if name == "chat" else name
-        )  # "messages", "episode" and "tools" have the same keys as "chat"
+        if name == "chat":  # other schemas that `messages` may name have the same keys
+            name = check_schema(messages)[0]
     try:
         mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
@@ -78,7 +75,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of `raw`, a record from `inputs.read_records`. If `raw` is a RecordError, raise this error."""
+    """Return the conversation of a record from `inputs.read_records`. If `raw` is a RecordError, raise it."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -113,7 +110,7 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
 
 
 def _parse_messages(record: Record) -> Conversation:
-    """Parse {"messages": [{"role", "content"}, ...], "system"}. A message with any other key is refused."""
+    """Parse {"messages": [{"role", "content"}, ...], "system"}, without other keys in messages."""
     if record.get("tools"):
         raise RecordError("key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat.")
     messages = read_messages(record, "messages", _STRICT_ROLES, exact=True)
@@ -127,7 +124,7 @@ def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
 
 
 def _tools(record: Record) -> tuple[object, ...] | None:
-    """Return the record's tools, a list of objects or the JSON text of such a list; None if there are none."""
+    """Return the record's tools, a list of objects or its JSON text; None if there are none."""
     tools = record.get("tools")
     if isinstance(tools, str):  # JSON, as in data of LLaMA-Factory and TRL
         with contextlib.suppress(RecordError):  # a text that is not JSON is refused below
@@ -173,11 +170,8 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 
 def _parse_prompt_completion(record: Record) -> Conversation:
-    """Parse {"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0.
-
-    `"label": false` is refused: in TRL's unpaired preferences, it marks a completion that a model must not learn.
-    """
-    if record.get("label") is False:
+    """Parse {"prompt", "completion"}, each a text or a list of messages. The prompt takes no loss."""
+    if record.get("label") is False:  # in TRL's unpaired preferences
         raise RecordError("label: false marks a completion that a model must not learn. Remove the record, or the key.")
     prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
     messages = (*_untrained(prompt), *completion)
@@ -185,12 +179,10 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 
 
 def _parse_preference(record: Record) -> Conversation:
-    """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages. `chosen` and `rejected` are responses.
+    """Parse {"prompt", "chosen", "rejected"}, each a text or a list of messages.
 
-    If both responses begin with the messages of the prompt, these messages are removed from both. If they still begin with the
-    same messages, these move to the prompt, but each response keeps its last message. The assistant's messages in the prompt
-    get weight 0. If the responses are texts, the prompt may be Alpaca's "instruction", "input" and "history". Texts without a
-    prompt are plain documents.
+    The responses may repeat the prompt. Messages that both responses begin with move to the prompt, which takes no loss.
+    If the responses are texts, the prompt may be Alpaca's. Texts without a prompt are plain documents.
     """
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     are_texts = not isinstance(record.get("chosen"), list)
@@ -207,7 +199,7 @@ def _parse_preference(record: Record) -> Conversation:
             problem = f"{key}: begins with the role {response[0].role!r}, but not with the messages of 'prompt'"
             raise RecordError(f"{problem}. Expected a response, or the same prompt before both responses.")
     chosen, rejected = responses
-    shared = 0  # number of messages that move to the prompt
+    shared = 0  # number of messages that move to the prompt; each response keeps its last message
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     prompt = _untrained([*prompt, *chosen[:shared]])
@@ -224,7 +216,6 @@ def _messages_of(record: Record, key: str, role: str) -> list[Message]:
 
 
 def _untrained(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages, with weight 0 for those of the assistant."""
     return [replace(message, weight=0.0) if message.role.startswith("assistant") else message for message in messages]
 
 
@@ -256,7 +247,6 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 
 
 def _detect(record: Record) -> str:
-    """Return the schema of a record, inferred from its keys. A record with 'text' and no other signs is a plain document."""
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
     # Parquet and some tools write null for absent keys, so schemas whose signs are not null take precedence
     filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]

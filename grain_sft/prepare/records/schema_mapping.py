@@ -37,13 +37,13 @@ def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
 
 
 def command_for(record: Record) -> str:
-    """Return the end of an error message: a suggestion of `--schema` for a record of unknown schema; "" if no schema fits."""
+    """Return a suggestion of `--schema` for a record of unknown schema; "" if no schema fits."""
     schema = _option_for_turns(record) or _option_for_texts(record)
     return f" If the keys mean what their names say, add --schema {schema}" if schema else ""
 
 
 def _option_for_turns(record: Record) -> str:
-    """Return the value of `--schema` for a record with a list of messages under an unknown key, else ""."""
+    """Return the value of `--schema` for a record with a list of messages, else ""."""
     if "rejected" in record:  # a preference pair, whose lists are responses
         return ""
     for key, value in record.items():
@@ -64,11 +64,11 @@ def _option_for_turns(record: Record) -> str:
 
 
 def _option_for_texts(record: Record) -> str:
-    """Return the value of `--schema` for a record with a prompt and an answer, or a text, under unknown keys, else ""."""
+    """Return the value of `--schema` for a record with a prompt and an answer, or a text, else ""."""
     text_keys = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:
-        """Return the record's key for the first of `names` that it has, in lower or upper case; "" if it has none."""
+        """Return the record's key for the first of `names` that it has, in any case; else ""."""
         return next((key for name in names for key in text_keys if key.lower() == name), "")
 
     prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)

@@ -1,7 +1,4 @@
-"""Strict JSON: a parser that refuses repeated keys, NaN, NUL and halves of surrogate pairs.
-
-Other functions check parsed values, and describe values in error messages.
-"""
+"""Strict JSON: a parser, checks of parsed values, and descriptions of values for error messages."""
 
 import collections
 import difflib
@@ -14,7 +11,7 @@ from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
 
-_MAX_DEPTH = 64  # most levels of objects and lists; chats have about 10, and Python's own limit of recursion is higher
+_MAX_DEPTH = 64  # most levels of objects and lists; chats have about 10
 
 _NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
@@ -49,7 +46,7 @@ def parse_json(line: bytes) -> object:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits
         raise RecordError(f"a number can't be read: {error}.") from error
-    # the count comes first, because it is fast: a line with 64 brackets or fewer can't be too deep
+    # the fast check comes first: few brackets can't be too deep
     if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
         raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):
@@ -68,7 +65,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _float(text: str) -> float:
-    """Return the number that a text spells. Refuse NaN, Infinity and numbers such as 1e999, which Python reads as infinity."""
+    """Return a parsed number. Refuse NaN, Infinity and 1e999, which Python reads as infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{shown(text)} is not a finite number")
@@ -79,7 +76,6 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_float, pa
 
 
 def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
-    """Return whether a value has more than `levels` levels of lists and objects."""
     if not isinstance(value, _NESTED):
         return False
     children = value.values() if isinstance(value, dict) else value
@@ -87,10 +83,7 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
 
 
 def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
-    """Return `data` as text, or unchanged if it is not in the encoding.
-
-    `text_of` later refuses bytes, with an error message that names the field of the record.
-    """
+    """Return `data` as text, or unchanged if it is not in the encoding. `text_of` refuses the bytes later."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -107,10 +100,8 @@ def check_text(text: str, where: str) -> None:
 
 
 def check_name(name: str, value: object) -> None:
-    """Raise a `PrepareError` if a string, such as a path, contains NUL or a byte that is not UTF-8.
-
-    In the text of a path, Python represents such a byte as a surrogate.
-    """
+    """Raise a `PrepareError` if a string, such as a path, contains NUL or a byte that is not UTF-8."""
+    # Python represents a byte of a path that is not UTF-8 as a surrogate
     if isinstance(value, str) and ("\0" in value or _SURROGATE.search(value)):
         raise PrepareError(f"{name} {value!a} contains NUL or a byte that is not UTF-8. Rename it, or correct it.")
 
@@ -127,12 +118,12 @@ def check_json(value: object, where: str) -> None:
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of every string in `value`, keys included. `path` is the path of `value`."""
+    """Yield the path and the text of every string in `value`, including keys."""
     return ((where, leaf) for where, leaf in _leaves(value, path) if isinstance(leaf, str))
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of every key, and of every value that is not an object or list."""
+    """Yield the path and the value of every key and scalar."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
@@ -155,10 +146,7 @@ def shown(value: object) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> str:
-    """Return " Did you mean 'X'?" for the choice X that is most similar to `word`, or "" if none is similar.
-
-    `least` is the minimum similarity, from 0 to 1.
-    """
+    """Return " Did you mean 'X'?" for the choice most similar to `word`; "" if none has the similarity `least`, from 0 to 1."""
     matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least) if isinstance(word, str) else []
     return f" Did you mean {matches[0]!r}?" if matches and matches[0] != word else ""
 
@@ -169,7 +157,7 @@ def found(entry: Mapping[str, Any], key: str) -> str:
 
 
 def kind(value: object) -> str:
-    """Return a description of a value for a message, with JSON's names of types."""
+    """Return a description of a value, with JSON's names of types."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):

@@ -1,8 +1,4 @@
-"""Input files and their pieces.
-
-A `Part` is one or more whole records of a file. A `Unit` is a part that one worker reads and renders. A `Scanner` cuts a file
-into parts.
-"""
+"""Input files, their parts, and a scanner that cuts a file into parts."""
 
 import dataclasses
 import hashlib
@@ -46,8 +42,7 @@ class Input:
       parts: Parts of the file. None for a file of plain lines, because its units can begin at any byte.
       records: Number of lines, array elements or table rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until the file is scanned.
-      note: For an ArrayRecord, the encoding of its records, such as "json". For a local Parquet file, the time of its last
-        change. For a remote Parquet file, its version. "" for other kinds.
+      note: For an ArrayRecord, the encoding of its records, such as "json". For a Parquet file, its version. Else "".
     """
 
     dataset: int
@@ -63,9 +58,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Unit(Part):
-    """Piece of work for a worker: one part of a file.
-
-    In a file of plain lines, a unit is the lines whose first bytes are in [start, stop).
+    """Part of a file that one worker reads. In a file of plain lines, it has the lines whose first bytes are in [start, stop).
 
     Attributes:
       number: Number among the units of all inputs, from 0.
@@ -88,7 +81,7 @@ class Scanner:
 
     Args:
       path, size: The file, and its number of bytes.
-      least: Bytes of records at which a part ends. The caller of `add` states the bytes. The last part may have fewer.
+      least: Fewest bytes of content in a part, except the last. See `add`.
       read: Function that is called with `position` before each read.
 
     Attributes:
@@ -105,7 +98,7 @@ class Scanner:
         self._begin_part()
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes, and advance `position`. Raise a CorpusFileError if the file has fewer bytes."""
+        """Return the next `count` bytes. Raise a CorpusFileError if the file has fewer."""
         stop = self.position + count
         if stop > self.size:
             raise CorpusFileError(f"{self.path}: ends in a record at byte {self.size}. Is it cut short? Copy it again.")
@@ -121,7 +114,7 @@ class Scanner:
         return taken
 
     def add(self, records: int, content: int) -> None:
-        """Count `records` records, which end at `position` and have `content` bytes. End the part if it has enough content."""
+        """Count records that end at `position` and have `content` bytes. End the part if it has enough content."""
         self._records += records
         self._content += content
         if self._content >= self._least:
@@ -150,7 +143,7 @@ def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
 
 
 def read_exactly(path: str, size: int, start: int, stop: int) -> bytes:
-    """Return bytes `start` to min(`stop`, `size`) of a file of `size` bytes. Refuse a file that became shorter."""
+    """Return bytes `start` to `stop` of a file of `size` bytes. Refuse a file that became shorter."""
     stop = min(stop, size)
     data = files.read_range(path, start, stop)
     if len(data) < stop - start:

@@ -23,13 +23,13 @@ _SPLITS = {
     "test": "test", "testing": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
 }  # fmt: skip
-"""Split of each word. Words are the names of the folders above a file, and the first word of its name: `dev-00001.jsonl`."""
+"""Split by the name of a folder, or by the first word of a file's name, as in `dev-00001.jsonl`."""
 
 Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "b") for INPUT/a/b/file
 
 
 def is_text(path: str) -> bool:
-    """Return whether a file's name is that of a text: .txt or .md, with .gz or .zst if compressed. A text is one document."""
+    """Return whether a file's name is that of a text. A text is one document."""
     return _TEXT.search(path) is not None
 
 
@@ -41,8 +41,7 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder names the files of records below it. If no file of records is below it, it names the texts below it. The function
-    leaves out
+    A folder names the files of records below it. If it has none, it names the texts below it. The function leaves out
 
     - folders whose names begin with a dot or an underscore;
     - prepared corpora and their rejected records;
@@ -70,7 +69,6 @@ def expand(path: str) -> Sequence[str]:
 
 
 def _files_of(folder: str) -> Sequence[str]:
-    """Return the files that a folder names. See `expand`."""
     # path of each file: names of the folders between `folder` and the file
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     prepared = {folders for path, folders in below.items() if files.name_of(path) == _PREPARED}
@@ -94,8 +92,8 @@ def _files_of(folder: str) -> Sequence[str]:
 
 
 def _check_one_split(folder: str, folders_of: Mapping[str, Folders]) -> None:
-    """Refuse files whose paths have words of several splits. `folders_of` has the folders above each file, by its path."""
-    examples: dict[str, str] = {}  # path of a file by split
+    """Refuse files of several splits. `folders_of` has the folders above each file, by its path."""
+    examples: dict[str, str] = {}
     for path, folders in folders_of.items():
         first_word = re.split("[-_.]", files.name_of(path))[0]
         for word in (*folders, first_word):
@@ -119,9 +117,7 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
     """Yield the path and the folders of each file below a local folder.
 
-    Args:
-      folders: Names of the folders from the input folder to `folder`; () for the input folder itself.
-      above: Real paths of the folders above `folder`. A link to one of them would make the search endless, so it is refused.
+    `folders` leads from the input folder to `folder`. A link to one of the real paths `above` would make the search endless.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -136,7 +132,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a folder of this name is left out. Arrow and Spark leave out the same folders."""
+    """Return whether a folder of this name is left out, as in Arrow and Spark."""
     return name.startswith((".", "_"))
 
 
@@ -150,7 +146,7 @@ def _files_with_data(paths: Sequence[str]) -> list[str]:
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return the `names` of files in a folder, without those of metadata and caches."""
+    """Return the `names` of the files with data in one folder."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         first = files.join(folder, *splits[:1])

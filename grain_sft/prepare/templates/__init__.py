@@ -61,7 +61,7 @@ def render(
 
 
 def _checked(result: Result, template: type[Template], name: str, vocab_size: int) -> Result:
-    """Return a result of another package's template, or raise a RecordError for wrong token ids or a wrong loss."""
+    """Return a result of another package's template if its token ids and loss are valid."""
     if isinstance(result, RecordError):
         return result
     ids, loss = np.asarray(result.tokens), np.asarray(result.loss)

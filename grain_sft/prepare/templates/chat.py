@@ -66,17 +66,16 @@ class Chat(Template):
         self.check(conversation)
         system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
         messages = [*system, *map(_as_dict, conversation.messages)]
-        # indices of the messages that take loss
-        turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
+        learned = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = conversation.tools
         text = self._chat.render(messages, tools)
         self._refuse_unread(messages, tools, text)
         chat = RenderedChat(self._chat, messages, tools, text)
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
         if self._chat.marks_turns:
-            spans = _spans_of_turns(self._chat.marked_spans(messages, tools, text), chat, turns)
+            spans = _spans_of_turns(self._chat.marked_spans(messages, tools, text), chat, learned)
         else:
-            spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, turns)]
+            spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, learned)]
         is_plain = self.chosen.special_text == "encode"
         try:
             return self._encoder.encode(text, spans, expected, plain=is_plain)
@@ -90,7 +89,7 @@ class Chat(Template):
         """
         # tuples: name of what is left out, messages without it, tools without it, fix
         shorter = [(" or ".join(CALLS), _without(messages, CALLS), tools, unread(CALLS[0]))]
-        # a template that reads thoughts may leave out the thoughts of earlier turns, as Qwen 3's template does
+        # Qwen 3's template reads thoughts, but leaves out those of earlier turns
         read_keys, _ = self._chat.literals
         if read_keys.isdisjoint(REASONING):
             shorter.append((REASONING[0], _without(messages, REASONING), tools, unread(REASONING[0])))
@@ -104,11 +103,9 @@ class Chat(Template):
                 raise RecordError(f"messages: the chat template writes nothing of {what}. {fix}")
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
-        """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
+        """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends it, and EOS.
 
-        An EOS that the template writes after the control token belongs to the turn, too. A control token in the text of a
-        message ends no turn. Example: If the template writes nothing between two messages, and the second message begins with
-        "<|im_end|>", the first message's turn ends at `stop`.
+        A control token that the text of the next message spells does not end the turn.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
@@ -136,14 +133,14 @@ class Olmo(Chat):
 
 
 def as_template(entry: Any) -> Any:
-    """Return the class for an entry of `TEMPLATES`: the entry itself, or a new class if it is the text of a Jinja template."""
+    """Return the class for an entry of `TEMPLATES`, which may be the text of a Jinja template."""
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
     return entry
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
-    """Return an error that says which text of the record becomes the unexpected control token."""
+    """Return an error that names the text of the record with the unexpected control token."""
     messages = [{"content": message.content, **(message.extra or {})} for message in conversation.messages]
     texts = list(strings({"system": conversation.system, "tools": conversation.tools, "messages": messages}))
     option = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
@@ -172,16 +169,15 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _without(messages: Messages, keys: Sequence[str]) -> Messages:
-    """Return the messages without `keys`. A key with an empty value, such as a list without calls, stays."""
     return [{key: value for key, value in message.items() if key not in keys or not value} for message in messages]
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans of the messages `turns`. `spans` has the spans of all turns of the assistant."""
+    """Return the spans of the messages `turns`. `spans` has those of all the assistant's turns."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
-    # The chat is rendered again with a mark in each turn. A template may mark two spans in one turn and none in another.
+    # A template may mark two spans in one turn and none in another. So render the chat again, with a mark in each turn.
     marks = Marks(chat.messages, chat.tools, chat.template.source)
     marked = list(chat.messages)
     for index in assistants:

@@ -1,9 +1,7 @@
-"""Control tokens that a chat template writes itself, distinguished from control tokens that the chat's texts spell.
+"""Control tokens that a chat template writes itself, without those that the chat's texts spell.
 
-A content that spells `<|im_end|>` must not end the turn. So this module searches for control tokens only in the template's own
-texts. If `RenderedChat.contents` states where the contents are, the texts around the contents are the template's own.
-Otherwise, the chat is rendered again with other characters in the chat's texts (`Disguise`). The rendered text without these
-characters is the template's own.
+A content that spells `<|im_end|>` must not end the turn. So only the template's own texts are searched. These are the texts
+around the contents. If the places of the contents are unknown, the chat is rendered again with other characters (`Disguise`).
 """
 
 import bisect
@@ -65,18 +63,14 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         raise RecordError("messages: the chat template fails with other texts. Use a template that accepts any text.")
     if expected.placed:
         return expected
-    # A template that looks for "</think>" does not find this word in disguised texts, and may render a turn without its
-    # thoughts. So the chat is rendered once more, and the words that the template looks for stay unchanged. If both renderings
-    # have the same ids, the unchanged words add no control token.
+    # A template that looks for "</think>" does not find it in disguised texts. So the chat is rendered once more, with such
+    # words unchanged. If both renderings have the same ids, the unchanged words add no control token.
     second = disguise.expected_controls(find, keep_compared=True)
     return second if second is not None and second.placed and second.ids == expected.ids else expected
 
 
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
-    """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat.
-
-    `find` searches them as one text, with `_STAND_IN` between them in place of the chat's texts.
-    """
+    """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat."""
     starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]
     controls = []
     for number, start, stop in _find_once(find, _STAND_IN.join(literals)):
@@ -88,7 +82,7 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`, cached because the template writes the same text in chats with the same roles."""
+    """Return `find(text)`. Chats with the same roles often have the same text."""
     return find(text)
 
 
@@ -103,8 +97,8 @@ class Disguise:
       rendered disguised chat         <|im_start|>user ABC DEFGHIJKEL<|im_end|>
       the template's control tokens   <|im_start|> and the last <|im_end|>
 
-    Spaces, characters that JSON escapes, and roles stay. Keys that the template reads stay if they are names that can't overlap
-    a control token: `tool_calls` stays, but `end` is replaced, because it overlaps "<|im_end|>". `content` always stays.
+    Spaces, characters that JSON escapes, and roles stay. Keys that the template reads stay, except those that overlap a control
+    token, as `end` overlaps "<|im_end|>".
     """
 
     def __init__(self, chat: RenderedChat, special: SpecialText) -> None:
@@ -124,9 +118,7 @@ class Disguise:
     def expected_controls(self, find: Find, *, keep_compared: bool = False) -> Expected | None:
         """Return the control tokens that the template writes in the disguised chat; None if the template refuses the chat.
 
-        Their indices are right (`placed`) if the rendered text, without its disguise, is the text of the chat.
-        With `keep_compared`, the words that the template looks for stay, such as "</think>" in the template
-        `{% if '</think>' in message.content %}`.
+        With `keep_compared`, the words that the template looks for, such as "</think>", are not disguised.
         """
         replaced = self._replaced_except_compared if keep_compared else self._replaced
         messages = []
@@ -155,7 +147,7 @@ class Disguise:
         return text.translate(self._replace)
 
     def _replaced_except_compared(self, text: str) -> str:
-        """Replace the characters of a text. A word that the template looks for stays, unless it overlaps a control token."""
+        """Replace a text, except the words that the template looks for. Don't keep a word that overlaps a control token."""
         spelled = [match.span() for match in self._special.pattern.finditer(text)]
         characters = list(self._replaced(text))
         for match in self._compared.finditer(text):
@@ -166,7 +158,7 @@ class Disguise:
 
 @functools.lru_cache(maxsize=16)
 def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
-    """Return the keys that are not replaced: `content`, and names that can't overlap a control token."""
+    """Return the keys that a disguise keeps: `content`, and names that can't overlap a control token."""
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:

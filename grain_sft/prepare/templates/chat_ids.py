@@ -1,7 +1,6 @@
-"""Encoders: they turn a rendered chat into token ids and loss.
+"""Encoders of rendered chats to token ids and loss.
 
-A control token is a special token such as `<|im_end|>`. An encoded chat must have the control tokens that its
-template writes, and no others.
+An encoded chat must have the control tokens, such as `<|im_end|>`, that its template writes, and no others.
 """
 
 import abc
@@ -58,11 +57,7 @@ class Encoder(abc.ABC):
         """
 
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
-        """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
-
-        The error names the first unexpected control token. If the chat has too few control tokens, the text of a message has
-        changed a control token of the template.
-        """
+        """Raise an UnexpectedControlError, for the first control token that is not expected."""
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
             return
@@ -73,6 +68,7 @@ class Encoder(abc.ABC):
         if unexpected and len(controls) >= len(expected.controls):
             number, start, stop = unexpected[0]
             raise UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
+        # too few control tokens: one of the template's was merged with the text of a message
         raise UnexpectedControlError("changes a special token that the chat template writes")
 
 
@@ -88,11 +84,7 @@ class WholeChats(Encoder):
         return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """See `Encoder.encode`. The chat is encoded in one call.
-
-        If a text spells a control token, and `plain` is True, `_plain` encodes the chat again. `_plain` needs the places of the
-        template's own control tokens, so without `expected.placed`, such a chat is refused.
-        """
+        """See `Encoder.encode`. Even with `plain`, a text that spells a control token is refused without `expected.placed`."""
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         if plain and expected.placed and controls != expected.controls:
             return self._plain(text, spans, expected.controls)
@@ -102,8 +94,8 @@ class WholeChats(Encoder):
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode a chat whose texts spell control tokens.
 
-        `HuggingFaceTokenizer.plain` encodes `<|im_end|>` as ordinary text, because its control token has a longer name.
-        So this function replaces the template's own `controls` by their longer names. Each replacement moves the text after it.
+        In `HuggingFaceTokenizer.plain`, control tokens have longer names, and `<|im_end|>` is ordinary text. So this function
+        replaces the template's own `controls` by their longer names.
         """
         changed = ""
         stops = [0]  # start of the text, then the end of each control token
@@ -127,7 +119,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens. The span of a control token excludes spaces at its ends."""
+        """Return the encoding, its ids, and its control tokens, without spaces at their ends."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
@@ -139,14 +131,14 @@ class WholeChats(Encoder):
             start, stop = encoded.token_to_chars(index)
             piece = text[start:stop]
             if number in self._unknown_ids and not self._spells(number, piece):
-                continue  # an unknown character
+                continue
             start += len(piece) - len(piece.lstrip())
             stop -= len(piece) - len(piece.rstrip())
             controls.append(Control(number, start, max(start, stop)))  # a piece of spaces becomes an empty span
         return encoded, ids, controls
 
     def _spells(self, number: int, piece: str) -> bool:
-        """Return whether a piece spells token `number`, such as "<unk>". Otherwise it is an unknown character."""
+        """Return whether a piece spells token `number`, such as "<unk>", and is not an unknown character."""
         normalized = piece if self._normalizer is None else self._normalizer.normalize_str(piece)
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
@@ -154,9 +146,8 @@ class WholeChats(Encoder):
 class ChatPieces(Encoder):
     """Encoder that gives the texts between control tokens to SentencePiece or tiktoken, each text by itself.
 
-    These libraries never make control tokens of text. A document ends in EOS. Whitespace after the template's EOS is left out.
-    If the template writes no EOS, one is added. The added EOS takes loss if the last turn takes loss and no control token ends
-    the turn.
+    These libraries never make control tokens of text. Whitespace after the template's last EOS is left out. If the template
+    writes no EOS at the end, one is added. It takes loss if it ends a turn that takes loss.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -164,7 +155,6 @@ class ChatPieces(Encoder):
         return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Encode the texts between control tokens in one call, and put the ids of the control tokens between them."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id
@@ -211,8 +201,7 @@ class ChatPieces(Encoder):
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
     """Return the loss of a chat, bool [tokens]. A token takes loss if it overlaps a span.
 
-    Only the tokens at the ends of spans are looked up. To get the offsets of all tokens would take half as long as the
-    tokenization itself.
+    Only the tokens at the ends of spans are looked up: the offsets of all tokens take half as long as the tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:

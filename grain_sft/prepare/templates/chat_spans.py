@@ -35,10 +35,9 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of each message's content.
+        """Span of each message's content. None if a message has other keys, or the template changes a content.
 
-        The value is None if the chat has tools, or if a message has keys other than `role` and `content`. It is also None if
-        the template leaves out a content, or changes more than the whitespace at the ends of a content.
+        Only whitespace at the ends of a content may differ.
         """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
@@ -47,9 +46,9 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return the texts that the template writes before, between and after the contents of messages with these roles.
+    """Return the texts before, between and after the contents of messages with these roles and no other keys.
 
-    The messages have only the keys `role` and `content`. Return None unless the template writes each content once, in order.
+    Return None unless the template writes each content once, in order.
     """
     return _around_turns(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
@@ -62,7 +61,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
     Raises:
       RecordError: The span of a turn can't be determined.
     """
-    # from the fastest way to the most general: all contents, the turns together, each turn by itself
+    # fastest way first: all contents, the turns together, each turn by itself
     if chat.contents is not None:
         return [chat.contents[turn] for turn in turns]
     messages = [chat.messages[turn] for turn in turns]
@@ -75,7 +74,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 
 
 def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turns: Sequence[int]) -> list[str] | None:
-    """Return the texts before, between and after the contents of `turns`, if each content occurs once, in order. Else None."""
+    """Return the texts before, between and after the contents of `turns`. See `around_contents`."""
     marks = Marks(messages, tools, template.source)
     marked = list(messages)
     for turn in turns:
@@ -85,9 +84,9 @@ def _around_turns(template: ChatTemplate, messages: Messages, tools: Tools, turn
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents in `text`, if `around` and the contents, perhaps trimmed, make up `text`. Else None.
+    """Return the spans of the contents in `text`: [(3, 5)] for "<u>Hi</u>" and `around` ["<u>", "</u>"].
 
-    For example, `around` ["<u>", "</u>"] and the content "Hi" make up "<u>Hi</u>". The span is (3, 5).
+    The contents may be trimmed. Return None if they and `around` don't make up `text`.
     """
     if around is None:
         return None
@@ -103,11 +102,9 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
     """Return the span of one turn; None if the template leaves the turn out.
 
-    The chat is rendered with a mark as the content of the turn. The span is between the text before the mark and the text after
-    it. But the template may write other text around the mark than around the content. Then the span
-
-    - starts after the rendered messages before the turn and the beginning of a turn, such as "<|im_start|>assistant";
-    - stops after the rendered messages up to and including the turn, but before the token that ends the turn.
+    The chat is rendered with a mark in place of the content. The span is between the texts around the mark. If the template
+    writes other text around the content, two shorter chats are rendered. The span starts after the messages before the turn and
+    a prompt such as "<|im_start|>assistant". It stops after the messages up to the turn, without the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
@@ -141,10 +138,9 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return the messages to render in place of `message`. The first has mark 0 as content, and no thoughts.
+    """Return messages to render in place of `message`, with mark 0 as content. The second has mark 1 as thoughts.
 
-    If `message` has thoughts, a second message also has mark 1 as thoughts. A template may write "<think></think>" for the
-    first one.
+    Without thoughts, a template may write "<think></think>".
     """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
@@ -164,6 +160,6 @@ def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[
     content = by_mark["0"]
     first = content
     if thought := by_mark.get("1"):
-        # the assistant wrote the <think> before its thoughts, too
+        # the <think> before the thoughts is the assistant's, too
         first = _THINK_BEFORE.search(rendered[: thought.start()]) or thought
     return rendered[: first.start()], rendered[content.end() :]

@@ -1,4 +1,4 @@
-"""`ChatTemplate`: a Jinja chat template. It renders the same text as transformers, and finds where turns in the text end."""
+"""Jinja chat templates: rendering, with the same text as transformers, and the ends of turns in the text."""
 
 import functools
 import itertools
@@ -24,8 +24,7 @@ _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    It runs in a sandbox, with the functions that transformers gives to templates. But `strftime_now`, which returns today's
-    date, is undefined. A template may test whether it is defined, but must not call it.
+    It runs in a sandbox, with the functions that transformers gives to templates, except today's date (`strftime_now`).
 
     Attributes:
       source: Text of the template.
@@ -48,18 +47,12 @@ class ChatTemplate:
 
     @functools.cached_property
     def literals(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        """Keys of messages that the template may read, and a pattern of the words that it may look for in texts.
-
-        `{% if '</think>' in message.content %}` reads the key `content` and looks for the word "</think>".
-        """
+        """Keys that the template may read, and a pattern of the words that it may look for, as in `jinja.literals_of`."""
         keys, compared = self._jinja.literals_of(self.source)
         return keys, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Tools = None, *, prompt: bool = False) -> str | None:
-        """Return the text of a conversation; None if the template refuses it.
-
-        With `prompt`, the text ends with the beginning of a turn of the assistant, such as "<|im_start|>assistant".
-        """
+        """Return the result of `render`; None if the template refuses. `prompt` adds the beginning of the assistant's turn."""
         try:
             return self.render(messages, tools, add_generation_prompt=prompt)
         except RecordError:
@@ -75,7 +68,7 @@ class ChatTemplate:
         variables = {"add_generation_prompt": False, **self._variables, **variables}
         try:
             return str(self._compiled.render(messages=messages, tools=tools, **variables))
-        except Exception as error:  # a template is a program, which may raise anything
+        except Exception as error:  # a template may raise anything
             reason = str(error) or type(error).__name__
             if "strftime_now" in reason:
                 reason = "it asks for today's date, so tomorrow's corpus would differ; give one with a fixed date"
@@ -104,17 +97,16 @@ class ChatTemplate:
         return token.end() if token and token.group(1) in self._ends else stop
 
     def end_with_eos(self, text: str, end: int) -> int:
-        """Return the end of a turn whose last token ends at `end`. If that token is not EOS, an EOS after it ends the turn.
+        """Return the end of an EOS that follows the turn's last token, as in Cohere's template; else `end`.
 
-        Cohere's turns end in "<|END_RESPONSE|>" and EOS. If EOS and BOS are the same token, this token may begin the
-        next turn, so it does not count.
+        If EOS and BOS are the same token, it may begin the next turn, so it does not count.
         """
         eos = next(iter(self._eos - {self._variables.get("bos_token")}), "")
         is_next = text.startswith(eos, end) and not text.endswith(eos, 0, end)
         return end + len(eos) if is_next else end
 
     def leaves_turns_open(self) -> bool:
-        """Return whether the template writes nothing after the assistant's last content, as GLM's; False if `marks_turns`."""
+        """Return whether the template writes nothing after the last turn, as GLM's does; False if `marks_turns`."""
         user, assistant = list(unused_characters(2, self.source))
         turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return not self.marks_turns and (self.attempt(turns) or "").rstrip().endswith(assistant)
@@ -126,10 +118,10 @@ class ChatTemplate:
 
     @functools.cached_property
     def _ends(self) -> frozenset[str]:
-        """The special tokens that end a turn of the assistant: EOS, Llama 3's `<|eom_id|>`, and the token after the last turn.
+        """The special tokens that end a turn of the assistant.
 
-        The token after an earlier turn of the assistant either ends that turn, such as `<|im_end|>`, or begins the user's next
-        turn, such as `[INST]`. A token that also follows a turn of the user, as `<|im_end|>` does, counts as an end.
+        The token after an earlier turn may end that turn, as `<|im_end|>` does, or begin the next one, as `[INST]` does. It
+        counts as an end if it also follows the user's turns.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
@@ -141,14 +133,14 @@ class ChatTemplate:
         return frozenset(end for end in ends if end is not None)
 
     def _token_after(self, content: str, messages: Messages) -> str | None:
-        """Return the special token that follows the text `content`, perhaps after whitespace, in the rendered messages."""
+        """Return the special token that follows the text `content` in the rendered messages, perhaps after whitespace."""
         _, content, following = (self.attempt(messages) or "").partition(content)
         token = self._special_next.match(following) if content else None
         return token.group(1) if token else None
 
 
 def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its thoughts under both `thinking` and `reasoning_content`, because a template reads only one."""
+    """Return a message with its thoughts under `thinking` and `reasoning_content`. Templates read only one of the two."""
     thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

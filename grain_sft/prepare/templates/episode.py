@@ -1,11 +1,8 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
-A block is a text between tags: a turn, or a part of a turn such as `<myPT_think>...</myPT_think>`. Template episode_tool also
-renders tool calls, and adds a line break after each turn and after `<myPT_eot>`. In a turn of the assistant, everything but the
-opening tag takes loss. `<myPT_eot>` takes loss, too.
-
-If a tag is not a token of the tokenizer, it is encoded as ordinary text. Then a content that spells the tag is an error, even
-with `--special-text encode`.
+A turn may contain other blocks, such as `<myPT_think>...</myPT_think>`. Template episode_tool also renders tool calls, and adds
+a line break after each turn and after `<myPT_eot>`. The assistant's turns take loss, except their opening tags. `<myPT_eot>`
+takes loss.
 
 The templates render the `context` of user and system messages, the `think` of assistant messages and tool calls, and the `cite`
 of assistant messages. They do not render the `context` of a record or the content of a tool call.
@@ -47,12 +44,11 @@ class Episode(PiecesTemplate):
         super().__init__(tokenizer, options)
         ids = tokenizer.special_tokens
         self._tags: Mapping[str, str | list[int]] = {tag: [ids[tag]] if tag in ids else tag for tag in _TAGS}
-        # a tag without a token is encoded as ordinary text, so no content may spell it
+        # a tag without a token is encoded as ordinary text, so no content may spell it, even with `special_text` "encode"
         self.special = SpecialText(self.special.spellings | (_TAGS - ids.keys()))
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the system block, a block per message, and the token that ends the document."""
         self.refuse_calls(conversation)
         pieces: list[Piece] = []
         system = conversation.system
@@ -68,7 +64,6 @@ class Episode(PiecesTemplate):
         return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
     def _turn(self, message: Message, loss: float) -> list[Piece]:
-        """Return the block of a message. The block may contain other blocks, such as the message's `think`."""
         extra, block = message.extra or {}, message.role
         content: list[Piece] = [(message.content, loss)]
         think = self._inner("think", extra.get("think"), loss)

@@ -31,7 +31,10 @@ Draws = Sequence[int]
 
 
 class FillInTheMiddle:
-    """Fill-in-the-middle of documents, by the options `seed` and `fim_…`. `ids` has the prefix, middle and suffix tokens.
+    """Fill-in-the-middle of documents, by the options `seed` and `fim_…`.
+
+    Attributes:
+      ids: Ids of the prefix, middle and suffix tokens.
 
     Raises:
       PrepareError: The tokenizer lacks a token, or only one of fim_split_sample and fim_fragment_rate is given.
@@ -56,9 +59,8 @@ class FillInTheMiddle:
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
         """Return the pieces of a text. `draws` yields draws for the text, then for each fragment that is not left out.
 
-        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". In a changed
-        text, the empty fragments except the last are left out, as in Megatron-LM. The split token after such a fragment is left
-        out, too. So the example becomes "a<S>b<S>".
+        Split tokens divide a text into fragments: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
+        changed text has no empty fragments except the last. The example becomes "a<S>b<S>".
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
@@ -78,7 +80,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or a fragment. For a share `rate` of all draws, move the middle to the end."""
+        """Return the pieces of a text or a fragment, with its middle at the end in a share `rate` of all draws."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
@@ -101,7 +103,7 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens `names`. The default is the first of `_SPELLINGS` that fits."""
+    """Return the ids of the three tokens `names`. The default is the first of `_SPELLINGS` that the tokenizer has."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

@@ -14,8 +14,7 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Variable with two texts. If it is set, the tag {% generation %} writes the first text before its block, and the second after
-it."""
+"""Variable with two texts, which the tag {% generation %} writes before and after its block."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -36,7 +35,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace. It refuses names that begin with an underscore: with them, a template could leave the sandbox."""
+    """Jinja's namespace, without names that begin with an underscore: with them, a template could leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args  # a template may give an attribute named `self`
@@ -51,7 +50,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 def raise_exception(message: str) -> None:
-    """Raise a `TemplateError`. Templates call this function to refuse a conversation."""
+    """Refuse a conversation. Templates call this function."""
     raise jinja2.exceptions.TemplateError(message)
 
 
@@ -63,8 +62,7 @@ def to_json(
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
-"""Value of `strftime_now`, the function for today's date. A template can test whether it is defined. A call is an error,
-because the prepared corpus would differ from day to day."""
+"""Value of `strftime_now`, the function for today's date. A call is an error, because tomorrow's corpus would differ."""
 
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

@@ -34,7 +34,6 @@ class OpenChat(PiecesTemplate):
         self._bos = list(tokenizer.empty_ids)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""
         self.refuse_calls(conversation)
         system, messages = conversation.system, conversation.messages
         if system is None and messages[0].role == "system":
@@ -55,14 +54,11 @@ class OpenChat(PiecesTemplate):
         return pieces
 
     def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
-        """See `PiecesTemplate.document`. With `seq_level_weight`, a message's weight is divided by its number of tokens.
-
-        The tokens of the prefix, which takes no loss, are not counted.
-        """
+        """See `PiecesTemplate.document`. With `seq_level_weight`, divide each weight by its number of tokens."""
         if self.chosen.seq_level_weight:
             pieces = list(pieces)
-            # From the end, every three pieces are a message: prefix, text and end of turn. The loop may reach the pieces before
-            # the first message, whose weight 0 stays 0.
+            # From the end, every three pieces are a message: prefix, text and end of turn. Pieces before the first message have
+            # the weight 0, which stays 0.
             for end in range(len(pieces) - 1, 1, -3):
                 num_tokens = len(ids[end - 1]) + len(ids[end])
                 for number in (end - 1, end):

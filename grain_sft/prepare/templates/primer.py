@@ -20,7 +20,7 @@ _ROLES: Mapping[str, str] = {"system": "sys", "user": "usr", "assistant": "asst"
 
 
 class Primer(PiecesTemplate):
-    """Template that renders chats in the format of niels_gpt."""
+    """Template of niels_gpt's chats."""
 
     name = "primer"
     roles = tuple(_ROLES)
@@ -34,7 +34,6 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the role's token, the text and `<|eot|>` for the system text and for each message."""
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []
@@ -62,11 +61,12 @@ def render_chat_sft(
 
     Args:
       tokenizer: Tokenizer of the contents.
-      messages: Messages with the keys `role` and `content`. A message without one of these keys raises KeyError.
+      messages: Messages with the keys `role` and `content`.
       add_final_eot: Whether the last message ends with `<|eot|>`.
 
     Raises:
       RecordError: No message has the role assistant, or a role is unknown.
+      KeyError: A message lacks a key.
     """
     special = tokenizer.special_token_ids()
     input_ids: list[int] = []

@@ -57,7 +57,7 @@ class Template(abc.ABC):
 
     Args:
       tokenizer: Tokenizer of the texts.
-      options: Options of the user. The attribute `chosen` has the same object.
+      options: Options of the user, also in the attribute `chosen`.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
@@ -87,11 +87,7 @@ class Template(abc.ABC):
         """Return the document of each conversation, or the RecordError that explains why it has no document."""
 
     def check(self, conversation: Conversation) -> None:
-        """Raise a RecordError for a conversation that this template can't render.
-
-        Such a conversation has a role that `roles` lacks, or a second system text. With the option `special_text` "error", a
-        conversation with a text that spells a special token is refused, too.
-        """
+        """Raise a RecordError for a role that `roles` lacks, a second system text, or a text that spells one of `special`."""
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
             raise RecordError(f"is a plain document; template {self.name} renders conversations. Give --template text.")
@@ -151,18 +147,18 @@ RENDER_IT = "Choose a Jinja template that renders it (--template FILE.jinja)."
 
 
 def unread(key: str) -> str:
-    """Return the end of an error message: what to do if the template does not render the key `key` of a record."""
+    """Return the fix, for an error message, if the template does not render a key of a record."""
     return f"{RENDER_IT} To ignore it: --schema 'chat:{key}='."
 
 
 Ids = npt.NDArray[np.uint32]
 
 Piece = tuple[str | list[int], float]
-"""Part of a document: a text to encode or a list of token ids, and the loss that every token of the part takes."""
+"""Part of a document: a text to encode or a list of token ids, and the loss of every token of the part."""
 
 
 class PiecesTemplate(Template):
-    """Template that joins pieces: a subclass defines `pieces`. The texts of all conversations are encoded in one call."""
+    """Template that joins `pieces`, and encodes the texts of all conversations in one call."""
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
@@ -175,7 +171,7 @@ class PiecesTemplate(Template):
 
     @abc.abstractmethod
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
+        """Return the pieces of a conversation that `check` has accepted, or raise a RecordError."""
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """See `Template.render`. If a text can't be encoded, render each conversation alone, so that the others succeed."""
@@ -183,7 +179,7 @@ class PiecesTemplate(Template):
         accepted = [pieces for pieces in checked if not isinstance(pieces, RecordError)]
         texts = [value for pieces in accepted for value, _ in pieces if isinstance(value, str)]
         try:
-            encoded = iter(self.tokenizer.encode_arrays(texts))  # token ids of each of `texts`
+            encoded = iter(self.tokenizer.encode_arrays(texts))
         except RecordError as error:
             if len(conversations) == 1:
                 return [error]
@@ -211,7 +207,7 @@ class PiecesTemplate(Template):
 
 
 def _as_array(ids: list[int]) -> Ids:
-    """Return ids as uint32, or as Python objects if an id is negative or too large. `templates.render` refuses such an id."""
+    """Return ids as uint32, or as Python objects if an id does not fit. `templates.render` refuses such an id."""
     try:
         return np.array(ids, np.uint32)
     except OverflowError:
@@ -229,8 +225,8 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 class SpecialText:
     """Finder of special tokens in text.
 
-    `find` first looks for the first characters of the special tokens, in 0.2 ns for each character of the text. The search for
-    `pattern` takes up to 13 ns.
+    `find` first looks for the first characters of the tokens. That takes 0.2 ns for each character of the text, and a search
+    for `pattern` up to 13 ns.
     """
 
     def __init__(self, spellings: Iterable[str]) -> None:
@@ -239,14 +235,14 @@ class SpecialText:
         self._first = tuple({spelling[0] for spelling in self.spellings})
 
     def find(self, text: str) -> re.Match[str] | None:
-        """Return the match of the first special token that `text` spells, or None."""
+        """Return the first special token that `text` spells."""
         for character in self._first:
             if character in text:
                 return self.pattern.search(text)
         return None
 
     def check(self, value: object, where: str) -> None:
-        """Raise a RecordError if a string in the JSON `value`, which is at the path `where`, spells a special token."""
+        """Raise a RecordError if a string in the JSON `value` spells a special token. `where` is the path of `value`."""
         if not self.spellings or value is None or (type(value) is str and self.find(value) is None):
             return
         for path, text in strings(value, where):

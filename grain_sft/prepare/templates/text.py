@@ -41,13 +41,11 @@ class Text(PiecesTemplate):
             self.forbid(self._fim.ids)
 
     def check(self, conversation: Conversation) -> None:
-        """See `Template.check`. Errors name the key `text` of the record."""
         if conversation.messages[0].role != DOCUMENT:
             super().check(conversation)  # raises an error that names the right template
         self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return BOS, the normalized text, perhaps with its middle at the end, and EOS."""
         text = conversation.messages[0].content
         form = self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
