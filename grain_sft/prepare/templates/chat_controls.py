@@ -82,7 +82,7 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`. Chats with the same roles often have the same text."""
+    """Return `find(text)`. In chats with the same roles, the text is often the same."""
     return find(text)
 
 
@@ -147,7 +147,7 @@ class Disguise:
         return text.translate(self._replace)
 
     def _replaced_except_compared(self, text: str) -> str:
-        """Replace a text, except the words that the template looks for. Don't keep a word that overlaps a control token."""
+        """Disguise a text, except words that the template looks for and that overlap no control token."""
         spelled = [match.span() for match in self._special.pattern.finditer(text)]
         characters = list(self._replaced(text))
         for match in self._compared.finditer(text):

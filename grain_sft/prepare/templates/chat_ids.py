@@ -84,8 +84,8 @@ class WholeChats(Encoder):
         return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """See `Encoder.encode`. Even with `plain`, a text that spells a control token is refused without `expected.placed`."""
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
+        # `_plain` needs the places of the template's control tokens
         if plain and expected.placed and controls != expected.controls:
             return self._plain(text, spans, expected.controls)
         self._check(controls, expected, text)

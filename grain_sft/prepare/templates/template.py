@@ -101,7 +101,7 @@ class Template(abc.ABC):
             self.special.check(message.content, f"{where}.content")
             self.special.check(message.extra, where)
         if conversation.system is not None and first == "system":
-            raise RecordError("system: the record has a system text, and its first message is another one. Remove one.")
+            raise RecordError("system: the record has a system text, and its first message is a system text, too. Remove one.")
         for where in ("system", "condition", "tools"):
             self.special.check(getattr(conversation, where), where)
 
@@ -109,8 +109,7 @@ class Template(abc.ABC):
         """Return whether each message takes loss. A message takes loss if its role is in `learned` and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`, a message of another role has weight 1, or a weight is neither 0
-            nor 1.
+          RecordError: No message has a role in `learned`, or a weight is wrong.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
