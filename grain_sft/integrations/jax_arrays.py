@@ -149,12 +149,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return prepared
 
     def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
-        """Give the batch to `first_steps`, which warns if no target of the first batches takes loss.
-
-        If this process read only some columns, and no target in them takes loss, it reads the whole rows.
-        """
+        """Give the batch to `first_steps`, which warns if no target of the first batches takes loss."""
         batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
-        if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
+        if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:  # other columns may take loss
             batch = self.pipeline.read(step, self.rows(step))
         self.pipeline.first_steps.check(self.pipeline, step, batch)
 

@@ -41,7 +41,6 @@ _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # what array_record reco
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is an ArrayRecord, by its first bytes or its name."""
     return head.startswith(_MAGIC) or walk.is_array_record(path)
 
 
@@ -64,10 +63,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
-    """Yield the records of a unit: dicts of features, {"text": ...}, or bytes of JSON.
-
-    A record that is not an Example, in a file of Examples, becomes a RecordError.
-    """
+    """Yield the records of a unit: dicts of features, {"text": ...}, bytes of JSON, or errors."""
     for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
             yield record

@@ -19,7 +19,7 @@ class Message(msgspec.Struct, frozen=True):
     """One turn of a conversation.
 
     Attributes:
-      role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
+      role: Role in the record ("user", "assistant", "toolresult", ...).
       content: Text; "" if the message has no text, such as a message that only calls tools.
       weight: Loss weight of the message's tokens, or None.
       extra: Other keys of the message that are not null, and `content` if it is not a string.

@@ -1,6 +1,6 @@
 """Parsing of `tf.train.Example` records without TensorFlow.
 
-`_FILE` declares the protobuf messages. Source: tensorflow/core/example/example.proto and feature.proto
+Source of the messages: tensorflow/core/example/example.proto and feature.proto
 """
 
 import functools

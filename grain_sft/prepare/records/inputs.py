@@ -174,7 +174,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield (path, number, content) for every record of all files, one file at a time. See `read_records`."""
+    """Yield (path, number, content) for every record of all files, as `read_records` does."""
     for dataset, path, size in _sized_paths(datasets):
         entry = _describe(dataset, path, size, lambda position: None)
         first = 1

@@ -15,15 +15,12 @@ from grain_sft.prepare.records.arrow_file import errors_named, rows_of
 from grain_sft.prepare.records.units import Input, Part, ReadReport, Unit
 from grain_sft.storage import files, open_remote
 
-PART_BYTES = 1 << 25
-"""Most decompressed bytes of a part. A larger row group, such as the million rows that pandas writes, is cut into parts."""
-
+PART_BYTES = 1 << 25  # most decompressed bytes of a part; pandas writes row groups of a million rows
 _BATCH = 1024  # rows decoded at once
 _BUFFER = 1 << 22  # bytes of a column read at once
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is a Parquet file, by its first bytes or its name."""
     return head.startswith(b"PAR1") or path.endswith(".parquet")
 
 
@@ -52,7 +49,6 @@ _reading = threading.local()
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a unit."""
     key, first = (entry.path, entry.note), unit.first - 1
     stop = first + unit.records
     _check_version(entry)

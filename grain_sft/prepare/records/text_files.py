@@ -47,7 +47,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
 
 
 def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file. A part has about `least` decompressed bytes. A text is one part."""
+    """Yield the parts of a file. A part has about `least` decompressed bytes."""
     data = decompressed(path, size, compression, read)
     return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
 

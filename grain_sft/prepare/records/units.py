@@ -72,7 +72,6 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes from `start` to `stop`."""
         return self.stop - self.start
 
 
@@ -137,7 +136,7 @@ def damaged(path: str, byte: int, expected: str) -> CorpusFileError:
 
 
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
-    """Refuse data whose SHA-256 is not `digest`. An empty `digest` accepts all data."""
+    """Refuse data whose SHA-256 is not `digest`, unless `digest` is empty."""
     if digest and hashlib.sha256(data).hexdigest() != digest:
         raise CorpusFileError(f"{path}: changed while it was read. Start again.")
 

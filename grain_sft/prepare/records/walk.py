@@ -29,12 +29,11 @@ Folders = tuple[str, ...]  # folders between an input folder and a file: ("a", "
 
 
 def is_text(path: str) -> bool:
-    """Return whether a file's name is that of a text. A text is one document."""
+    """Return whether a file's name is that of a text, which is one document."""
     return _TEXT.search(path) is not None
 
 
 def is_array_record(path: str) -> bool:
-    """Return whether a file's name is that of an ArrayRecord."""
     return _ARRAY_RECORD.search(path) is not None
 
 

@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Any] | None
 Spans = list[tuple[int, int]]
 
-# Markup that templates write around turns. If it is not a token of the tokenizer, it is encoded as ordinary text.
+# Markup that templates write around turns. It may be a token of the tokenizer.
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
 _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 

@@ -12,7 +12,7 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Text(PiecesTemplate):
-    """Template of plain documents: BOS, the text and EOS. With `fim_rate`, the middle of some texts moves to their end."""
+    """Template of plain documents: BOS, the text and EOS."""
 
     name = "text"
     roles = (DOCUMENT,)
