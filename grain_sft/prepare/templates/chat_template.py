@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Any] | None
 Spans = list[tuple[int, int]]
 
-# Markup that templates write around turns. It may be a token of the tokenizer.
+# Markup that templates write around turns, as special tokens or as ordinary text.
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
 _OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 

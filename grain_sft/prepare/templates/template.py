@@ -101,7 +101,7 @@ class Template(abc.ABC):
             self.special.check(message.content, f"{where}.content")
             self.special.check(message.extra, where)
         if conversation.system is not None and first == "system":
-            raise RecordError("system: the record has a system text, and its first message is a second one. Remove one.")
+            raise RecordError("system: the record has a system text, and a message of the role 'system'. Remove one.")
         for where in ("system", "condition", "tools"):
             self.special.check(getattr(conversation, where), where)
 
