@@ -32,7 +32,7 @@ class ArrayFile(NamedTuple):
 
 
 def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayFile:
-    """Return the array file at `path`, after reading its first and last bytes. Other arguments are those of `find_data`."""
+    """Return the array file at `path`. Other arguments are those of `find_data`."""
     size, head, version = file_stamp.read_head(path)
     dtype, count, offset = find_data(path, head, size, raw_dtype, codes)
     first = head[offset : offset + file_stamp.DIGEST_BYTES]
@@ -42,7 +42,7 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayF
 
 
 def dtype_code(dtype: object) -> str:
-    """Return the text of a little-endian dtype without its byte order: "u4" for "<u4". The big-endian ">u4" stays as it is."""
+    """Return the text of a dtype, without a little-endian byte order: "u4" for "<u4", but ">u4" for ">u4"."""
     text = str(dtype)
     return text[1:] if text.startswith(("<", "=", "|")) else text
 

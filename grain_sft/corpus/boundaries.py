@@ -23,7 +23,7 @@ CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
 """Kinds of boundary files whose shards may begin or end in the middle of a document."""
 
 _BLOCK = 1 << 18  # bytes that are parsed at once, few enough for the processor's cache
-_LONGEST_LINE = 1 << 16  # bytes; lines of Dolma's tokenizer also hold the name and path of a document
+_LONGEST_LINE = 1 << 16  # bytes; lines of Dolma's tokenizer also hold a document's path
 _MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)  # group 1: the first two columns of a line
 _PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # 18 digits always fit into int64
 
@@ -51,7 +51,7 @@ class BoundaryFile(FileStamp):
         """Return the first token and the length of each document: two arrays, int64 [documents].
 
         First tokens are counted from the start of the shard. With `by_sequence`, a file that groups sequences into documents
-        gives the first token and the length of each sequence: int64 [sequences].
+        gives its sequences instead: int64 [sequences].
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -59,12 +59,12 @@ class BoundaryFile(FileStamp):
 
     @property
     def groups_sequences(self) -> bool:
-        """Whether each document of this file is a group of sequences, as in Megatron's files."""
+        """Whether each document is a group of sequences."""
         return self.kind == "megatron"
 
 
 def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = None) -> BoundaryFile:
-    """Return the boundary file at `path`, after reading its first and last bytes."""
+    """Return the boundary file at `path`."""
     check_choice(f"{path}: boundaries_kind", kind, get_args(BoundaryKind), CorpusError)
     return BoundaryFile(**vars(describe(path)), kind=kind, continues=continues)
 
@@ -72,7 +72,7 @@ def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = 
 def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """Parse gzipped lines `start,end`, ascending, with or without gaps.
 
-    The file is unpacked block by block, so that a small file that unpacks to many GB fails before it fills the memory.
+    It unpacks block by block, so that a small file that unpacks to many GB fails before it fills the memory.
     """
     stream = gzip.GzipFile(fileobj=io.BytesIO(data))
     parsed = bytearray()
@@ -105,7 +105,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
     """Return the numbers in `lines`, int64 [lines, 2], at about 12 ns a byte. `line` is the number of the first line."""
     if b"\r" in lines:
         lines = lines.replace(b"\r\n", b"\n")
-    if not lines.endswith(b"\n"):  # the last line of the file
+    if not lines.endswith(b"\n"):
         lines += b"\n"
     if lines.count(b",", 0, lines.index(b"\n")) > 1:  # more columns, such as start,end,id,src,loc
         lines = _MORE_COLUMNS.sub(rb"\1", lines)
@@ -137,7 +137,7 @@ def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tok
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
     """Parse uint64 [documents, columns]. The documents are in any order, with or without gaps.
 
-    Column 0 is the document's first token. The other columns are the lengths of its parts, such as prompt and responses.
+    Column 0 is the document's first token. The other columns are the lengths of its parts.
     """
     size = 8 * columns
     if len(data) % size:

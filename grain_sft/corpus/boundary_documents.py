@@ -1,6 +1,6 @@
-"""Documents of a corpus that has boundary files. The boundary file of a shard lists the documents in that shard.
+"""Documents of a corpus that has boundary files.
 
-A document that continues in the next shard has an entry in both files. These entries are joined.
+A document that continues in the next shard has an entry in the boundary files of both. These entries are joined.
 """
 
 import concurrent.futures
@@ -18,14 +18,13 @@ from grain_sft.storage import ShardReader, hashing, read_whole
 from grain_sft.types import Ints
 
 Pieces = tuple[Ints, Ints]
-"""First token and length of each entry of a shard's boundary file, int64 [entries] each. An entry is a document, or the piece
-of a document that lies in this shard."""
+"""First token and length of each entry of a shard's boundary file: two arrays, int64 [entries]."""
 
 
 def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
     """Return the documents that the boundary files state, and the hash of each file."""
     pieces, hashes = _read_pieces(corpus)
-    # From the last shard to the first: a document in shards 2, 3 and 4 is joined twice, 4 to 3, then 3 to 2.
+    # From the last shard to the first: a document in shards 2, 3 and 4 is joined from 4 to 3, then from 3 to 2.
     for number, before in reversed(_continued(corpus, pieces)):
         start, length = pieces[number]
         _, length_before = pieces[before]
@@ -37,7 +36,7 @@ def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
 def part_by_part(corpus: CorpusData, *, by_sequence: bool = False) -> Documents:
     """Return the entries of all boundary files, not joined: a document in two shards stays two entries.
 
-    With `by_sequence`, an entry is a sequence if the files group sequences into documents, as Megatron's files do.
+    With `by_sequence`, the entries of Megatron's files are sequences.
 
     Raises:
       CorpusError: A shard has no boundary file, or a file is damaged.
@@ -53,7 +52,7 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
         data = read_whole(file)
         return file.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
 
-    # On two processors, the threads are 1.5 times as fast as one thread.
+    # on 2 processors, 1.5 times as fast as one thread
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
         results = list(pool.map(read, corpus.shards, boundary_files(corpus)))
     first_token = 0
@@ -64,7 +63,7 @@ def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list
 
 
 def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
-    """Return the boundary file of each shard; raise a CorpusError if a shard has no such file."""
+    """Return the boundary file of each shard. Raise a CorpusError if a shard has none."""
     boundaries = []
     for shard in corpus.shards:
         if shard.boundaries is None:
@@ -83,15 +82,10 @@ def _documents(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> D
 def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    `_touching` returns the pairs of shards between which a document may continue. If `BoundaryFile.continues` is None for the
-    second shard of a pair, there are three possible answers:
+    If `BoundaryFile.continues` is None, a document continues if the shard before does not end with an EOS.
 
-    1. A document continues in those pairs where `continues` is True, or the last token of the first shard is not an EOS.
-    2. A document continues in every pair.
-    3. A document continues in no pair.
-
-    Without `corpus.sources_file`, the result is answer 1. With this file, the answers are tried in turn until one gives the
-    number of documents in the file. Of 10 pieces and 3 pairs, answer 2 makes 7 documents, and answer 3 makes 10.
+    `corpus.sources_file` states the number of documents. If this rule gives another number, either all documents that may
+    continue do so, or none does. Of 10 pieces, 3 of which may continue a document, this makes 7 or 10 documents.
     """
     files = boundary_files(corpus)
     touching = _touching(files, pieces)
@@ -122,10 +116,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
 
 def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int, int]]:
-    """Return (shard, shard before) for each shard whose first piece may continue the last piece of the shard before.
-
-    The format must cut documents at the ends of shards, and no token may lie between the two pieces.
-    """
+    """Return (shard, shard before) for each shard whose first piece may continue the last piece of the shard before."""
     touching = []
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
     for before, number in itertools.pairwise(with_pieces):
@@ -137,7 +128,6 @@ def _touching(files: list[BoundaryFile], pieces: list[Pieces]) -> list[tuple[int
 
 
 def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
-    """Return the last token of each of `shards`."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

@@ -1,6 +1,6 @@
-"""Content hashes of files and of corpora: hashes of every byte of their data. The hashes of files are cached.
+"""Content hashes: hashes of every byte of files and of corpora. The hashes of files are cached.
 
-A core hashes about 1 GB/s, so 1 TB takes 17 minutes.
+A core hashes about 1 GB/s.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from grain_sft.corpus.data import CorpusData
 from grain_sft.storage import FileStamp, artifact, files, hashing, identify
 
 PREFIX = "content-sha256:"
-"""Prefix of every content hash that is shown. A fingerprint, which hashes only the ends of files, has another prefix."""
+"""Prefix of every content hash."""
 
 _VERSION = 1
 _SETTLED = 2.0  # seconds; see `_cache_key`
@@ -25,7 +25,7 @@ _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions th
 
 
 class _ChangedError(Exception):
-    """Files changed while they were hashed. The hashes are right for the bytes that were read, but must not be cached."""
+    """Files changed while they were hashed, so their hashes must not be cached."""
 
 
 def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, of: str = "bytes") -> list[str]:
@@ -34,8 +34,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
     Args:
       stored: Files whose data are hashed.
       read: Function that reads all files and returns their hashes. None hashes each file with `hashing.of_file`.
-      of: Name of what `read` hashes. It is a part of the cache's key. "bytes" means every byte of each file from `data_offset`
-        on. If `read` hashes the tokens of a corpus's shards, take the name from `name_of_scan`.
+      of: Name of what `read` hashes, a part of the cache's key. "bytes" means every byte of each file from `data_offset` on.
     """
     read = read or (lambda: list(map(hashing.of_file, stored)))
     key = _cache_key(stored, of)
@@ -50,7 +49,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
         return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
     all_remote = all(files.is_remote(file.path) for file in stored)
-    # None means the cache that machines may share. Hashes of local files are of no use there: their key holds the inode.
+    # None means the cache that machines may share. Keys of local files hold inodes, which differ between machines.
     folder = None if all_remote else files.cache_dir()
     try:
         arrays = artifact.load_or_make("content", key, make, folder)
@@ -62,8 +61,8 @@ def hashes_of(stored: Sequence[FileStamp], read: Callable[[], list[str]] | None 
 def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return the key of the cached hashes of files. The key changes whenever a process writes to one of the files.
 
-    Return None if the hashes are not to be cached: the files are small, an object has no version, or a file was written to in
-    the last two seconds. A second write within this time might leave the file's times as they are.
+    Return None if the files are small, an object has no version, or a file was written to in the last two seconds. A second
+    write in this time might not change the file's times.
     """
     if sum(file.size for file in stored) < _CACHED_FROM:
         return None
@@ -90,18 +89,15 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 
 
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
-    """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
-
-    Two more facts may decide whether a document continues in the next shard: the last token of a shard, and the number of
-    documents that `corpus.sources_file` lists. The shard's digest covers its last token. The number of documents follows from
-    the size of the file.
-    """
+    """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files."""
     facts = []
     for shard, file_hash in zip(corpus.shards, hashes, strict=True):
         file = shard.boundaries
         if file is not None:
             sequences = file.sequences or ()
             facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *sequences])
+    # The last token of a shard and the number of sources may decide whether a document continues in the next shard. The
+    # shard's digest covers its last token.
     sources_size = None if corpus.sources_file is None else corpus.sources_file.size
     return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources_size, facts)
 
@@ -112,13 +108,13 @@ def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int |
 
 
 def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
-    """Return a hash of every token of the corpus. `hashes` are those of each shard's tokens."""
+    """Return a hash of every token of the corpus. `hashes` are the hashes of each shard's tokens."""
     facts = [[shard.num_tokens, tokens_hash] for shard, tokens_hash in zip(corpus.shards, hashes, strict=True)]
     return _hash("tokens", corpus.dtype.name, facts)
 
 
 def content_of_corpus(corpus: CorpusData) -> str:
-    """Return a hash that covers the data of all files of tokens, loss and boundaries."""
+    """Return a hash of all files of tokens, loss and boundaries."""
     hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
     hashes = iter(hashes_of(hashed))  # the loop below takes the hashes in the order of `hashed`
     facts: list[Any] = []
@@ -134,11 +130,9 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the name of a scan that hashes the tokens of each shard. The name is for the argument `of` of `hashes_of`.
+    """Return the argument `of` of `hashes_of` for a scan that hashes the tokens of each shard.
 
-    If each shard is a whole file, the result is "bytes". A shard may also be a part of its file: a range of Megatron's
-    sequences, or the tokens of materialized rows without the other arrays. The hash of such a part must not be cached as the
-    hash of the file.
+    It is "bytes" only if each shard is a whole file, so that the hash of a part is not cached as the hash of its file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

@@ -85,10 +85,7 @@ class Corpus(CorpusData):
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` with these arguments. Raise a CorpusError for arguments that it does not accept.
-
-        If `documents` holds the same documents, both share one finder, so that files are read once.
-        """
+        """Return a `DocumentFinder` with these arguments. Raise a CorpusError for arguments that it does not accept."""
         check_choice("boundaries", boundaries, ("auto", "eos"), CorpusError)
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_same_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -108,7 +105,7 @@ class Corpus(CorpusData):
 
     @functools.cached_property
     def _readers(self) -> tuple[ShardReader, LossReader | None]:
-        """Readers of tokens and of loss. Several threads may use them at once."""
+        """Readers of tokens and of loss, which several threads may use at once."""
         tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
         loss = LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
         return tokens, loss
@@ -117,8 +114,8 @@ class Corpus(CorpusData):
         """Return tokens `start` to `stop - 1`, counted through all shards, and their loss.
 
         Returns:
-          Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, or float32 if the
-          corpus has weights. It is None if the corpus has no loss files; then every token takes loss.
+          Two arrays [stop - start]: the tokens, of the corpus's dtype, and their loss. The loss is bool, float32 if the corpus
+          has weights, or None if it has no loss files.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
@@ -129,7 +126,7 @@ class Corpus(CorpusData):
         if not 0 <= start <= stop <= self.num_tokens:
             raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
         borders, (token_reader, loss_reader) = self.shard_borders, self._readers
-        # Arrays [pieces]. A piece is those tokens of the range that lie in one shard.
+        # Arrays [pieces]. A piece is the tokens of the range in one shard.
         shard = np.flatnonzero((borders[1:] > start) & (borders[:-1] < stop))
         piece_start = np.maximum(borders[shard], start)
         length = np.minimum(borders[shard + 1], stop) - piece_start
@@ -152,14 +149,11 @@ class Corpus(CorpusData):
         return next(self._read_documents(number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
-        """Yield every document in order, as views of larger arrays. Errors are those of `documents` and `read`.
-
-        One read gets consecutive documents of at most `_BLOCK_TOKENS` tokens in total, or one longer document.
-        """
+        """Yield every document in order, as views of larger arrays. Errors are those of `documents` and `read`."""
         start, length = self.documents
         stop = start + length
-        # Some formats list documents in any order. The documents [0, 9), [9, 12), [3, 5) are two runs, because the third begins
-        # before the end of the second. One read stays within one run.
+        # Some formats list documents in any order. The documents [0, 9), [9, 12), [3, 5) are two runs, since the third begins
+        # before the end of the second. A read stays within a run.
         run_ends = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))
         first = 0
         while first < len(start):
@@ -187,7 +181,7 @@ class Corpus(CorpusData):
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".
 
-        If the files' hashes are not cached, all files are read, at about 1 GB/s per core. A missing or unreadable file raises a
+        Files whose hashes are not cached are read, at about 1 GB/s per core. A missing or unreadable file raises a
         CorpusFileError.
         """
         return content_of_corpus(self)

@@ -1,4 +1,4 @@
-"""`CorpusData`, which describes a corpus by its files, its dtype and its special token ids."""
+"""`CorpusData`, the description of a corpus."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class CorpusData:
       shards: Token files, in the order of the corpus.
       dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: Token that ends a document; None if unknown.
-      tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
+      tokenizer: Name of the tokenizer; None if unknown.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
       sources_file: File that `Corpus.sources` reads; None for a corpus without such a file.
-      source_names: Names of the files or data sets that the documents were made from. `Corpus.sources` refers to them by index.
+      source_names: Names of the files or data sets that the documents were made from.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard if the corpus was opened as a Megatron blend, such as "0.3 A 0.7 B"; else ().
-      signed: Whether the files store signed integers. They are read as unsigned integers, and a negative token is an error.
+      signed: Whether the files store signed integers. A negative token is an error.
       remote: Options for reading remote files; None to take them from environment variables.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 
@@ -79,12 +79,12 @@ class CorpusData:
 
     @property
     def has_loss(self) -> bool:
-        """Whether loss files select the tokens that take loss. Without loss files, every token takes loss."""
+        """Whether loss files exist. Without loss files, every token takes loss."""
         return any(shard.loss is not None for shard in self.shards)
 
     @property
     def loss_files(self) -> list[LossFile | None]:
-        """Loss file of each shard, or None for a shard without a loss file."""
+        """Loss file of each shard; None for a shard without one."""
         return [shard.loss for shard in self.shards]
 
     @property
@@ -99,7 +99,7 @@ class CorpusData:
 
     @property
     def has_boundary_files(self) -> bool:
-        """Whether boundary files state where documents begin and end. Without boundary files, EOS tokens end documents."""
+        """Whether boundary files exist. Without boundary files, EOS tokens end documents."""
         return any(shard.boundaries is not None for shard in self.shards)
 
     def files(self) -> list[FileStamp]:
@@ -123,8 +123,8 @@ class CorpusData:
     def fingerprint(self) -> str:
         """Hash of the dtype, the EOS id, the sizes of the shards, and the first and last 4 KiB of all files but `sources_file`.
 
-        It includes `signed`, `weights` and `rows` if they are set, but no paths: a copy in a bucket has the same fingerprint.
-        A change in the middle of a file does not change the fingerprint. It changes `Corpus.content_hash`.
+        It includes `signed`, `weights` and `rows` if they are set, but no paths. A change in the middle of a file changes only
+        `Corpus.content_hash`.
         """
         head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
         digest = hashlib.sha256(head.encode())
@@ -150,5 +150,5 @@ class CorpusData:
 
     @property
     def ends_fingerprint(self) -> str:
-        """`fingerprint` as commands print it, such as "ends-sha256:3f9a…": a hash of only the ends of files."""
+        """`fingerprint` as commands print it, such as "ends-sha256:3f9a…"."""
         return f"ends-{self.fingerprint}"

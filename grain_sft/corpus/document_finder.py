@@ -1,4 +1,4 @@
-"""DocumentFinder: where the documents of a corpus begin and end, by its boundary files or its EOS tokens."""
+"""`DocumentFinder`: where the documents of a corpus begin and end."""
 
 import concurrent.futures
 import functools
@@ -13,21 +13,20 @@ from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing
 from grain_sft.types import Ints
 
-_CACHED_FROM = 1 << 23  # bytes of tokens; fewer bytes are scanned in milliseconds, so their documents are not cached
+_CACHED_FROM = 1 << 23  # bytes of tokens; fewer bytes are scanned in milliseconds
 _CHUNK_BYTES = hashing.BLOCK  # a chunk is one block, because a file's hash is made from the hashes of its blocks
 
 
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    If the hashes of the files are not cached, one pass over the files computes the hashes and finds the documents.
+    One pass over the files computes their hashes, unless these are cached, and finds the documents.
 
     Args:
       corpus: Corpus whose documents are found.
-      boundaries: What ends a document. "auto" means the boundary files of the corpus if it has any, else its EOS tokens. "eos"
-        means its EOS tokens.
-      bos_token_id: BOS token. If it is given, an EOS ends a document only before this token or at the end of a shard, and
-        `boundaries` counts as "eos".
+      boundaries: "eos" for EOS tokens, or "auto" for boundary files if the corpus has any, else EOS tokens.
+      bos_token_id: BOS token. If it is given, boundary files are ignored, and an EOS ends a document only before this token or
+        at the end of a shard.
     """
 
     def __init__(self, corpus: CorpusData, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
@@ -47,7 +46,7 @@ class DocumentFinder:
         return content.hashes_of(corpus.shards, self._hash_and_find, of=content.name_of_scan(corpus))
 
     def _hash_and_find(self) -> list[str]:
-        """Read the boundary files or all tokens, set `_pending`, and return `_hashes`."""
+        """Read the files, set `_pending`, and return `_hashes`."""
         if self._by_files:
             self._pending, hashes = read_documents_of_files(self.corpus)
         else:
@@ -78,11 +77,10 @@ class DocumentFinder:
         key = self.content
 
         def take_pending() -> Documents:
-            """Return the documents and clear `_pending`. Raise CorpusFileError unless their content hash is `key`."""
             if self._pending is None:
                 self._hash_and_find()
             documents, self._pending = self._pending, None
-            # If the hashes came from the cache, a file may have changed since. Then the documents have another content hash.
+            # If the hashes came from the cache, a file may have changed since.
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(f"{path} or a file of its corpus is being written to. Wait until it is complete.")
@@ -102,10 +100,7 @@ class DocumentFinder:
 
 
 def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list[str]]:
-    """Return the documents that EOS tokens end, and the hash of each shard's tokens.
-
-    With `bos_token_id`, an EOS ends a document only before this token or at the end of a shard.
-    """
+    """Return the documents that EOS tokens end, and the hash of each shard's tokens."""
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, remote=corpus.remote)
     shard_starts = corpus.shard_borders[:-1]
     per_chunk = _CHUNK_BYTES // corpus.dtype.itemsize
@@ -132,10 +127,10 @@ def _scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Documents, list
             highest = max(highest, chunk_highest)
             block_hashes[shard].append(block_hash)
     stop = np.concatenate(stops)
-    # A document begins at the end of its predecessor, or at the start of its shard. `first_documents` has for each shard the
-    # first document that ends after the shard's start. If shard 3 has no EOS, this is the same document for shards 3 and 4.
-    # NumPy assigns both starts in order, so the start of shard 4 stays.
+    # A document begins at the end of its predecessor, or at the start of its shard.
     start = np.append(0, stop)[:-1]
+    # For each shard, the first document that ends after the shard's start. Without an EOS in shard 3, shards 3 and 4 have the
+    # same document. NumPy assigns in order, so it begins at the start of shard 4.
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)
     start[first_documents[has_document]] = shard_starts[has_document]

@@ -1,4 +1,4 @@
-"""Documents of a corpus: where they begin, how long they are, and what they were made from."""
+"""`Documents`, the places of all documents of a corpus, and `Document`, the content of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32
 
 SOURCE_BYTES = 16
-"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the number of an input and the number of a line or row."""
+"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the input and its line or row."""
 
 
 class Document(NamedTuple):
@@ -35,7 +35,7 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-    """First token and length of every document, in the order of document numbers. `start, length = documents` unpacks both.
+    """First token and length of every document, in order. `start, length = documents` unpacks both.
 
     Attributes:
       start: int64 [documents], token offset of each document, counted through all shards.
@@ -59,7 +59,7 @@ class Documents:
         return iter((self.start, self.length))
 
     def by_start(self) -> Ints:
-        """Return the numbers of the documents that have tokens, sorted by first token. Some formats list documents unsorted."""
+        """Return the numbers of the documents that have tokens, sorted by first token."""
         not_empty = np.flatnonzero(self.length > 0)
         return not_empty[np.argsort(self.start[not_empty], kind="stable")]
 

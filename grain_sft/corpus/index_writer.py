@@ -1,7 +1,7 @@
-"""Writers of index files. An index is a JSON file that lists the files of a corpus. Opening it needs no scan of these files.
+"""Writers of index files. An index is a JSON file that lists the files of a corpus.
 
-Format "grain_sft" is this project's own. Format "maxtext" is for MaxText's dataset type `olmo_grain`. It is version "1" of the
-format in maxtext/input_pipeline/olmo_data.py (maxtext 0.2.5).
+Format "grain_sft" is this project's own. Format "maxtext" is version "1" of the format in
+maxtext/input_pipeline/olmo_data.py (maxtext 0.2.5).
 """
 
 import hashlib
@@ -34,11 +34,11 @@ def save(corpus: CorpusData, path: str, format: str, sequence_length: int | None
 
 
 def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
-    """Return the content of this project's index at `path`."""
+    """Return the content of this project's index. Paths in the folder of `path` are relative."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
-        """Return the fields of a file that are not None. `root` is left out, because `open_corpus` sets it."""
+        """Return the fields of a file that are not None, except `root`, which `open_corpus` sets."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
         for key in ("loss", "boundaries"):
             if key in fields:
@@ -72,7 +72,6 @@ def _own_json(corpus: CorpusData, path: str) -> dict[str, Any]:
 
 
 def _maxtext_json(corpus: CorpusData, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of an index of MaxText. Arguments are those of `Corpus.save`."""
     sequence_length = as_integer("format='maxtext': sequence_length", sequence_length, 1, CorpusError)
     if corpus.has_loss:
         problem = "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss"

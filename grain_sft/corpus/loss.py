@@ -1,4 +1,4 @@
-"""Loss files: sidecar files that state for each token of a shard whether the token takes loss, or the weight of its loss."""
+"""Loss files: sidecar files that state whether each token of a shard takes loss, or the weight of its loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IGNORED = -100
 
 @dataclasses.dataclass(frozen=True)
 class LossValues:
-    """Properties of the values in loss files of one kind."""
+    """Properties of one kind of loss files."""
 
     dtype: np.dtype[Any]
     expected: str  # description of valid values, for error messages
@@ -34,7 +34,7 @@ class LossValues:
     """Function that returns a mask of the invalid values, given the values and the tokens that they belong to."""
     no_loss: int = 0  # value of a token that takes no loss
     weighted: bool = False  # whether values are weights
-    needs_tokens: bool = False  # whether `find_invalid` needs the tokens; if not, callers pass any array in their place
+    needs_tokens: bool = False  # whether `find_invalid` uses the tokens
     codes: tuple[str, ...] = ()  # dtypes that a .npy header may state besides `dtype`, such as "b1" for bool
 
 
@@ -68,17 +68,15 @@ class LossFile(FileStamp):
 
     @property
     def values(self) -> LossValues:
-        """Entry of `KINDS` for this file."""
         return KINDS[self.kind]
 
     @property
     def count(self) -> int:
-        """Number of values in the file."""
         return (self.size - self.data_offset) // self.values.dtype.itemsize
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`, after a check of its first and last values. Labels are not checked: this needs tokens."""
+    """Return the loss file at `path`. Its first and last values are checked, unless the check needs tokens."""
     check_choice(f"{path}: loss_kind", kind, tuple(KINDS), CorpusError)
     values = KINDS[kind]
     array = scan_array(path, values.dtype, values.codes)
@@ -102,7 +100,7 @@ class LossReader:
       remote: Options for reading remote files.
 
     Attributes:
-      weighted: Whether `gather` returns weights, because at least one shard has weights.
+      weighted: Whether at least one shard has weights. Then `gather` returns weights.
     """
 
     def __init__(
@@ -117,13 +115,13 @@ class LossReader:
         self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
         self._readers: dict[LossKind, ShardReader] = {}
         for kind, example in {loss.kind: loss for loss in losses if loss is not None}.items():
-            # A `ShardReader` finds files by shard number, so `listed` has a file for each shard. A shard that has no loss file
-            # of this kind gets `example`, which is never read for this shard.
+            # A `ShardReader` finds files by shard number. For shards without a loss file of this kind, `example` is listed, but
+            # never read.
             listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(listed, width, max_open_files, scattered=scattered, remote=remote)
         self.weighted = any(KINDS[kind].weighted for kind in self._readers)
-        # the kind of all loss files, if all are of one kind and every shard has one; else None
+        # the kind of all loss files, if every shard has a loss file of the same kind; else None
         self._only_kind = next(iter(self._readers)) if len(self._readers) == 1 and None not in losses else None
 
     def gather(
@@ -153,7 +151,7 @@ class LossReader:
         kinds = self._kinds[shard]
         for kind in self._readers:
             of_kind = kinds == kind
-            # the array that is added is 0 outside of the pieces of this kind
+            # the added array is 0 outside of these pieces
             result += self._gather_kind(kind, shard[of_kind], start[of_kind], place[of_kind], length[of_kind], count)
         without_file = kinds == ""
         for begin, size in zip(place[without_file].tolist(), length[without_file].tolist(), strict=True):
@@ -161,7 +159,7 @@ class LossReader:
         return result
 
     def _gather_kind(self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int) -> Array:
-        """Return the result of `gather` for pieces of shards whose loss files are of this kind."""
+        """Return the result of `gather` for pieces with loss files of one kind."""
         values = KINDS[kind]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize

@@ -36,11 +36,9 @@ _DAMAGED = f"The file is damaged. {_WRITE_AGAIN}"
 
 
 class IndexHeader(NamedTuple):
-    """The header of an index."""
-
     stored: np.dtype[np.integer]  # dtype of the tokens in the `.bin`, signed or unsigned
-    sequences: int  # number of sequences
-    entries: int  # number of entries of the document index, at least 1
+    sequences: int
+    entries: int  # of the document index, at least 1
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -59,11 +57,7 @@ class IndexHeader(NamedTuple):
 
 
 def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
-    """Return the header of an index of `size` bytes whose first `HEADER_BYTES` bytes are `head`.
-
-    At byte 26, some writers state the number of entries of the document index. Others state the number of documents, which is
-    one less. The size of the file shows which number it is.
-    """
+    """Return the header of an index of `size` bytes whose first `HEADER_BYTES` bytes are `head`."""
     if len(head) < HEADER_BYTES:
         raise CorpusError(f"{path}: ends at byte {size}; expected a header of {HEADER_BYTES} bytes. {_WRITE_AGAIN}")
     if not head.startswith(MAGIC):
@@ -78,7 +72,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     if stored.kind == "f":
         raise CorpusError(f"{path}: byte 17: dtype code {code} is {stored}; expected integers. Give token ids.")
     document_bytes = size - HEADER_BYTES - 12 * sequences
-    valid = (8 * documents, 8 * documents + 8)  # bytes of the document index
+    valid = (8 * documents, 8 * documents + 8)  # the second if `documents` lacks the plus 1
     if document_bytes - sequences in valid and document_bytes not in valid:
         problem = f"{path}: byte {size - sequences}: one byte per sequence follows the document index"
         raise CorpusError(f"{problem}, so the data are multimodal. Expected text. Write it without --multimodal.")
@@ -101,7 +95,7 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
 
 
 def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
-    """Refuse `sizes`, the numbers of tokens of all sequences, if one is negative."""
+    """Refuse `sizes`, the numbers of tokens of the sequences, if one is negative."""
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens. {_DAMAGED}")
@@ -112,8 +106,8 @@ def parse(
 ) -> tuple[Ints, Ints]:
     """Return the token offset and the length of each document, or of each sequence, in a range of sequences.
 
-    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. If a document crosses a border
-    of the range, only its sequences in the range count.
+    Both are int64 [documents] or [sequences]. Offsets count from the first token of the range. A document that crosses a border
+    of the range has only its sequences in the range.
 
     Args:
       data: All bytes of the index.
@@ -143,10 +137,9 @@ def parse(
 
 
 def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
-    """Return the first sequence and the stop of each document in the range [first, stop): two arrays, int64 [documents].
+    """Return the documents in the range [first, stop), clipped to it: first sequences and stops, int64 [documents] each.
 
-    Document i has the sequences [begin[i], end[i]) of `count` in all. Documents are clipped to the range: the range [5, 10)
-    clips a document [3, 7) to [5, 7).
+    Document i has the sequences [begin[i], end[i]) of `count` in all. The range [5, 10) clips a document [3, 7) to [5, 7).
     """
     in_range = (begin < stop) & (end > first)
     # An empty document at sequence 5 belongs to the range that begins at 5, not to the range that stops at 5. An empty

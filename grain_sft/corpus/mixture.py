@@ -16,10 +16,9 @@ from grain_sft.errors import CorpusError
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MixtureCorpus(Corpus):
-    """The corpora of a mixture as one corpus. Its shards are those of the first corpus, then those of the second, and so on.
+    """The corpora of a mixture as one corpus, with the shards of all corpora in order.
 
-    `dtype` is the widest dtype of these corpora. Files keep their own dtypes, so tokens are read from `parts`, not from the
-    mixture.
+    `dtype` is the widest dtype of these corpora. Tokens are read from `parts`, not from the mixture.
 
     Attributes:
       parts: Corpora of the mixture, in order.
@@ -42,10 +41,7 @@ class MixtureCorpus(Corpus):
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start and length of each document of all corpora, in order. Starts are counted through the whole mixture.
-
-        The other attributes of `Documents` have their defaults.
-        """
+        """Start and length of each document, in order. Starts are counted through the whole mixture."""
         documents = [part.documents for part in self.parts]
         first_tokens = np.cumsum([0, *(part.num_tokens for part in self.parts[:-1])])
         starts = [part.start + first_token for part, first_token in zip(documents, first_tokens, strict=True)]
@@ -63,11 +59,11 @@ class MixtureCorpus(Corpus):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the fingerprints of all corpora."""
+        """Hash of the fingerprints of `parts`."""
         return f"sha256:{_joined(part.fingerprint for part in self.parts)}"
 
     def content_hash(self) -> str:
-        """Return the hash of the content of all corpora."""
+        """Return a hash of the content hashes of `parts`."""
         return f"{PREFIX}{_joined(part.content_hash() for part in self.parts)}"
 
     def __repr__(self) -> str:

@@ -38,35 +38,35 @@ def open_corpus(
     split: str | None = None,
     subset: Subset | None = None,
 ) -> Corpus:
-    """Open the token files that `where` names, in order. Files are scanned, unless an index of `Corpus.save` lists them.
+    """Open the token files that `where` names, in order.
 
     Sidecar files hold label masks, loss weights or document boundaries. They are found by name, such as `NAME.csv.gz` for
-    `NAME.npy`. A glob, folder or list may include sidecar files; their values are never read as tokens.
+    `NAME.npy`. If a glob, folder or list includes them, they are not read as tokens.
 
     Args:
-      where: Path of the corpus, local or a URL that fsspec knows (`gs://`). It is a token file, a glob, a folder (each .npy
-        file below it), the folder of a prepared corpus or of one of its splits, a mix file, a saved index (`.json`), or a
-        prefix of Megatron's files. It may also be a list of files, globs and folders, or a blend of weights and prefixes of
-        Megatron's files: `[0.3, a, 0.7, b]` or "0.3 a 0.7 b". The section "What goes in" of the guide (docs/guide.md) has the
-        rules.
+      where: Path of the corpus, local or a URL that fsspec knows (`gs://`). See "What goes in" in docs/guide.md. One of:
+        - a token file, a glob, or a folder (each .npy file below it);
+        - the folder of a prepared corpus, or of one of its splits;
+        - a mix file, or a saved index (`.json`);
+        - a prefix of Megatron's files, or a blend: `[0.3, a, 0.7, b]` or "0.3 a 0.7 b";
+        - a list of files, globs and folders.
       format: Format of the files; `auto` infers it from the files. Formats that list files are "files", "mix" and "index".
         Formats of SFT corpora are "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
         "openchat" and "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize`
         writes. `package.module:Name` names your own `Format`.
       dtype: Dtype of the tokens in files without a .npy header. By default, the metadata of an SFT corpus or the sizes of its
-        files decide it. For other files it is uint32, as AI2 writes; files that don't look like uint32 are refused.
+        files decide it. Other files must look like uint32, which AI2 writes.
       eos_token_id: Token that ends a document. The default is the EOS id in the corpus's metadata.
       path_remap: Prefixes of paths and their replacements. The longest prefix that matches applies. A key `{NAME}` is replaced
         anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
-        that was made with another tokenizer is refused. Tokenizers are compared by hash if this is a path, else by name.
+        that was made with another tokenizer is refused: by hash if this is a path, else by name.
       remote: Options of reading remote files, such as {"seconds": 120, "requests": 64}; see docs/cloud.md. Environment
         variables set options that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed. Give it for a mix or an index from
-        an untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
+        an untrusted source. The default sets no limit.
       label_mask_paths: Files of label masks, as a glob or a list of files and globs: one file for each token file, in the
-        same order, as in OLMo-core's `NumpyDatasetConfig`. A file has a byte, 0 or 1, for each token. The default is the
-        sidecar files.
+        same order. A file has a byte, 0 or 1, for each token. The default is the sidecar files.
       use_loss_mask: Whether loss masks and weights are used. False ignores them, so that every token takes loss. True
         refuses a corpus without them. The default uses them where they exist, or as a saved index states.
       split: Weights of Megatron's training, validation and test splits, such as "969,30,1". Each split is a range of the
@@ -114,7 +114,7 @@ def open_corpus(
 
 
 def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Callable[[str], str]:
-    """Return the function that applies `path_remap` to a path and replaces `{TOKENIZER}` in it."""
+    """Return a function that applies `path_remap` to a path, and replaces `{TOKENIZER}` in it."""
     check_type("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements")
     replacements = {}
     for prefix, replacement in (path_remap or {}).items():
@@ -127,16 +127,13 @@ def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Ca
 
 
 def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the label masks that paths and globs name, in order, as absolute paths."""
+    """Return the absolute paths of label masks that paths and globs name."""
     named = [remap(files.normalize(path)) for path in as_paths("label_mask_paths", given)]
     return tuple(files.absolute(path) for pattern in named for path in expand(pattern))
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`. If `folder` is given, refuse files outside of it.
-
-    A local folder becomes the `root` of the corpus's files, so that later reads refuse files outside of it, too.
-    """
+    """Return the corpus at `where`. If `folder` is given, refuse files outside of it, now and in later reads."""
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)
@@ -153,7 +150,6 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus of a list of paths. If `format` is "auto", the first format that detects the list reads it."""
     listing = DirectoryListing()
     if not paths:
         raise CorpusError("where is an empty list of files: a corpus has at least one file. Give its files.")
@@ -170,10 +166,9 @@ def _detects_list(form: Format, paths: Sequence[str], listing: DirectoryListing)
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at one path. If `format` is "auto", the first format that detects the path reads it."""
     listing = DirectoryListing()
     remapped = options.remap(path)
-    # The path of a mix or an index is remapped only if it does not exist. A remote path is not looked up: its suffix decides.
+    # The path of a mix or an index is remapped only if it does not exist. For a remote path, the suffix decides.
     may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
     list_path = path if may_be_list else remapped
     for form in formats() if format == AUTO else [FORMATS.make(format)]:
@@ -192,7 +187,7 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
 
 
 def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
-    """Return the real path or the URL of `root`, with a slash at its end; None for None."""
+    """Return the real path or the URL of `root`, with a slash at its end."""
     check_type("root", root, str | os.PathLike | None, "a path")
     if root is None:
         return None
@@ -249,7 +244,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return a tokenizer's name and hash as text. One that is None is left out."""
+    """Return a tokenizer's name and hash, if they are known, as text."""
     facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
     return ", ".join(filter(None, facts))
 

@@ -1,4 +1,4 @@
-"""RowFormat: the arrays in each row that `grain-sft pack --materialize` writes."""
+"""`RowFormat`: the arrays in each row that `grain-sft pack --materialize` writes."""
 
 import dataclasses
 from typing import Annotated, Any, Self
@@ -11,20 +11,20 @@ from grain_sft.storage import Count
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 IndexDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
-LONG_SEGMENT = 1 << 10  # tokens; segments with at least this mean length are long
+LONG_SEGMENT = 1 << 10  # tokens
 
 _ROW_ALIGNMENT = 8  # bytes, so that the int64 array `ends` of a row is aligned
 
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
+    """The layout of materialized rows on disk.
 
     Rows of short segments store a position and a segment id for each token. Rows of long segments store only where each segment
-    ends, which needs fewer bytes.
+    ends.
 
     Attributes:
-      sequence_length: Number of tokens in every row. A shard holds whole rows.
+      sequence_length: Number of tokens in every row.
       positions_dtype: "uint8", "uint16" or "uint32"; "" if rows store the ends of segments.
       segments_dtype: "uint8", "uint16" or "uint32", the dtype of the arrays `segment_ids` and `target_segment_ids`; "" if rows
         have neither array.
@@ -55,9 +55,10 @@ class RowFormat:
         """Return the structured dtype of one row whose tokens have the dtype `tokens`.
 
         Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
-        [sequence_length]. Rows that store the ends of segments have `ends`, int64 [1 + most_segments], in place of `positions`
-        and `segment_ids`: the number of segments, then the column after the last token of each. These rows have no
-        `target_segment_ids` if all tokens take loss.
+        [sequence_length].
+
+        Rows of long segments have `ends` in place of `positions` and `segment_ids`: int64 [1 + most_segments], the number of
+        segments, then the column after the last token of each. Without loss files, they have no `target_segment_ids`.
         """
         length = self.sequence_length
         fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}
@@ -80,10 +81,9 @@ class RowFormat:
 
 
 def _aligned(size: int) -> int:
-    """Return `size`, rounded up to a multiple of `_ROW_ALIGNMENT`."""
     return -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
 
 
 def are_long(sequence_length: int, mean_segments: float) -> bool:
-    """Return whether segments are so long that it is faster to copy them one by one than to process whole rows as arrays."""
+    """Return whether segments are so long that copying them one by one is faster than processing whole rows."""
     return sequence_length >= LONG_SEGMENT * mean_segments

@@ -1,4 +1,4 @@
-"""`Shard`, which describes one token file, and checks of a file's dtype and token ids."""
+"""`Shard`, which describes one token file, and checks of dtypes and token ids."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ class Shard(FileStamp):
 
     Attributes:
       num_tokens: Number of tokens in the file.
-      label: Label of the file in the mix file that lists it; "" if no mix file lists it.
+      label: Label of the file in its mix; "" without a mix.
       loss: File that states which of these tokens take loss; None if all tokens take loss.
       boundaries: File that states where documents begin and end; None if each EOS ends a document.
-      row: None if tokens are contiguous. In a file of materialized rows, other arrays follow the tokens of each row.
-        (2048, 5120) means that a row has 2048 tokens, and that the starts of consecutive rows are 5120 tokens apart.
+      row: For a file of materialized rows, the number of tokens of a row, and the distance between the starts of rows, counted
+        in tokens: (2048, 5120). None if tokens are contiguous.
     """
 
     num_tokens: Count
@@ -44,7 +44,7 @@ class Shard(FileStamp):
 
 
 def token_dtype(name: object, where: str) -> Dtype:
-    """Return the numpy dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
+    """Return the dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
     dtype = _DTYPES.get(dtype_code(name.__name__ if isinstance(name, type) else name))  # `np.uint32` is a type
     if dtype is None:
         problem = f"{where}: dtype is {shortened(repr(name))}; expected little-endian {', '.join(TOKEN_DTYPES)}"
@@ -55,13 +55,12 @@ def token_dtype(name: object, where: str) -> Dtype:
 def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return the token file at `path` as a shard, and the dtype of its tokens.
 
-    A .npy header must agree with `dtype`. A file without a header is read as `dtype`. If `dtype` is None, a file without a
-    header must look like uint32, and is read as uint32.
+    A .npy header must agree with `dtype`. If `dtype` is None, a file without a header must look like uint32.
     """
     array = scan_array(path, dtype or np.dtype("uint32"), list(_DTYPES))
     if dtype not in (None, array.dtype):
         raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Omit dtype.")
-    if dtype is None and not array.stamp.data_offset:  # a raw file
+    if dtype is None and not array.stamp.data_offset:  # a file without a header
         check_plausible(path, array.first, array.dtype)
     return Shard(**vars(array.stamp), num_tokens=array.length), array.dtype
 
@@ -78,7 +77,7 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
 
 
 def as_token_id(name: str, token_id: object, dtype: Dtype, signed: bool) -> int | None:
-    """Return `token_id`, the value of the argument `name`, as an int. Raise CorpusError if no token can have this id."""
+    """Return `token_id` as an int. Raise a CorpusError about the argument `name` if no token can have this id."""
     if token_id is None:
         return None
     highest = int(np.iinfo(dtype).max) // (2 if signed else 1)
@@ -92,11 +91,9 @@ def check_signed(tokens: Array, shards: Sequence[Shard], dtype: Dtype, pieces: C
 
     Args:
       tokens: Tokens that were read from `shards` as `dtype`, or the same tokens cast to int32.
-      shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
-      pieces: Function that returns where the tokens are stored, called only if one is negative. A piece is a range of tokens
-        that are consecutive in a shard and in the flattened `tokens`. The result is three arrays, int64 [pieces]: the shard,
-        the token offset in the shard, and the index in the flattened `tokens` at which the piece begins (ascending).
+      pieces: Function that returns where the tokens are stored, for the error message. It returns three arrays, int64 [pieces]:
+        the shard of each piece, its token offset in the shard, and its first index in the flattened `tokens` (ascending).
     """
     # As an unsigned integer, a negative token is above `highest`. Tokens of 4 bytes that were cast to int32 are cast back.
     flat = tokens.reshape(-1)

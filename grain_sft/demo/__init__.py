@@ -1,7 +1,6 @@
 """`grain-sft demo`: train a model, kill the process, resume from a step number, and compare with a run without the kill.
 
-The text is Python's own documentation on this machine. Module `run` makes the corpus with module `corpus`. It runs module
-`train` in other processes, and compares their records.
+Module `run` makes the corpus with module `corpus`. It runs module `train` in other processes, and compares their records.
 """
 
 from grain_sft.demo.corpus import Entry, docstrings

@@ -1,7 +1,4 @@
-"""The demo's corpus and config. A conversation is a question about Python's standard library, and a docstring that answers it.
-
-The layout packs several conversations into a row. Only the answers take loss.
-"""
+"""The demo's corpus and config. A conversation asks about Python's standard library, and a docstring answers."""
 
 import ast
 import json
@@ -23,7 +20,7 @@ VOCAB_SIZE = 2048
 SEQUENCE_LENGTH = 256  # tokens
 GLOBAL_BATCH_SIZE = 8  # rows
 CONFIG = "config.json"
-"""File name of the config in the demo's folder. `grain_sft.load` reads it."""
+"""File name of the config in the demo's folder."""
 
 MAX_CHARACTERS = 3_500_000
 MIN_CHARACTERS = 100_000  # the tokenizer cannot be trained on fewer
@@ -48,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
-    """Make the corpus and the config in the folder `root`. Return the corpus and its manifest, the record of its preparation.
+    """Make the corpus and the config in the folder `root`. Return the corpus and the content of its prepare.json.
 
     Args:
       root: Folder of the demo.
@@ -81,7 +78,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """Return the docstrings of the standard library, each text once, in an order that depends only on the library's files.
 
     Args:
-      max_characters: Limit of the characters of all texts together. The list ends before the first text that would exceed it.
+      max_characters: Limit of the characters of all texts together.
 
     Raises:
       GrainSftError: The docstrings have fewer than `MIN_CHARACTERS`.
@@ -96,7 +93,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
             break
         count += len(text)
         question_by_text[text] = question
-    else:  # no text was left out for the limit
+    else:  # below the limit
         if count < MIN_CHARACTERS:
             problem = f"found {count} characters of docstrings; expected {MIN_CHARACTERS} or more"
             raise GrainSftError(f"{library}: {problem}. Use a Python that comes with its source files.")
@@ -106,15 +103,14 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
 def library_docstrings(library: Path) -> Iterator[Entry]:
     """Yield an entry for each module, class and function in the .py files below `library`. The text is "" without a docstring.
 
-    Tests, demos and installed packages are left out. The files of a folder come before those of its subfolders, both sorted by
-    name. Files are parsed, never imported. A file that can't be parsed is skipped.
+    Tests, demos and installed packages are left out. Files are parsed, never imported. A file that can't be parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # such as warnings of invalid escapes
+                    warnings.simplefilter("ignore")
                     tree = ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
@@ -123,7 +119,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
-    """Yield an entry for `node`, of the full name `name`, and for each class and function in it."""
+    """Yield an entry for `node`, whose full name is `name`, and for each class and function in it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield Entry(_QUESTIONS[type(node)].format(name), (ast.get_docstring(node) or "").strip())
     for child in ast.iter_child_nodes(node):

@@ -1,4 +1,4 @@
-"""The demo from end to end: make a corpus, train three times, and compare the resumed run with the uninterrupted one."""
+"""The demo: make a corpus, train three times, and compare the resumed run with the uninterrupted one."""
 
 import contextlib
 import functools
@@ -36,9 +36,9 @@ _ENVIRONMENT = {
 class Options(msgspec.Struct, frozen=True):
     """Options of a training process."""
 
-    config: str  # path of the pipeline's config
+    config: str  # path
     folder: str  # path of the run's log and checkpoints
-    steps: int  # number of steps of the whole training; a checkpoint is written after each third
+    steps: int  # of the whole training; a checkpoint is written after each third
     seed: int  # seed of the initial parameters
     resume: str | None = None  # folder of the run whose newest checkpoint is loaded; None begins at step 0
 
@@ -48,7 +48,7 @@ class Record(msgspec.Struct, frozen=True):
 
     step: int  # from 0
     loss: float  # nats per token before the step's update; a float32, which JSON keeps exactly
-    batch_sha256: str  # hash of the batch that the step trained on
+    batch_sha256: str
 
 
 Log = Mapping[int, Record]
@@ -97,7 +97,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
     root.mkdir(parents=True, exist_ok=True)
     marker = root / _MARKER
     if not marker.exists():
-        # a demo that was killed while it wrote the marker leaves a temporary file, `..grain_sft_demo…`
+        # a demo that was killed may have left a temporary file of the marker, `..grain_sft_demo…`
         others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
         if others:
             raise GrainSftError(f"{root}: contains {others[0]!r}, but no earlier demo. Give a new folder with --dir.")
@@ -108,7 +108,6 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def newest_step(checkpoints: str | os.PathLike[str]) -> int:
-    """Return the step of the newest checkpoint in a folder."""
     steps = [int(path.stem.removeprefix("step-")) for path in Path(checkpoints).glob("step-*.npz")]
     if not steps:
         raise GrainSftError(f"{checkpoints}: contains no checkpoint. Give more --steps.")
@@ -116,7 +115,6 @@ def newest_step(checkpoints: str | os.PathLike[str]) -> int:
 
 
 def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
-    """Print the sizes of the corpus and of its rows."""
     counts = manifest["splits"]["train"]
     layout = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
     padding = layout["padding"] / (layout["tokens"] + layout["padding"])
@@ -132,7 +130,7 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
 def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
     """Train in another process from step `start` on, and return the records of its steps.
 
-    The process trains to the last step. With `kill_after`, it is killed after this step.
+    With `kill_after`, the process is killed after this step.
 
     Raises:
       GrainSftError: The process failed, or reached the last step before it was killed.
@@ -156,14 +154,14 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
     was_killed = status == -signal.SIGKILL
     last_step = max(records, default=-1)
     if kill_after is not None:
-        # the process had exited, or had printed its last step, before SIGKILL arrived
+        # the training had ended before SIGKILL arrived
         if status == 0 or (was_killed and last_step == options.steps - 1):
             raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
         if was_killed and last_step >= kill_after:
             killed = f"SIGKILL to process {process.pid} after {len(records)} steps"
             _say(f"  killed: {killed}; newest checkpoint: step {newest_step(options.folder)}")
             return records
-    if was_killed:  # by the system: if this function kills the process, it returns or raises above
+    if was_killed:  # by the system
         last_line = "most likely the machine ran out of memory. Free 1 GB, which a run takes."
     if status:
         end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
@@ -192,7 +190,7 @@ def started(options: Options) -> Iterator[subprocess.Popen[str]]:
 
 
 def parse(line: str) -> Record | None:
-    """Return the record in a line; None for another line, such as an error or an incomplete record."""
+    """Return the record in a line; None for another line, such as an error."""
     try:
         return msgspec.json.decode(line, type=Record)
     except msgspec.DecodeError:
@@ -208,7 +206,7 @@ def difference(steps: range, run: Log, other: Log) -> str | None:
 
 
 def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
-    """Return a header and one line for each step: the losses of all runs, as decimal and hexadecimal floats."""
+    """Return a header and a line for each step, with the losses of all runs as decimal and hexadecimal floats."""
     lines = [f"step  {'  '.join(f'{name:<21}' for name in logs)}".rstrip()]
     for step in steps:
         records = [log.get(step) for log in logs.values()]
@@ -220,7 +218,7 @@ def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
 
 
 def _compare(steps: int, resumed_from: int, logs: Mapping[str, Log]) -> bool:
-    """Print the losses of the three runs. Return whether the uninterrupted run has the same records as the other two."""
+    """Print the losses of the runs, and return whether their records are equal."""
     end = len(logs[INTERRUPTED])
     at_resumption = range(resumed_from - 1, resumed_from + 2)
     shown = {0, *at_resumption, end - 1, end, (end + steps) // 2, steps - 2, steps - 1}

@@ -1,9 +1,9 @@
 """Training process of the demo: `python -m grain_sft.demo.train OPTIONS`, with `Options` as JSON.
 
-The model is a decoder-only transformer of one block, written in plain JAX. It computes in float32.
+The model is a decoder-only transformer of one block in float32.
 
-The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint contains the
-parameters and the optimizer's moments, but nothing about the data. The name of its file states how many steps were done.
+The process prints one record per step. A checkpoint contains the parameters and the optimizer's moments, but nothing about the
+data.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from grain_sft.storage import write_bytes
 
 Params = dict[str, jax.Array]
 Batch = Mapping[str, Any]
-"""Arrays [rows, L] as `ShiftTargets` returns them: `inputs`, `targets`, `inputs_position` and so on."""
+"""Arrays [rows, L] of `ShiftTargets`."""
 
-HEADS = 4  # number of attention heads
+HEADS = 4
 HIDDEN = 4  # width of the MLP's hidden layer, as a multiple of the model's width
 _ROPE_BASE = 10_000.0
 
@@ -98,8 +98,7 @@ def _normed(x: jax.Array) -> jax.Array:
 def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Return `x`, float32 [rows, L, heads, head width], with rotary position embeddings.
 
-    Columns i and i + head width / 2 are the coordinates of a point. The angle of its rotation is the token's position times
-    frequency i, in radians.
+    Columns i and i + head width / 2 are the coordinates of a point, which is rotated by the token's position times frequency i.
     """
     frequencies = _ROPE_BASE ** (-jnp.arange(0, x.shape[-1], 2, dtype=jnp.float32) / x.shape[-1])
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
@@ -110,7 +109,7 @@ def _rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
-    # not np.savez(path): on a full disk, it leaves a zip file open, and Python prints an error when it collects the object
+    # np.savez(path) would leave a zip file open on a full disk
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, jax.tree.leaves(state)))
     write_bytes(str(folder / f"step-{step:08d}.npz"), content.getvalue())
@@ -124,7 +123,7 @@ def load(folder: Path, step: int, initial: State) -> State:
 
 
 def train(options: Options) -> None:
-    """Train to the last step, from the newest checkpoint in `options.resume` or from step 0."""
+    """Train from the newest checkpoint in `options.resume`, or from step 0."""
     start, state = 0, ADAM.init_fn(init_params(VOCAB_SIZE, options.seed))
     if options.resume is not None:
         start = newest_step(options.resume)
@@ -162,7 +161,7 @@ def update(state: State, step: int, batch: Batch) -> tuple[State, jax.Array]:
 
 
 def main(options: str) -> int:
-    """Train with `options`, a JSON text, and return the exit status. On failure, print the reason last."""
+    """Train with `options`, a JSON text, and return the exit status."""
     try:
         train(msgspec.json.decode(options, type=Options))
     except Exception as error:

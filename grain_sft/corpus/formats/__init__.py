@@ -1,7 +1,7 @@
 """Formats of corpora on disk: the table `FORMATS`, and `Format`, the base class of its entries.
 
-To add a format from outside, write a subclass of `Format`. Give it to `open_corpus` as `format="package.module:Name"`, or
-register it in `FORMATS`.
+To add a format, write a subclass of `Format`. Give it to `open_corpus` as `format="package.module:Name"`, or register it in
+`FORMATS`.
 """
 
 import contextlib
@@ -25,21 +25,15 @@ __all__ = [
 class Format:
     """A format of corpora on disk.
 
-    A corpus is opened in one of two ways:
-
-    - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
-      `split` for the list of token files. For each token file it calls `part`, which returns the sidecar files: loss masks and
-      document boundaries. A subclass defines `detect`, `split` and `part`. Or it defines `detect` and its own `read`. Such
-      a `read` usually calls `scan_corpus`.
-    - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, and `part` returns its sidecar
-      files. `home` returns a path that identifies the file's split, and `split(home)` returns the metadata of this split.
+    A subclass defines `detect`, `split` and `part`. Instead of the last two, it may define its own `read`, which usually calls
+    `scan_corpus`. For token files that a list, a glob or a mix names one by one, it also defines `owner` and `home`.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
-      rank: "auto" tries formats of lower rank first. Formats of equal rank are tried in the order of `FORMATS`.
+      rank: "auto" tries formats of lower rank first, and formats of equal rank in the order of `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
-        paths. It applies to the path of the file itself only if the file does not exist.
+        paths. It applies to the file's own path only if the file does not exist.
       takes_globs: Whether `read` takes glob patterns.
       takes_lists: Whether `read_list`, not `scan_corpus`, opens a list of token files that all have this format.
       metadata_files: Regular expression of the names of files that hold metadata, never tokens.
@@ -54,11 +48,11 @@ class Format:
     metadata_files = ""
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the path that `read` opens, such as the folder of the training split; None if `path` has another format."""
+        """Return the path that `read` opens, such as the training split in a folder; None if `path` has another format."""
         return None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether a list of paths has this format. `open_corpus` calls this if the caller names no format."""
+        """Return whether a list of paths has this format."""
         return False
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -74,11 +68,11 @@ class Format:
         return scan_corpus(split, parts, options)
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return `split(found)`. A subclass raises a CorpusError or warns here if files of the split are missing."""
+        """Return `split(found)`. A subclass checks here whether files of the split are missing."""
         return self.split(found, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Return the corpus of a list of paths. A subclass that takes lists defines this method."""
+        """Return the corpus of a list of paths."""
         raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}. Give the path alone.")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
@@ -90,15 +84,15 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file of `path`: `path` itself, or the token file of a sidecar file; None for another format."""
+        """Return `path` if it is a token file, or the token file of the sidecar file `path`; None for another format."""
         return None
 
     def home(self, path: str) -> str:
-        """Return a path that identifies the split of a token file, such as its folder; "" if the file belongs to no split."""
+        """Return a path that identifies the split of a token file, such as its folder; "" if it belongs to no split."""
         return ""
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Raise CorpusError for token files of this format that must not be opened together."""
+        """Raise CorpusError if these token files must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
         """Return `paths` without the files of a validation split. `paths` are the .npy files below one folder."""
@@ -125,7 +119,7 @@ FORMATS: Registry[type[Format]] = Registry(
 
 
 def formats() -> list[Format]:
-    """Return an instance of each registered format. The "auto" of `open_corpus` tries them in this order."""
+    """Return an instance of each registered format, in the order in which "auto" tries them."""
     made = [FORMATS.make(name) for name in FORMATS]
     for form in made:
         check_type(f"{described(form)}: rank", form.rank, numbers.Real, "a number")
@@ -141,6 +135,6 @@ def described(form: Format) -> str:
 
 
 def errors_of(form: Format) -> contextlib.AbstractContextManager[None]:
-    """Return a context that turns exceptions of another package's format into a CorpusError that names the format."""
+    """Return a context that turns exceptions of another package's format into CorpusErrors."""
     ours = is_ours(type(form))
     return contextlib.nullcontext() if ours else entry_errors(CorpusError, described(form), "Fix its code.")

@@ -26,23 +26,21 @@ _ANY_MASK = "mask.bin or mask_weighted.bin"
 
 
 class Episodes(Format):
-    """Format of the folder of one split, such as `train/`. The shards of the corpus are sorted by name."""
+    """Format of the folder of one split, such as `train/`. Shards are sorted by name."""
 
     index = "episodes.idx"  # name of the boundary file of each shard
-    kind: BoundaryKind = "pairs"  # kind of the boundary file
+    kind: BoundaryKind = "pairs"
 
     expected = "a directory with train/shard_*/episodes.idx or train/episodes.idx, or its train/ or val/"
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path`/train if this folder has shards, `path` if `path` has shards, else None."""
         for split in (files.join(path, "train"), path):
             if any(self.index in listing.names(folder) for folder in (split, *_shards(split, listing))):
                 return split
         return None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split in the folder `found`. Warn if its metadata state neither the EOS id nor the tokenizer."""
         shards = _shards(found, listing)
         if shards and self.index in listing.names(found):
             raise CorpusError(f"{found}: holds both {self.index} and {files.name_of(shards[0])}/. Remove one of them.")
@@ -55,8 +53,7 @@ class Episodes(Format):
         name = files.name_of(path)
         if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
-        # Other formats use these names, too. In this format, tokens.bin has an index or a mask next to it. Each of the other
-        # files has tokens.bin or an index next to it.
+        # Other formats use these names, too. Files next to `path` show the format.
         neighbours = {self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name}
         return files.join(files.parent(path), _TOKENS) if listing.sidecars(path, *neighbours) else None
 
@@ -76,9 +73,8 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        If the split has a corpus.json, both ids (EOS and padding) are from this file. Otherwise, the EOS id is from the first
-        file that states it: dataset_metadata.json, tokenizer_state.json, prepare.json. For the padding id, the order is
-        prepare.json, dataset_metadata.json, tokenizer_state.json.
+        Both ids (EOS and padding) are from corpus.json if it exists. Otherwise, the EOS id is from the first file that states
+        it: dataset_metadata.json, tokenizer_state.json, prepare.json. For the padding id, prepare.json comes first.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         dataset = listing.read_json(root, _METADATA)
@@ -99,6 +95,5 @@ class Episodes(Format):
 
 
 def _shards(folder: str, listing: DirectoryListing) -> list[str]:
-    """Return the folders `shard_*` in a folder, sorted by name."""
     names = sorted(name for name in listing.names(folder) if name.startswith(_SHARD) and "." not in name)
     return [files.join(folder, name) for name in names]

@@ -1,8 +1,7 @@
 """Format "files": token files that a path, a list, a glob or a folder names.
 
-The name of a token file and the names of the files next to it decide the format of the token file. That format finds the
-sidecar files: loss masks and document boundaries. If no other format recognizes `NAME.npy`, the file may have one sidecar
-file, `NAME.csv.gz`: document boundaries, as Dolma's tokenizer writes them.
+The names of a token file and of its neighbours decide its format, which finds its sidecar files. If no other format
+recognizes `NAME.npy`, it may have document boundaries of Dolma's tokenizer, `NAME.csv.gz`.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ _NOT_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|
 
 
 class Files(Format):
-    """Format of token files that the caller lists in order. Sidecar files and metadata in the list are not read as tokens."""
+    """Format of token files that the caller lists in order."""
 
     expected = "a token file, a folder of .npy files, a glob, or a list of these"
     rank = 2
@@ -38,7 +37,7 @@ class Files(Format):
     metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*\.|train_|val_)?sources\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path`, since this format is tried last and takes any path. A local path that does not exist is an error."""
+        """Return `path`. A local path that does not exist is an error, because this format is tried last."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.exists(path)):
             words = path.split()
             fix = f"Write several paths as a list: {words}" if len(words) > 1 else "Fix the path"
@@ -50,7 +49,7 @@ class Files(Format):
         return corpus_of_files([(path, "") for path in expand(found)], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open files, globs and directories in order. The folder of a prepared corpus opens its training split."""
+        """Open files, globs and folders. The folder of a prepared corpus opens its training split."""
         opened = [_training_split(path, options, listing) or expand(path) for path in paths]
         return corpus_of_files([(path, "") for paths in opened for path in paths], options, listing)
 
@@ -68,7 +67,7 @@ class Files(Format):
 
 
 class FileFormats:
-    """Finder of the format of each file in a list."""
+    """Finder of the format of each file."""
 
     def __init__(self, listing: DirectoryListing) -> None:
         self._formats = formats()
@@ -80,7 +79,7 @@ class FileFormats:
         return any(re.fullmatch(form.metadata_files, name) for form in self._formats)
 
     def owner(self, path: str) -> tuple[Format, str]:
-        """Return the format of the file `path`, and its token file. This is `path` itself, unless it is a sidecar file."""
+        """Return the format of the file `path`, and the result of `Format.owner`."""
         for form in self._formats:
             with errors_of(form):
                 owner = form.owner(path, self._listing)
@@ -91,7 +90,7 @@ class FileFormats:
     def find_loss(self, path: str) -> TokenFile:
         """Return the token file `path` with the loss file that its name implies, if that exists."""
         form, token_file = self.owner(path)
-        if token_file != path or form.any_path:  # formats with `any_path` have no loss files, so no folder is listed
+        if token_file != path or form.any_path:  # formats with `any_path` have no loss files
             return TokenFile(path)
         with errors_of(form):
             return TokenFile(*form.part(path, self._listing))
@@ -111,10 +110,7 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of the files `sources`: (path or URL, label) of each, in order.
-
-    `sources` may also list sidecar files of its token files, at any place.
-    """
+    """Return the corpus of the files `sources`: (path or URL, label) of each. Sidecar files may be among them."""
     file_formats = FileFormats(listing)
     labelled = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labelled])  # before any file is opened
@@ -190,7 +186,7 @@ def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) 
 
 
 def expand(path: str) -> list[str]:
-    """Return the files that `path` names: the sorted matches of a glob, the sorted .npy files below a folder, or one file."""
+    """Return the sorted matches of a glob, the sorted .npy files below a folder, or one file."""
     if is_glob(path):
         found = files.glob(path)
         if not found:
@@ -221,9 +217,8 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". The result is False if the split lists another file than
-    `before` as the predecessor of `part`. The split does not list `part` if its name has no number, or its folder can't be
-    listed. Then the result is False if the two files are in different folders.
+    `before` is the token file before `part` in the corpus, or "". If the split does not list `part`, `before` counts as its
+    predecessor if both are in the same folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -235,7 +230,7 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
-    """Return one split for all `paths`, with the facts that all `splits` state. `splits[i]` is the split of `paths[i]`."""
+    """Return one split of all `paths`, with the facts that all `splits` state. `splits[i]` is the split of `paths[i]`."""
     first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
     for path, split in zip(paths, splits, strict=True):
         first_files.setdefault(id(split), (path, split))
@@ -247,7 +242,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
     facts_of = {path: {**vars(split.metadata), **vars(split)} for path, split in first_files.values()}
 
     def common(name: str) -> Any:
-        """Return the value of a fact that all splits state; None if a split does not. Refuse different values."""
+        """Return a fact that all splits state; None if a split does not. Refuse different values."""
         stated = [(facts[name], path) for path, facts in facts_of.items() if facts[name] is not None]
         for value, path in stated:
             first, first_path = stated[0]

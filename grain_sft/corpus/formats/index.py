@@ -36,7 +36,7 @@ class Index(Format):
         return path if is_json else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open this project's index or MaxText's. The index must not contradict the dtype and EOS id that the caller gives."""
+        """Open this project's index or MaxText's. Refuse another dtype or EOS id in `options`."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
             problem = f"{found}: split={options.split!r}: an index takes no split"
@@ -56,10 +56,7 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """Fields of this project's index that `CorpusMetadata` lacks, and `eos_token_id`, which has no default here.
-
-    So an index without the key `eos_token_id` is refused, although `CorpusMetadata` does not require it.
-    """
+    """Fields of this project's index that `CorpusMetadata` lacks, and `eos_token_id`, which an index must have."""
 
     version: int
     fingerprint: str
@@ -73,7 +70,7 @@ class _OwnIndex(msgspec.Struct):
 
 
 def _read_own(data: Json, options: ReadOptions) -> Corpus:
-    """Return the corpus of this project's index. Its files are not scanned again."""
+    """Return the corpus of this project's index, without scanning its files."""
     path = data.path
     if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:
         problem = f"{path}: index version {data.get('version')!r}; expected {INDEX_VERSION}"
@@ -81,12 +78,12 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. A relative path starts at the folder of the index."""
+        """Return `file` with its present path. A relative path starts at the folder of the index."""
         present = options.remap(file.path)
         if not files.is_remote(present) and not os.path.isabs(present):
             absolute = files.join(files.parent(path), present)
             absolute = absolute if files.is_remote(path) else os.path.normpath(absolute)
-            # `path_remap` is applied once: if it did not change the relative path, it is applied to the absolute path
+            # `path_remap` applies once, to the relative path or else to the absolute path
             present = options.remap(absolute) if present == file.path else absolute
         version = file.version if present == file.path else None  # a copy has a version of its own
         return dataclasses.replace(file, path=present, version=version, root=None)
@@ -100,7 +97,7 @@ def _read_own(data: Json, options: ReadOptions) -> Corpus:
 
 
 def _pinned(corpus: Corpus) -> Corpus:
-    """Return `corpus` with the present version of each remote file whose version is unknown."""
+    """Return `corpus` with the present versions of remote files whose version is unknown."""
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
     if not unknown:
         return corpus
@@ -109,13 +106,13 @@ def _pinned(corpus: Corpus) -> Corpus:
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse an index whose entries contradict each other or the sizes of local files. Remote files are checked when read."""
+    """Refuse an index whose entries contradict each other or the sizes of local files."""
     for number, shard in enumerate(corpus.shards):
         shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         if shard.row is not None:  # only materialized rows have it, and no index lists them
             raise CorpusError(f"{path}: shard {number} ({shard.path}) has `row`; expected no such key. {_EDITED}")
         bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
-        # The index of a split has a range of a file's sequences, so the file may have bytes after the range.
+        # a shard that is a range of sequences may have bytes after it
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
         if bytes_after < 0 or (bytes_after and not is_range):
             raise CorpusError(f"{shard_has} after {shard.data_offset} bytes, but its size is {shard.size}. {_DAMAGED}")
@@ -140,8 +137,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions) -> Corpus:
     """Return the corpus of the index at `path` with the loss files that `options` ask for.
 
-    `indexed` is `use_loss_mask` in the index. It is None if no masks existed when the index was written, or if grain_sft 0.1.0
-    wrote the index. Version 0.1.0 did not find the masks of listed files.
+    `indexed` is `use_loss_mask` in the index: None if no masks existed, or if grain_sft 0.1.0 wrote the index.
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
@@ -157,7 +153,7 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
-    # The index lists no masks, but masks exist: it is out of date, unless it was saved from a corpus that ignored its masks.
+    # Masks exist that the index does not list: it is out of date, or was saved from a corpus that ignored its masks.
     first, without_loss = with_loss[0], [part.tokens for part in parts if not part.loss]
     if indexed is not False:
         problem = f"{path}: lists {first.tokens} without its loss mask {first.loss}. Build the index again"
@@ -169,7 +165,6 @@ def _choose_loss(path: str, indexed: bool | None, corpus: Corpus, options: ReadO
 
 
 def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
-    """Return the corpus with the loss files of `parts`, one for each shard."""
 
     def scan(shard: Shard, part: TokenFile) -> Shard:
         loss = scan_loss(part.loss, part.loss_kind)
@@ -194,7 +189,7 @@ class _MaxTextIndex(msgspec.Struct):
 
 
 def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of MaxText's index. The token files are scanned, because the index lists no sidecar files."""
+    """Return the corpus of MaxText's index. Token files are scanned, because it lists no sidecar files."""
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
         problem = f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read"

@@ -65,12 +65,11 @@ class Megatron(Format):
         return self.read_list(words, options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open prefixes in order, or a blend of weights and prefixes in turn. All prefixes have one dtype."""
         weights, named = _blend(paths)
         listed = set(named)
         prefixes: list[str] = []
         for path in named:
-            # A glob matches both A.bin and A.idx, which name the same prefix. Only A.bin is used.
+            # a glob matches both A.bin and A.idx, which name the same prefix
             if not weights and not path.endswith(_TOKENS) and f"{_stem(path)}{_TOKENS}" in listed:
                 continue
             prefixes_of_path = self._prefixes(files.absolute(path), listing)
@@ -106,7 +105,6 @@ class Megatron(Format):
         return f"{stem}{_TOKENS}" if has_both else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return the prefix of a path, or the prefixes in a folder."""
         stem = _stem(path)
         if stem != path or _is_index(f"{path}{_INDEX}"):
             return [stem]
@@ -116,7 +114,7 @@ class Megatron(Format):
         return prefixes
 
     def _in_folder(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return the sorted prefixes in a folder or, if it has none, in its subfolder train/; [] if both have none."""
+        """Return the sorted prefixes in a folder or, if it has none, in its subfolder train/."""
         for folder in (path, files.join(path, "train")):
             names = listing.names(folder)
             stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
@@ -127,12 +125,12 @@ class Megatron(Format):
 
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
-    """Return a split for each prefix: its one token file, with the metadata of its folder."""
+    """Return a split for each prefix, with the metadata of its folder."""
 
     @functools.cache
     def split_of(folder: str) -> Split:
         metadata = read_metadata(folders_of_split(folder), listing)
-        # A sources.bin does not state which prefix a document is in, so it is used only if the folder has one prefix.
+        # sources.bin does not state which prefix a document is in
         is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
         return Split(metadata=metadata, sources=listing.find(folder, "sources.bin") if is_only else "")
 
@@ -140,7 +138,7 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Return the shard of a prefix and the header of its index. With `options.split`, the shard holds only the subset."""
+    """Return the shard of a prefix and the header of its index. With `options.split`, the shard is the subset."""
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
     index_stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=index_stamp.version)
@@ -164,8 +162,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[int, int]:
     """Return the range [first, stop) of a subset, if `count` sequences or documents are split.
 
-    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). Messages write `prefix` before the
-    names `split` and `subset`: "document_" for the options of a layout.
+    Of 1000 sequences, the split "969,30,1" gives "train" (0, 969) and "valid" (969, 999). `prefix` stands before the names
+    `split` and `subset` in messages.
     """
     expected = f"{prefix}split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
@@ -182,7 +180,7 @@ def split_range(split: str, subset: str, count: int, prefix: str = "") -> tuple[
 
 
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
-    """Return the weights and the prefixes of a blend; () and the prefixes of a list without weights."""
+    """Return the weights, () if there are none, and the prefixes."""
     words = [path.strip() for path in paths]
     if not _is_blend(words):
         return (), words
@@ -198,8 +196,7 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 def _is_blend(words: Sequence[str]) -> bool:
     """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
 
-    Words with a number in a wrong place, such as ["A", "0.3"], also count, so that `_blend` refuses them. They don't count if
-    every number is the name of a file.
+    Numbers in wrong places also count, so that `_blend` refuses them, unless every number is the name of a file.
     """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):
@@ -210,7 +207,6 @@ def _is_blend(words: Sequence[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether `text` is a number as in Python, such as "0.3"."""
     try:
         float(text)
     except ValueError:
@@ -219,7 +215,7 @@ def _is_number(text: str) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the weights and prefixes of a blend in one string, "0.3 a 0.7 b"; [text] if the string is one path."""
+    """Return the words of a blend such as "0.3 a 0.7 b"; [text] if `text` is one path."""
     words = text.split()
     if len(words) < 2 or not _is_number(words[0]) or os.path.exists(text) or _is_index(f"{text}{_INDEX}"):
         return [text]
@@ -227,7 +223,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _stem(path: str) -> str:
-    """Return the prefix of a .bin or .idx file; `path` itself if it has another suffix."""
+    """Return the prefix of a .bin or .idx file; `path` itself for another file."""
     return path.removesuffix(_TOKENS).removesuffix(_INDEX)
 
 

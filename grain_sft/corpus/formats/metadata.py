@@ -17,13 +17,13 @@ from grain_sft.storage import Count, files
 T = TypeVar("T")
 
 PREPARE = "prepare.json"
-"""Name of the file in which `grain-sft prepare` states a corpus's request, tokenizer and inputs, in the corpus's folder."""
+"""Name of the file in a corpus's folder with the request, tokenizer and inputs of `grain-sft prepare`."""
 SPLIT = "corpus.json"
-"""Name of the file with a split's metadata, in the split's folder. A split that is copied alone keeps its tokenizer and ids."""
+"""Name of the file with a split's metadata, in the split's folder."""
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
-"""Key in the metadata of format "olmo". The value False means that all tokens take loss, so the corpus has no label masks."""
+"""Key in the metadata of format "olmo". False means that the corpus has no label masks, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
@@ -39,7 +39,7 @@ class CorpusMetadata:
     Attributes:
       eos_token_id: Token that ends a document.
       pad_token_id: Padding token of the tokenizer.
-      tokenizer: Path or name of the tokenizer, as it was given when the corpus was made.
+      tokenizer: Path or name of the tokenizer.
       tokenizer_sha256: Hash of the tokenizer's files.
       source_names: Paths of the inputs that the corpus was made from.
       path: Path of the corpus.json or prepare.json that states these facts.
@@ -53,7 +53,7 @@ class CorpusMetadata:
     path: str = ""
 
     def filled(self, **values: Any) -> Self:
-        """Return a copy with `values` for those attributes that are None."""
+        """Return a copy with `values` in place of None."""
         unknown = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **unknown)
 
@@ -75,7 +75,7 @@ class DirectoryListing:
         self._names: dict[str, frozenset[str]] = {}
 
     def names(self, folder: str) -> frozenset[str]:
-        """Return the names of files and folders in `folder`. A timeout raises an error: an empty result might be wrong."""
+        """Return the names of files and folders in `folder`. A timeout raises a RemoteTimeoutError."""
         if folder not in self._names:
             self._names[folder] = frozenset(_list(folder))
         return self._names[folder]
@@ -90,13 +90,13 @@ class DirectoryListing:
         return Json.load(path) if path else Json("", {})
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of the names `candidates` that exist in the folder of `path`, even if the folder can't be listed."""
+        """Return those of the names `candidates` that exist in the folder of `path`. The folder need not be listable."""
         folder = files.parent(path)
         try:
             names = self.names(folder)
         except RemoteTimeoutError as error:
             raise RemoteTimeoutError(f"{path}: the folder of its sidecar files can't be listed. {error}") from error
-        if files.name_of(path) in names:  # so the folder could be listed
+        if files.name_of(path) in names:  # the folder could be listed
             return [name for name in candidates if name in names]
         if not files.exists(path):
             return []  # opening `path` reports that it is missing
@@ -108,7 +108,7 @@ class DirectoryListing:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names in a folder; [] if it can't be listed. A timeout is raised."""
+    """Return the names in a folder; [] if it can't be listed."""
     if files.is_remote(folder):
         if any(part.endswith(_FILES) for part in folder.split("/")):
             return []
@@ -126,14 +126,14 @@ def _list(folder: str) -> list[str]:
 
 
 class Json:
-    """A JSON object in a file. Values are read by key, and checked. The value of a missing key is None."""
+    """A JSON object in a file."""
 
     def __init__(self, path: str, data: dict[str, Any]) -> None:
         self.path, self.data = path, data
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
-        """Return the JSON object in the file `path`. If it has no object, raise a CorpusError that ends with `advice`."""
+        """Return the JSON object in the file `path`. Otherwise, raise a CorpusError that ends with `advice`."""
         text = files.read_text(path)
         try:
             data = json.loads(text)
@@ -147,7 +147,7 @@ class Json:
         return cls(path, data)
 
     def get(self, key: str, kind: Any = Any) -> Any:
-        """Return the value of `key`, of type `kind`, such as `str` or `list[int]`. Raise a CorpusError for another type."""
+        """Return the value of `key`; None if it is missing. Raise a CorpusError if it is not of type `kind`."""
         value = self.data.get(key)
         try:
             if value is not None:
@@ -157,7 +157,7 @@ class Json:
         return value
 
     def count(self, key: str) -> int | None:
-        """Return the integer at `key`, which must be 0 or more."""
+        """Return the integer at `key`, 0 or more."""
         count: int | None = self.get(key, Count)
         return count
 
@@ -166,7 +166,7 @@ class Json:
         return Json(f"{self.path}: {key}", self.get(key, dict) or {})
 
     def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
-        """Return the object as a `kind`, a dataclass or a msgspec Struct. Keys that `kind` does not have are ignored."""
+        """Return the object as a `kind`, a dataclass or a msgspec Struct. Unknown keys are ignored."""
         try:
             return msgspec.convert(self.data, kind)
         except (msgspec.ValidationError, OverflowError) as error:
@@ -187,7 +187,7 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 def prepare_manifest(shard: str) -> str | None:
     """Return the path of the prepare.json of a shard's corpus; None if the corpus has none.
 
-    The folders of DIR/train/shard_00000/tokens.bin are searched up to DIR, the first that is not named like a split or shard.
+    For DIR/train/shard_00000/tokens.bin, the folders up to DIR are searched.
     """
     folder = files.parent(shard)
     while True:
@@ -205,7 +205,7 @@ def folders_of_split(home: str) -> list[str]:
 
 
 def parse_metadata(data: Json) -> CorpusMetadata:
-    """Return the metadata of a split's corpus.json."""
+    """Return the metadata in a corpus.json."""
     if data.get("version") != SPLIT_VERSION:
         raise CorpusError(f"{data.path}: version {data.get('version')!r}; expected {SPLIT_VERSION}. Update grain_sft.")
     return CorpusMetadata.of(data)
@@ -220,7 +220,6 @@ class _Inputs(msgspec.Struct):
 
 
 def _parse_prepare(data: Json) -> CorpusMetadata:
-    """Return the metadata of the prepare.json of a corpus."""
     tokenizer = data.object("tokenizer")
     eos, pad, sha256 = tokenizer.count("eos_token_id"), tokenizer.count("pad_token_id"), tokenizer.get("sha256", str)
     name = data.object("request").get("tokenizer", str) or None
@@ -229,12 +228,12 @@ def _parse_prepare(data: Json) -> CorpusMetadata:
 
 
 def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any]:
-    """Return the content of a split's corpus.json. `metadata` are attributes of `CorpusMetadata`, and `vocab_size`."""
+    """Return the content of a split's corpus.json."""
     return {"format": SPLIT_FORMAT, "version": SPLIT_VERSION, "corpus_format": format, "split": split, **metadata}
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if both the EOS id and the tokenizer of a split are unknown. `lacks` names the metadata files that are missing."""
+    """Warn if the EOS id and the tokenizer of a split are unknown. `lacks` names the missing metadata files."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer and the id of the token that ends a document are unknown; rows are padded "
@@ -246,10 +245,10 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return `metadata`. If its EOS id or padding id is unknown, take the id from the JSON files in `folder`/tokenizer.
+    """Return `metadata`, with unknown EOS and padding ids taken from the JSON files in `folder`/tokenizer.
 
-    If one of the files can't be read, all are ignored. But a timeout raises an error: if one host ignored it, hosts would have
-    different ids.
+    If one of these files can't be read, all are ignored. But a timeout raises an error: otherwise, hosts might have different
+    ids.
     """
     tokenizer_folder = listing.find(folder, "tokenizer")
     if not tokenizer_folder:

@@ -20,10 +20,7 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Mix(Format):
-    """Format of a mix file, which lists the files of a corpus in order.
-
-    A local mix may have any name: it is recognized by its content. A remote mix is recognized by its suffix, such as .txt.
-    """
+    """Format of a mix file. A local mix may have any name. A remote mix is recognized by its suffix, such as .txt."""
 
     expected = "a mix file with lines 'label,path'"
     rank = 0
@@ -52,7 +49,7 @@ def head_of(path: str) -> bytes | None:
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """Return (path, label) for each entry of the `text` of a mix file, in order. The paths are not resolved."""
+    """Return (path, label) for each entry of the `text` of a mix file."""
     entries = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -69,7 +66,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
     """Return `path` after replacing its longest prefix in `remap`, and all placeholders in `remap`, such as "{TOKENIZER}".
 
-    If no prefix matches, the prefixes are tried again after the placeholders are replaced.
+    If no prefix matches, placeholders are replaced first.
     """
     placeholders = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
@@ -92,7 +89,7 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     """Return the paths of a mix, with relative paths joined to the mix's folder.
 
-    But if the first relative path exists only in the working directory, all relative paths start there.
+    If the first of them exists only in the working directory, they are joined to that instead.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")

@@ -2,7 +2,7 @@
 
 The files of part NNNN are:
   - `token_ids_part_NNNN.npy`: tokens, raw uint8 to uint64;
-  - `labels_mask_part_NNNN.npy`: label mask, raw bool. A corpus of plain documents has no masks, and its metadata state this;
+  - `labels_mask_part_NNNN.npy`: label mask, raw bool, absent for a corpus of plain documents;
   - `token_ids_part_NNNN.csv.gz`: document boundaries.
 """
 
@@ -26,7 +26,7 @@ _STATISTICS = "dataset_statistics.json"
 
 
 class Olmo(Format):
-    """Format of a folder of numbered parts. Each part is a shard of the corpus, in the order of the numbers."""
+    """Format of a folder of numbered parts. Each part is a shard, in the order of the numbers."""
 
     expected = (
         "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or with a train/ that has these files. "
@@ -77,8 +77,8 @@ class Olmo(Format):
         stated_dtype = configuration.get("token_dtype", str)
         dtype = None if stated_dtype is None else token_dtype(stated_dtype, statistics.path)
         parts = _numbered(home, listing.names(home), _TOKENS)
-        # Also list the part before each part, even if it does not exist. If only parts 0 and 3 exist, the list is 0, 2, 3. So
-        # part 3 does not follow part 0, and no document continues from part 0 to part 3.
+        # List the part before each part, even if it is missing: of parts 0 and 3, the list is 0, 2, 3. Otherwise, a document
+        # might seem to continue from part 0 to part 3.
         for number in list(parts):
             if number > 0:
                 parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")
@@ -89,7 +89,7 @@ class Olmo(Format):
         return Split(tuple(paths.values()), metadata, dtype, sources=sources, continued=continued)
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """If no part has a label mask, refuse the first part whose folder holds masks, or metadata that state masks."""
+        """If no part has a label mask, refuse a part whose folder holds masks, or metadata that state masks."""
         if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
         for path in (part.tokens for part in parts if _ANY_TOKENS.fullmatch(files.name_of(part.tokens))):
@@ -114,10 +114,9 @@ class Olmo(Format):
 
 
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
-    """Return (value, path): whether the parts of a folder have label masks, and the metadata file that states it.
+    """Return whether the parts of a folder have label masks, and the metadata file that states it; (None, "") if none does.
 
-    The result is (None, "") if no metadata file states it.
-    Metadata of this format without the key `LABEL_MASKS` count as True: tools that omit this key always write masks.
+    Metadata of this format without the key `LABEL_MASKS` count as True, because tools that omit it always write masks.
     """
     implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):
@@ -133,7 +132,7 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
 
 
 def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
-    """Return the metadata in dataset_statistics.json, without values of wrong types, which other tools write."""
+    """Return the metadata in dataset_statistics.json. Values of wrong types, which other tools write, are left out."""
     metadata: dict[str, Any] = {}
     for key, kind in {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}.items():
         value = configuration.get(key)
@@ -159,7 +158,7 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
 
 
 def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> dict[int, str]:
-    """Return the names that match `pattern`, by the number in its group 1, in ascending order."""
+    """Return the names that match `pattern`, by the number in its group 1, ascending."""
     by_number: dict[int, str] = {}
     for name in sorted(names):
         if match := pattern.fullmatch(name):

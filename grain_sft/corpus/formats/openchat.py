@@ -1,7 +1,7 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
 
-Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in a folder of `$GRAIN_SFT_CACHE_DIR`.
-The folder's name is a hash of what was unpacked. A row of the file is a batch of sequences, and each sequence is a document.
+Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in `$GRAIN_SFT_CACHE_DIR`. A row of the
+file is a batch of sequences, and each sequence is a document.
 
 OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself.
 """
@@ -29,13 +29,13 @@ from grain_sft.storage import artifact, describe, files, inside_also, open_remot
 from grain_sft.types import Array, Ints
 
 METADATA_KEY = "grain_sft"
-"""Key in the metadata of the Parquet schema. Its value is the JSON that other formats store in corpus.json."""
+"""Key in the metadata of the Parquet schema, for the JSON that other formats store in corpus.json."""
 
 _SUFFIX = ".parquet"
 _SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # DIR/val means the split "eval" in DIR
 _NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
 _VERSION = 4
-_ROWS_AT_ONCE = 1024  # rows that are decoded at once
+_ROWS_AT_ONCE = 1024
 _BUFFER = 1 << 20  # bytes of a column that are read at once
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
 _COLUMNS = ("total_length", "num_seqs", *_LISTS)
@@ -43,19 +43,19 @@ _FLOATS = ("num_seqs", "nz_shifted_loss_weights")
 
 
 class OpenChat(Format):
-    """Format of one Parquet file. Its rows are one shard."""
+    """Format of one Parquet file, which is one shard."""
 
     expected = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
     metadata_files = r".*\.first_weights\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path` if it is a Parquet file, else the Parquet file that it names.
+        """Return the Parquet file that `path` names.
 
         A folder DIR names its training split. DIR/val names the split "eval" of DIR. PREFIX names PREFIX.train.parquet.
         """
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
-            return path if listing.sidecars(path, name) else None  # None if the file does not exist
+            return path if listing.sidecars(path, name) else None
         if name.endswith((".npy", ".bin")):
             return None
         file = _of_split(path, "train", listing)
@@ -64,7 +64,7 @@ class OpenChat(Format):
         return file or listing.find(folder, f"{name}.train{_SUFFIX}") or None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Unpack the Parquet file `found` into files of the cache, and return the corpus of these files."""
+        """Unpack the Parquet file `found` to the cache, and return the corpus of the unpacked files."""
         dtype: Dtype = np.dtype(np.uint32)
         options.check_dtype(found, dtype)
         stem = files.name_of(found).removesuffix(_SUFFIX)
@@ -92,7 +92,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the folder's metadata, or `own_metadata` if the folder has none or has another tokenizer."""
+    """Return the folder's metadata; `own_metadata` if the folder has none or has another tokenizer."""
     of_folder = read_metadata((files.parent(path),), listing)
     if own_metadata is None:
         return of_folder
@@ -101,7 +101,7 @@ def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: Dire
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Unpack the Parquet file to the cache if it is not there. Return the paths of the unpacked files, and the file's metadata.
+    """Unpack the Parquet file to the cache if necessary. Return the paths of the unpacked files, and the file's metadata.
 
     `first_weights` is the path of a file with the weights of the documents' first tokens; "" if they are 0.
     """
@@ -114,7 +114,6 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return [list(bytes.fromhex(text)) for text in content.hashes_of([describe(name) for name in unpacked])]
 
     def make() -> artifact.Arrays:
-        """Write the files `unpacked`, and return their hashes and the metadata of the Parquet file."""
         weights: npt.NDArray[np.float32] | None = None
         if first_weights:
             file = scan_loss(first_weights, "float32")
@@ -134,7 +133,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
-        """Raise ValueError if an unpacked file is missing or has another hash. Then `make` is called again."""
+        """Raise ValueError, so that `make` is called again, if an unpacked file is missing or has another hash."""
         try:
             hashes = hash_unpacked()
         except CorpusFileError as error:
@@ -156,7 +155,7 @@ class _Rows(NamedTuple):
 
 
 def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:
-    """Return the metadata that `grain-sft prepare` wrote into the file; None for a file of another tool."""
+    """Return the metadata that `grain-sft prepare` wrote into the file; None if another tool wrote it."""
     with _open_parquet(path, version) as file:
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"null")
     try:
@@ -177,11 +176,11 @@ def _unpack(path: str, version: str | None, first_weights: Array | None, out: Se
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
-        # Shift by one. The first token of a sequence gets the last weight of the sequence before: 0, as `_check_rows` checks.
+        # The first token of a sequence gets the last weight of the sequence before, which `_check_rows` has found to be 0.
         weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]
         if first_weights is not None:
             firsts = first_weights[num_documents : num_documents + len(length)]
-            if len(firsts) == len(length):  # if the file is too short, `_unpacked` raises an error
+            if len(firsts) == len(length):  # else `_unpacked` raises an error
                 weights[starts[length > 0]] = firsts[length > 0]
         out[0].write(rows.values["nz_input_ids"].astype("<u4").tobytes())
         out[1].write(weights.tobytes())
@@ -192,7 +191,7 @@ def _unpack(path: str, version: str | None, first_weights: Array | None, out: Se
 
 
 def _check_rows(path: str, rows: _Rows) -> None:
-    """Raise CorpusError for the first row with an invalid value, or with columns that don't fit together."""
+    """Refuse rows with an invalid value, or with columns that don't fit together."""
     values, counts = rows.values, rows.lengths["nz_input_ids"]
     length = values["seqlens"].astype(np.int64)
     row_of_sequence = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
@@ -232,7 +231,6 @@ def _damaged(path: str, row: int, problem: str) -> CorpusError:
 
 @contextlib.contextmanager
 def _open_parquet(path: str, version: str | None) -> Iterator[Any]:
-    """Yield the opened Parquet file."""
     pyarrow = import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 
@@ -243,7 +241,7 @@ def _open_parquet(path: str, version: str | None) -> Iterator[Any]:
 
 def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
     """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at once."""
-    first = 1  # number of the next row
+    first = 1
     try:
         with _open_parquet(path, version) as file:
             names = file.schema_arrow.names
@@ -268,7 +266,6 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
 
 
 def _decode(path: str, first: int, batch: Any) -> _Rows:
-    """Return the rows of a pyarrow RecordBatch that begins with row `first`."""
     from pyarrow import types
 
     rows = _Rows(first, {}, {})

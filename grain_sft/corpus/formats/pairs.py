@@ -1,8 +1,7 @@
 """Format pairs, for preference pairs: each document is a prompt, a chosen response and a rejected response, in this order.
 
-The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. An entry states where
-the pair begins in `tokens.bin`, counted in tokens, and how many tokens its prompt, its chosen response and its rejected
-response have. The responses take loss.
+The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. The columns are the
+pair's first token in `tokens.bin`, and the numbers of tokens of its prompt, its chosen and its rejected response.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pairs(Episodes):
-    """Format of a split of preference pairs. Its shards are sorted by name."""
+    """Format of a split of preference pairs."""
 
     expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/"
     rank = 0  # tried before "episodes", whose token and mask files have the same names
@@ -30,7 +29,7 @@ class Pairs(Episodes):
     kind = "preference"
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to. A file without a pairs.idx in its folder has another format: None."""
+        """Return the token file of `path`; None if its folder has no pairs.idx."""
         token_file = super().owner(path, listing)
         if token_file is None or files.name_of(path) == self.index:
             return token_file

@@ -23,7 +23,7 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """Format of one split of a cache, such as "train". The split is one shard.
+    """Format of one split of a cache, which is one shard.
 
     The `home` of a split is the common prefix of its files' paths: `DIR/train_`, or `DIR/train/shard_00000` for the links.
     """
@@ -32,10 +32,9 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the `home` of the split that `path` names.
+        """Return the `home` of the split that `path` names. The folder DIR names its training split.
 
-        A file names the split that it belongs to. The folder DIR names its training split. DIR/train and DIR/val name their own
-        split. An incomplete folder also has a `home`, so that `read` reports the missing file.
+        An incomplete folder also has a `home`, so that `read` reports the missing file.
         """
         name = files.name_of(path)
         if _FILE.fullmatch(name):
@@ -64,7 +63,7 @@ class Primer(Format):
         return split
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open a split, and check its number of tokens against the cache's metadata."""
+        """Open a split. Refuse it if its number of tokens is not that in `meta.json`."""
         corpus = super().read(found, options, listing)
         root, name = _root_and_split(found)
         meta = listing.read_json(root, _META)
@@ -91,10 +90,7 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the split `home`.
-
-        Its EOS id is from corpus.json if that file exists, else from meta.json, else from prepare.json.
-        """
+        """Return the split `home`. Its EOS id is from corpus.json if that exists, else from meta.json or prepare.json."""
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)
@@ -109,7 +105,7 @@ class Primer(Format):
 
 
 def _root_and_split(home: str) -> tuple[str, str]:
-    """Return the folder of the corpus and the name of the split: (DIR, "train") for either `home` of the training split."""
+    """Return the folder of the corpus and the name of the split, such as (DIR, "train")."""
     folder, stem = files.parent(home), files.name_of(home)
     if stem == _LINKS:
         return files.parent(folder), files.name_of(folder)

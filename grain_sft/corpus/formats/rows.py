@@ -32,7 +32,7 @@ _FILE = re.compile(r"(rows|loss)_\d{4,}\.bin|documents_\d{4,}\.idx")
 
 
 class Rows(Format):
-    """Format of a folder of materialized rows. Shards are in the order of their numbers."""
+    """Format of a folder of materialized rows."""
 
     expected = "a directory with rows.json, written by grain-sft pack --materialize"
 
@@ -40,7 +40,7 @@ class Rows(Format):
         return path if MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Return the corpus of the folder `found`. Refuse it if the fingerprint of its files is not the one in its manifest."""
+        """Return the corpus of the folder `found`. Refuse it if its fingerprint is not the one in its manifest."""
         data = Json.load(files.join(found, MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
@@ -49,7 +49,7 @@ class Rows(Format):
             problem = f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}"
             raise CorpusError(f"{problem}; expected {NAME!r}, version {VERSION}. Write the rows again.")
         corpus = scan_rows(found, data, options, listing)
-        # The fingerprint in the manifest includes the manifest's eos_token_id. The caller may give another id.
+        # The manifest's fingerprint includes the manifest's EOS id. The caller may give another id.
         actual = dataclasses.replace(corpus, eos_token_id=data.count("eos_token_id")).fingerprint
         expected = data.get("fingerprint", str)
         if actual != expected:
@@ -74,7 +74,7 @@ class _Manifest(msgspec.Struct):
 def scan_rows(
     folder: str, data: Json, options: ReadOptions | None = None, listing: DirectoryListing | None = None
 ) -> Corpus:
-    """Return the corpus of the files in `folder` that the manifest `data` describes. `options` are those of `open_corpus`."""
+    """Return the corpus of the files in `folder` that the manifest `data` describes."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
     manifest, rows = data.convert(_Manifest), data.convert(RowFormat)
     if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
@@ -89,7 +89,6 @@ def scan_rows(
         raise CorpusError(f"{problem}. Write the rows again.") from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
-        """Return shard `number` of `num_rows` rows. Refuse a file whose size does not fit this number."""
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
         _check_size(stamp, num_rows * row_bytes)
@@ -109,7 +108,7 @@ def scan_rows(
 
 
 def row_files(number: int, loss: str | None) -> dict[str, str]:
-    """Return the file names of a shard by kind: "rows", "documents" and, unless `loss` is None, "loss"."""
+    """Return the file names of a shard by kind: "rows", "documents" and, if `loss` is given, "loss"."""
     kinds = {"rows": "bin", "loss": "bin", "documents": "idx"}
     return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
 

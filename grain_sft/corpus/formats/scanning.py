@@ -1,4 +1,4 @@
-"""Scanning: check the token files and sidecar files that a format lists, in parallel, and make a corpus of them."""
+"""Scanning: check the files that a format lists, in parallel, and make a corpus of them."""
 
 import concurrent.futures
 import contextvars
@@ -31,15 +31,15 @@ SUBSETS: tuple[str, ...] = get_args(Subset)
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """Arguments of `open_corpus` that formats use. `open_corpus` has checked them.
+    """Arguments of `open_corpus` that formats use.
 
     Attributes:
       dtype: Dtype of files without a .npy header; None if the metadata or the files decide.
       eos_token_id: Token that ends a document; None if the metadata decide.
       use_loss_mask: Whether loss files are used; None if they are used where they exist.
-      masks: Paths of label masks, one for each token file, in order. None means the sidecar files.
+      masks: Paths of label masks, one for each token file; None for the sidecar files.
       split: Weights of Megatron's splits, such as "969,30,1"; None for all sequences.
-      subset: Part of `split` to open: "train", "valid" or "test". Without a `split`, it has no effect.
+      subset: Part of `split` to open: "train", "valid" or "test".
       remap: Function that applies `path_remap` to a path that a mix or an index lists.
       check_paths: Function that refuses paths outside of `root`.
     """
@@ -56,8 +56,7 @@ class ReadOptions:
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
         """Raise CorpusError if `self.dtype` is set and is not `dtype`, the dtype that the file `path` states.
 
-        `name` is the name of the file's dtype in the message; "" means the name of `dtype`. A file of int32 is read as uint32,
-        but the message calls its dtype int32.
+        The message uses `name` if it is given, such as "int32" for a file that is read as uint32.
         """
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Omit dtype.")
@@ -90,7 +89,7 @@ class Split:
     """One split of a corpus, such as the training split: its token files and its metadata.
 
     Attributes:
-      files: Paths of all token files of the split, in order; () if the format does not list them, or if splits were joined.
+      files: Paths of all token files of the split, in order; () if unknown.
       metadata: Tokenizer and ids.
       dtype: Dtype of the tokens, or its name; None if unknown.
       dtypes: Names of the dtypes that the format allows.
@@ -112,7 +111,7 @@ class Split:
 
 
 def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) -> Corpus:
-    """Return the corpus of the token files `parts`, with the metadata of `split`. All files are checked.
+    """Return the corpus of the token files `parts`, with the metadata of `split`.
 
     Raises:
       CorpusFileError: A file is missing or unreadable.
@@ -152,7 +151,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
 def corpus_of(
     shards: tuple[Shard, ...], dtype: Dtype, metadata: CorpusMetadata, eos_token_id: int | None = None, **fields: Any
 ) -> Corpus:
-    """Return the corpus of some shards. `eos_token_id` overrides that of `metadata`; `fields` are more fields of `Corpus`."""
+    """Return the corpus of `shards`. `eos_token_id` overrides that of `metadata`. `fields` are more fields of `Corpus`."""
     facts = {name: value for name, value in vars(metadata).items() if name != "path"}
     if eos_token_id is not None:
         facts["eos_token_id"] = eos_token_id
@@ -164,8 +163,7 @@ def corpus_of(
 
 def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
     """Return `list(map(function, *columns))`, computed in threads. `work` is the title of a progress bar; "" shows none."""
-    # The context holds the `root` of `open_corpus`, for checks in threads. Two threads can't run in one context, so each call
-    # runs in a copy.
+    # The context holds the `root` of `open_corpus`. Two threads can't run in one context, so each call runs in a copy.
     context = contextvars.copy_context()
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
@@ -173,10 +171,9 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 
 
 def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]) -> Dtype | None:
-    """Return the dtype of the first token file with a loss file. A raw file of 2000 bytes with 1000 loss values is uint16.
+    """Infer the dtype from the number of loss values: a raw file of 2000 bytes with 1000 loss values is uint16.
 
-    Without loss files, return the last of `allowed`, which is the format's default. Return None if `allowed` has every dtype:
-    such a format has no default, and `scan_shard` infers the dtype of each file.
+    Without loss files, return the last of `allowed`, or None if `allowed` has every dtype.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
@@ -197,7 +194,7 @@ def _infer_dtype(parts: Sequence[TokenFile], losses: Sequence[LossFile | None], 
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
-    """Return the shard of a token file with its sidecar files, and the dtype of its tokens. `dtype` is as in `scan_shard`."""
+    """Return the shard of a token file and the dtype of its tokens. `dtype` is as in `scan_shard`."""
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
@@ -206,7 +203,7 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
 
 
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
-    """Check that a loss file has a value for each token, and that labels near its ends belong to their tokens."""
+    """Check that a loss file has a value for each token, and that its first and last labels belong to their tokens."""
     if shard.num_tokens != loss.count:
         problem = f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}"
         raise CorpusError(f"{problem}; expected one for each. Copy both files again, or fix `dtype`.")
@@ -224,17 +221,13 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
 
 
 def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
-    """Return values `first` to `first + count - 1` of an array file."""
     begin = file.data_offset + first * dtype.itemsize
     data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
     return np.frombuffer(data, dtype)
 
 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that the caller names one label mask for each token file, in the same order.
-
-    If both lists have the same numbers in their names, `mask_2.npy` must be listed where `tokens_2.npy` is.
-    """
+    """Check that there is one label mask for each token file, with the numbers in their names in the same order."""
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
         problem = f"label_mask_paths: {len(masks)} label masks for {len(tokens)} token files"

@@ -1,4 +1,4 @@
-"""Writers of prepared corpora: a table of the formats that `prepare` and `convert` write."""
+"""Writers of prepared corpora."""
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task
@@ -10,4 +10,4 @@ _NAMES = ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
 _ENTRIES = {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in _NAMES}
 
 FORMATS: Registry[Format] = Registry("format", PrepareError, _ENTRIES, kinds=(Format,))
-"""Formats by name."""
+"""Formats that `prepare` and `convert` write."""

@@ -1,7 +1,7 @@
 """Writer of format episodes: the episode-indexed dataset that MyPT's `prepare_chat_sft.py` and `prepare_tool_sft.py` write.
 
 Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files:
-  - `tokens.bin`: uint32. The documentation of the two tools states uint16, but they write uint32.
+  - `tokens.bin`: uint32. The two tools write uint32, too, although their documentation states uint16.
   - `mask.bin`: uint8. If a loss weight is neither 0 nor 1, `mask_weighted.bin`: float32.
   - `episodes.idx`: uint64 pairs (start, length), one for each document.
 """
@@ -20,14 +20,14 @@ from grain_sft.types import Array
 
 TOKEN_DTYPE = np.dtype("<u4")
 MAX_SHARDS = 100_000
-"""Most shards of a split. Readers sort the names as texts, so shard_100000 would come before shard_20000."""
+"""Most shards of a split, because readers sort names as texts: shard_100000 comes before shard_20000."""
 ENDS = ("<myPT_eot>", "<|eot|>")
-"""Special tokens that end a conversation, in tokenizers of the two tools and in tokenizers that `train_tokenizer` makes."""
+"""Special tokens that end a conversation: in tokenizers of the two tools, and in those of `train_tokenizer`."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return one task for each shard: whole documents of at most `shard_tokens` tokens in total, or one longer document."""
-    token_ends = np.append(0, plan.ends(split))  # tokens in the first 0, 1, 2, … documents
+    token_ends = np.append(0, plan.ends(split))
     num_documents = len(token_ends) - 1
     shards: list[Task] = []
     start = 0
@@ -44,7 +44,7 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write one shard, its episode index last."""
+    """Write the files of one shard."""
     mask_name, mask_dtype = ("mask.bin", np.uint8) if plan.binary else ("mask_weighted.bin", np.float32)
     write_shard(plan, task, "episodes.idx", mask_name, lambda block: (block.loss.astype(mask_dtype), [block.lengths]))
 
@@ -55,10 +55,8 @@ def write_shard(
     """Write one shard, its index last.
 
     Args:
-      plan, task: Corpus and shard.
       index_name, mask_name: Names of the files for the index and the mask.
-      columns: Function of a block of documents. It returns the mask of their tokens, and the columns of the index without the
-        first column. `write_shard` computes the first column: the number of tokens in the shard before each document.
+      columns: Function that returns the mask of a block's tokens, and the columns of the index after the first.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
@@ -76,7 +74,6 @@ def write_shard(
 
 
 def finish(plan: Plan) -> None:
-    """Write sources, metadata and the tokenizer's state."""
     tokenizer = plan.tokenizer
     plan.write_sources()
     plan.write_metadata(*ENDS)

@@ -1,7 +1,7 @@
 """Writer of format megatron: the files of Megatron's `IndexedDatasetBuilder`.
 
-The files are `text_document.bin` and `text_document.idx` in the folders `train` and `val`: Megatron's data path is
-`OUTPUT/train/text_document`. Each document is one sequence, and all tokens take loss.
+The files are `text_document.bin` and `text_document.idx` in the folders `train` and `val`. Each document is one sequence, and
+all tokens take loss.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, w
 from grain_sft.storage import files
 
 NAME = "text_document"
-"""Name of the two files. Megatron's `preprocess_data` gives them this name for records with the key `text`."""
+"""Name of the two files, as in Megatron's `preprocess_data`."""
 
 _UINT16_VOCABULARY = 65_500  # megatron-core's `DType.optimal_dtype` stores smaller vocabularies as uint16
-_MAX_LENGTH = (1 << 31) - 1  # most tokens of a sequence, because the index stores its length as int32
+_MAX_LENGTH = (1 << 31) - 1  # tokens; the index stores lengths as int32
 
 
 def check(plan: Plan) -> None:
@@ -47,7 +47,6 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Write sources and metadata."""
     plan.write_sources()
     plan.write_metadata()
 

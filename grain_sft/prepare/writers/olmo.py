@@ -1,8 +1,8 @@
 """Writer of format olmo: the files of open-instruct's `convert_sft_data_for_olmocore.py`, which OLMo-core reads.
 
-A split is divided into parts of the same size. The folder of a split, `train` or `val`, has three files for each part:
+The folder of a split, `train` or `val`, has three files for each part:
   `token_ids_part_NNNN.npy`: tokens without a header, in the smallest unsigned dtype that holds the vocabulary.
-  `labels_mask_part_NNNN.npy`: bool without a header; absent for plain documents, whose tokens all take loss.
+  `labels_mask_part_NNNN.npy`: bool without a header; absent for plain documents.
   `token_ids_part_NNNN.csv.gz`: `start,end` of each document, counted from the first token of the part.
 A document may begin in one part and end in the next.
 """
@@ -51,14 +51,12 @@ def write(plan: Plan, task: Task) -> None:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
             ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written  # ends of the documents in the part
             borders = itertools.pairwise([written, *ends.tolist()])
-            # a document that has no token in this part ends where it begins
             boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())
             written += stop - start
             start = 0
 
 
 def finish(plan: Plan) -> None:
-    """Write sources, metadata and statistics of each split."""
     plan.write_sources()
     plan.write_metadata()
     for split in plan.splits:
@@ -66,7 +64,6 @@ def finish(plan: Plan) -> None:
 
 
 def _write_statistics(plan: Plan, split: str) -> None:
-    """Write the settings and the counts of a split to `dataset_statistics.json` and `dataset_statistics.txt`."""
     counts = plan.statistics[split]
     overall: dict[str, Any] = {
         "total_instances": counts.documents,
@@ -90,7 +87,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
         **({} if plan.masked else {LABEL_MASKS: False}),
     }
-    # parts that begin inside a document; the boundary file of such a part lists the document's rest like a whole document
+    # parts that begin inside a document, which their boundary files don't show
     continued = [task.number for task in tasks(plan, split) if task.skip]
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)

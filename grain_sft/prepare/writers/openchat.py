@@ -2,8 +2,8 @@
 `openchat.eval.parquet`.
 
 Each row of a file is a document. Labels and weights are shifted one place to the left, so the columns lack the weight of the
-document's first token. If one of these weights is not 0, `openchat.train.first_weights.bin` (or
-`openchat.eval.first_weights.bin`) has the weight of every document's first token as float32.
+document's first token. If such a weight is not 0, the file `openchat.train.first_weights.bin` or
+`openchat.eval.first_weights.bin` has all of them as float32.
 """
 
 import json
@@ -60,13 +60,12 @@ def write(plan: Plan, task: Task) -> None:
 def _first_weights(block: Block) -> npt.NDArray[np.float32]:
     """Return the weight of each document's first token: float32 [documents], 0 for an empty document."""
     starts = np.cumsum(block.lengths) - block.lengths
-    # an empty document at the end starts after the last token, so there is one more weight
+    # an empty document at the end starts after the last token
     weights = np.append(block.loss.astype("<f4"), np.float32(0))
     return np.where(block.lengths > 0, weights[starts], np.float32(0))
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
-    """Return the Parquet rows of a block, one for each document."""
     lengths, tokens = block.lengths, block.tokens.astype(np.int32)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -78,7 +77,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     shifted_labels[last_tokens] = PAD_TOKEN_ID
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
     rows = np.repeat(np.arange(len(lengths)), lengths)  # row of each token
-    # in spite of the name, OpenChat's num_seqs is the sum of the weights of a row
+    # OpenChat's num_seqs is the sum of a row's weights
     num_seqs = np.bincount(rows, weights=shifted_weights, minlength=len(lengths)).astype(np.float32)
     one_each = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))  # offsets of lists of one value
     offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))
@@ -93,7 +92,6 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
-    """Write the sources of each split."""
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
 
 

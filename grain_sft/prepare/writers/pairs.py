@@ -1,7 +1,7 @@
 """Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
-`pairs.idx` has four uint64 for each pair. The first is the index of the pair's first token in the shard. The others are the
-lengths of its prompt, chosen response and rejected response. The tokens of these three parts follow one another in the shard.
+`pairs.idx` has four uint64 for each pair: its first token in the shard, and the lengths of its prompt, chosen response and
+rejected response, which follow one another in the shard.
 """
 
 import numpy as np
@@ -20,16 +20,15 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def _columns(block: Block) -> tuple[Array, list[Array]]:
-    """Return the mask of the tokens, and three arrays int64 [pairs]: lengths of prompts, chosen and rejected responses."""
+    """Return the mask, and three arrays int64 [pairs]: lengths of prompts, chosen and rejected responses."""
     num_pairs = len(block.lengths)
     pairs = np.arange(num_pairs).repeat(block.lengths)  # pair of each token
-    # in a block of pairs, a token's loss is 0 in a prompt, 1 in a chosen response, 2 in a rejected one (`Format.of_pairs`)
+    # `block.loss` states the part of each token: see `Format.of_pairs`
     lengths = [np.bincount(pairs[block.loss == part], minlength=num_pairs) for part in (PROMPT, CHOSEN, REJECTED)]
     return (block.loss != 0).astype(np.uint8), lengths
 
 
 def finish(plan: Plan) -> None:
-    """Write sources and metadata."""
     plan.write_sources()
     plan.write_metadata()
     ids = {"eot_token_id": plan.end_of_document(), "pad_token_id": plan.tokenizer.get("pad_token_id")}

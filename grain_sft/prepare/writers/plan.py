@@ -1,4 +1,4 @@
-"""`Plan` states which documents a preparation writes, in order. `Format` has the functions that write them in one format."""
+"""`Plan`, the documents that a preparation writes, and `Format`, the functions that write them in one format."""
 
 import contextlib
 import dataclasses
@@ -19,13 +19,13 @@ from grain_sft.storage import files
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A part of a split that is written by itself. It may begin and end inside a document.
+    """A part of a split that is written by itself.
 
     Attributes:
       split: "train" or "val".
       number: Number of the part in its split, from 0.
       start, stop: The part's documents are [start, stop) in the split's order.
-      skip: Number of tokens of document `start` that are in earlier parts.
+      skip: Number of tokens of document `start` that earlier parts have.
       tokens: Number of tokens of this part.
     """
 
@@ -39,7 +39,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """Counts of one split. `truncated` is the number of documents that were cut. Together they lost `cut_tokens` tokens."""
+    """Counts of one split. `truncated` is the number of documents that lost the `cut_tokens` tokens."""
 
     documents: int = 0
     tokens: int = 0
@@ -54,7 +54,7 @@ class Plan:
     """A corpus before it is written.
 
     Attributes:
-      folder: Local or remote folder of the files. A local folder is renamed to the output at the end.
+      folder: Local or remote folder of the files.
       request: Request of the corpus.
       tokenizer: Description of the tokenizer, as JSON.
       documents: Documents by number.
@@ -63,7 +63,7 @@ class Plan:
       binary: Whether every loss weight is 0 or 1.
       source_names: Paths of the inputs, by the input numbers in `documents.sources`.
       tool_calls: Whether the template is made for conversations that call tools.
-      masked: Whether some tokens may take no loss. If false, a format with optional masks writes none.
+      masked: Whether some tokens may take no loss.
     """
 
     folder: str
@@ -82,7 +82,7 @@ class Plan:
         return files.join(self.folder, *names)
 
     def blocks(self, task: Task) -> Iterator[Block]:
-        """Yield the documents of a task, several at a time. They are whole, even if the task has only a part of one."""
+        """Yield the documents of a task, whole, in blocks."""
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
@@ -98,7 +98,7 @@ class Plan:
         return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
     def metadata(self, split: str, *special: str) -> dict[str, Any]:
-        """Return a split's metadata. For `special`, see `end_of_document`."""
+        """Return a split's metadata. `special` is as in `end_of_document`."""
         label_masks = {} if self.masked else {LABEL_MASKS: False}
         return split_metadata(
             format=self.request.format,
@@ -113,7 +113,7 @@ class Plan:
         )
 
     def write_metadata(self, *special: str) -> None:
-        """Write each split's metadata to a corpus.json in its folder, so that a split can be copied alone."""
+        """Write each split's metadata to a corpus.json in its folder."""
         for split in self.splits:
             self.write_json(f"{split}/{SPLIT}", self.metadata(split, *special))
 
@@ -133,16 +133,16 @@ class Format:
       rule: Function that divides documents into splits and orders them.
       check: Function that raises an error if the format can't hold the plan's documents, or needs a library that is missing.
       tasks: Function that returns the parts of a split, in order.
-      write: Function that writes the files of one part. A file appears only when it is complete.
+      write: Function that writes the files of one part, each atomically.
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus's folder, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
-      of_pairs: Whether documents are preference pairs, as `pairs.pair_of` makes them. The loss of a token is then 0 in the
-        prompt, 1 in the chosen response, and 2 in the rejected response.
+      of_pairs: Whether documents are preference pairs. A token's loss is then 0 in the prompt, 1 in the chosen response, and 2
+        in the rejected response.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
       holds_empty: Whether the files can hold a document without tokens.
-      holds_loss: Whether the files state which tokens take loss. If not, all tokens take loss when the corpus is read.
-      max_seed: Largest seed with which `rule` can divide documents; None means any seed.
+      holds_loss: Whether the files state which tokens take loss.
+      max_seed: Largest seed that `rule` accepts; None for no limit.
     """
 
     rule: Rule
@@ -172,18 +172,17 @@ class Format:
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
-    """Open new files. They appear under their names when the context ends, the first file last."""
+    """Open new files, which appear under their names when the context ends, the first file last."""
     with contextlib.ExitStack() as stack:  # closes the files in the opposite order
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
 
 def refuse_weights(plan: Plan) -> None:
-    """Refuse weights other than 0 and 1."""
     if not plan.binary:
         fix = "Choose format openchat or episodes, or leave out --seq-level-weight and weights"
         raise PrepareError(f"format {plan.request.format}: can't hold weights other than 0 and 1. {fix}.")
 
 
 def whole_split(plan: Plan, split: str) -> list[Task]:
-    """Return one task for all of a split."""
+    """Return one task for the whole split."""
     return [Task(split, 0, 0, len(plan.splits[split]), 0, plan.statistics[split].tokens)]

@@ -6,7 +6,7 @@ The files of split train are:
   - `train_idx.npy`: start of each document, int64;
   - `train/shard_00000.bin`, `…_labels.bin` and `…_idx.npy`: links to these three files.
 
-Split val has files of the same kinds. `meta.json` describes both splits.
+Split val has the same files. `meta.json` describes both splits.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ SHARD = "shard_00000"
 
 
 def check(plan: Plan) -> None:
-    """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1: the files can't hold them."""
+    """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
         problem = f"this tokenizer has {plan.tokenizer['vocab_size']} ids; expected at most 65,536 (uint16)"
         raise PrepareError(f"format primer: {problem}. Choose another tokenizer or format.")
@@ -44,7 +44,6 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Write sources, metadata, links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
     plan.write_sources("{}_sources.bin".format)
     plan.write_metadata(SPECIAL_TOKENS["eot"])
@@ -79,11 +78,8 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt also opens these names.
-
-    A remote corpus has no links, because buckets have none.
-    """
-    if files.is_remote(plan.folder):
+    """Link `SPLIT/shard_00000*` to the split's files, because niels_gpt also opens these names."""
+    if files.is_remote(plan.folder):  # buckets have no links
         return
     folder = Path(plan.path(split))
     try:
