@@ -36,6 +36,8 @@ _DAMAGED = f"The file is damaged. {_WRITE_AGAIN}"
 
 
 class IndexHeader(NamedTuple):
+    """Header of an index."""
+
     stored: np.dtype[np.integer]  # dtype of the tokens in the `.bin`, signed or unsigned
     sequences: int
     entries: int  # of the document index, at least 1

@@ -108,6 +108,7 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def newest_step(checkpoints: str | os.PathLike[str]) -> int:
+    """Return the step of the newest checkpoint in a folder."""
     steps = [int(path.stem.removeprefix("step-")) for path in Path(checkpoints).glob("step-*.npz")]
     if not steps:
         raise GrainSftError(f"{checkpoints}: contains no checkpoint. Give more --steps.")

@@ -74,6 +74,7 @@ def write_shard(
 
 
 def finish(plan: Plan) -> None:
+    """Write sources, metadata and the tokenizer's state."""
     tokenizer = plan.tokenizer
     plan.write_sources()
     plan.write_metadata(*ENDS)

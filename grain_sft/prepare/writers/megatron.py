@@ -47,6 +47,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
+    """Write sources and metadata."""
     plan.write_sources()
     plan.write_metadata()
 

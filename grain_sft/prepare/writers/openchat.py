@@ -92,6 +92,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
+    """Write the sources of each split."""
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
 
 

@@ -29,6 +29,7 @@ def _columns(block: Block) -> tuple[Array, list[Array]]:
 
 
 def finish(plan: Plan) -> None:
+    """Write sources and metadata."""
     plan.write_sources()
     plan.write_metadata()
     ids = {"eot_token_id": plan.end_of_document(), "pad_token_id": plan.tokenizer.get("pad_token_id")}

@@ -178,6 +178,7 @@ def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
 
 
 def refuse_weights(plan: Plan) -> None:
+    """Refuse weights other than 0 and 1."""
     if not plan.binary:
         fix = "Choose format openchat or episodes, or leave out --seq-level-weight and weights"
         raise PrepareError(f"format {plan.request.format}: can't hold weights other than 0 and 1. {fix}.")

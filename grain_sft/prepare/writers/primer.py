@@ -44,6 +44,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
+    """Write sources, metadata, links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
     plan.write_sources("{}_sources.bin".format)
     plan.write_metadata(SPECIAL_TOKENS["eot"])
