@@ -152,6 +152,7 @@ _lock = threading.RLock()
 
 
 def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
+    """Count the records of a unit, and hash its bytes."""
     entry, unit = item
     yield _result(unit.number, lambda: inputs.scan_unit(entry, unit))
 
@@ -169,11 +170,13 @@ def render(number: int, shared: str) -> Iterator[Result]:
 
 
 def write(task: Task, shared: str) -> Iterator[Result]:
+    """Write a part of the corpus."""
     with _lock:
         yield _result(task.number, lambda: _job(shared).format.write(_plan(shared), task))
 
 
 def save_results(path: str, results: Iterable[Result]) -> None:
+    """Write results as JSON."""
     files.write_bytes(path, msgspec.json.encode(list(results)))
 
 

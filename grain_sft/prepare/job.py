@@ -172,6 +172,7 @@ def reported(
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
+    """Write each task, and yield it."""
     for task in tasks:
         FORMATS[plan.request.format].write(plan, task)
         yield task
