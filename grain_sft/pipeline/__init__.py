@@ -1,4 +1,4 @@
-"""`Pipeline`, which makes the batch of each step, with its iterators, its receipt, and the observers of its batches."""
+"""`Pipeline`, with its iterators, its receipt and its observers."""
 
 from grain_sft.pipeline.amendments import Amendment, begins_before
 from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches

@@ -1,4 +1,4 @@
-"""Amendments: changes of a run from a step on. The batches of earlier steps do not change."""
+"""Amendments: changes of a run from a step on."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from grain_sft.sampling import MappedSampler, Sampler, StepMap, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
 from grain_sft.types import Ints
 
-_FROM = re.compile(r"from step (\d+): ")  # beginning of the text of an amendment, or of a stage after the first
+_FROM = re.compile(r"from step (\d+): ")  # beginning of the text of an amendment or of a later stage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,8 +26,8 @@ class Amendment:
       skip: Number of steps whose batches are left out. With `step` 10 and `skip` 3, step 10 gets the batch that step 13 had.
       withdraw: Numbers of documents, as a trace prints them. From `step` on, padding replaces the tokens of these documents.
       reweight: Weights of sources of a mixture from `step` on, by name of the source. Other sources keep their weights.
-      replace: Text for the receipt if a stage that begins at `step` replaces a source of the run, else "". The text has the
-        name of the source and the keys of its config that differ.
+      replace: Text for the receipt if a new stage replaces a source of the run at `step`; else "". The text names the source
+        and the changed keys of its config.
 
     Raises:
       PipelineError: A step or a number of steps is negative, a document is not an integer, or the amendment changes nothing.
@@ -62,7 +62,7 @@ class Amendment:
         return np.unique(documents.astype(np.int64), return_counts=True)[0]
 
     def __str__(self) -> str:
-        """Return a text that states the whole amendment, for receipts and states."""
+        """Return the whole amendment as a text for receipts and states."""
         changes = []
         if self.replace:
             changes.append(f"replace {self.replace}")
@@ -77,10 +77,9 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a difference between two receipts may change a batch before `step`. None means any step.
+    """Return whether a part that differs between two receipts may change a batch before `step`. None means any step.
 
-    `texts` has each receipt's text of the part that differs, or None for a receipt without this part. The result is False if
-    every text begins with "from step N: " and N is at least `step`.
+    `texts` are the texts of the part; None for a receipt without it. "from step 10: ..." changes no batch before step 10.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
@@ -92,7 +91,6 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
     Args:
       noun: Name of such a change in the message: "amendment" or "later stage".
       of_state, of_config: Text of each change, such as "from step 10: skip 3 steps".
-      step: Step at which the run continues.
     """
     for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):
@@ -103,10 +101,10 @@ def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[s
 
 
 def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
-    """Return a sampler that reads as `sampler` does, but skips the steps and uses the weights of `amendments`.
+    """Return `sampler` with the skipped steps and the weights of `amendments`.
 
     Raises:
-      SamplerError: An amendment has weights, but `sampler` does not read a mixture, or the mixture lacks one of the sources.
+      SamplerError: `amendments` have weights of a source that `sampler` does not read.
     """
     skips = skips_of(amendments)
     reweights = reweights_of(amendments)

@@ -1,4 +1,4 @@
-"""Columns of a batch: which columns to read for a requested range, and a function that cuts the batch to the range."""
+"""Reading of only some columns of a batch."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
     """
     length = layout.sequence_length
     reach = column_reach(transforms)
-    # For a range outside the row, all columns are read: `cut_columns` refuses the range, and states the width of the batch.
+    # `cut_columns` refuses a range outside the row, and states the width of the batch
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return None
     before, after = reach

@@ -1,7 +1,6 @@
-"""Counts of batches: their number, the time to make each batch, and the time that the training loop waited for the batch.
+"""Counts of batches, of the times to make them, and of the times that the training loop waited for them.
 
-`make_batch` makes a batch and records its time. A `StepIterator` appends each batch that it delivers to `arrivals`.
-`count_batches` adds these times and arrivals to the `IteratorStats` of each iterator and to the metrics, many at once.
+Each batch is only appended to a list. `count_batches` counts many batches at once.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class IteratorStats:
       longest: Longest wait, in seconds. Code that reads it may set it to 0.
       next_step: Step after the last delivered step.
       waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
-      stalled: Copy of `waiting` that an observer sets during a long wait; else None. If it is set when the wait ends, the
-        iterator calls `stall_ended` of its observers.
+      stalled: Copy of `waiting`, which an observer sets during a long wait to get a call of `stall_ended`; else None.
     """
 
     def __init__(self) -> None:
@@ -68,10 +66,10 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. To count each batch when it arrives would take 5 % of the time
-of a batch of windows (`bench --only windows`), because the objects for it are not in the processor's cache."""
+"""Delivered batches that are not counted yet. To count each batch when it arrives would take 5 % of the time of a batch of
+windows (`bench --only windows`), because the objects for it are not in the processor's cache."""
 
-_make_seconds: list[float] = []  # seconds that it took to make each batch that is not counted yet
+_make_seconds: list[float] = []  # seconds to make each batch that is not counted yet
 _counting = ForkSafeLock()
 
 
@@ -103,7 +101,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:
-    """Return the batch of `step`. `activity.making` states that this thread makes it. Then call the observers."""
+    """Make the batch of `step`, record its time, call the observers, and return the batch."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = activity.CHOOSING
     activity.making[thread] = step, since, pipeline  # what `activity.making_batch` does, in less time

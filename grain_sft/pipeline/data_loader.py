@@ -15,14 +15,11 @@ from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers
 
-_THREADS, _PREFETCH = 2, 8  # threads, and batches made ahead, of a loader without worker processes
+_THREADS, _PREFETCH = 2, 8  # of a loader without worker processes
 
 
 class StepDataset(grain.MapDataset[Element]):
-    """Batches of a pipeline from step `start` on: item 0 is the batch of step `start`.
-
-    An index past the end wraps around, as in any `grain.MapDataset`.
-    """
+    """Batches of a pipeline: item 0 is the batch of step `start`. An index past the end wraps around."""
 
     def __init__(self, pipeline: Run, start: int) -> None:
         super().__init__()
@@ -39,7 +36,7 @@ class StepDataset(grain.MapDataset[Element]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Grain sends the dataset to each worker process as a pickle, so this process is a worker
+        # Grain pickles the dataset for its worker processes, so this process is a worker
         for observer in observers_of(self._pipeline):
             observer.worker_started(self._pipeline)
 
@@ -51,7 +48,6 @@ class StepDataset(grain.MapDataset[Element]):
 
 
 def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:
-    """Return a `grain.DataLoader` of the batches from `start_step` on. `Pipeline.data_loader` describes the arguments."""
     worker_count = as_integer("worker_count", worker_count, 0, PipelineError, MOST_AHEAD)
     if pipeline.audit is not None:
         logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")
@@ -66,7 +62,7 @@ def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain
 
 
 class _StepSampler:
-    """Sampler for a `grain.DataLoader`, of the steps from `start` to the end of the run."""
+    """Sampler of the steps from `start` to the end of the run."""
 
     def __init__(self, pipeline: Run, start: int) -> None:
         self._start = checked_step(pipeline, start)
@@ -97,7 +93,7 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """Iterator of a DataLoader. After a batch failed, each `next` raises an error. Grain's iterator would skip the batch."""
+    """Iterator that raises an error in each `next` after a batch failed. Grain's iterator would skip the batch."""
 
     _failure = ""
 
@@ -117,7 +113,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except BaseException as error:
             self._failure = "an exception"  # in case Ctrl-C interrupts `str(error)`
             self._failure = str(error) or type(error).__name__
-            workers.stop(self._iterator)  # also ends the workers that have not failed
+            workers.stop(self._iterator)
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}). Was memory short?") from error
             raise

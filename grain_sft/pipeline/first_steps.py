@@ -1,4 +1,4 @@
-"""FirstSteps: a check that logs a warning, with the reason, if no target in a run's first batches takes loss."""
+"""Warning, with its reason, if no target in a run's first batches takes loss."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from grain_sft.pipeline.run import Run
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock
 
-NUM_CHECKED = 4  # the warning comes after this number of batches without a target that takes loss
-_MOST_ROWS = 64  # most rows that are read again to find the reason
+NUM_CHECKED = 4  # batches without loss before the warning
+_MOST_ROWS = 64  # rows that are read again to find the reason
 
 
 class FirstSteps:
-    """Check of a pipeline's first batches. It warns once if no target in these batches takes loss."""
+    """Check of a pipeline's first batches, which logs at most one warning."""
 
     def __init__(self) -> None:
         self.left = NUM_CHECKED  # number of batches to check; 0 once a batch takes loss, or does not state its loss
-        self._steps: list[int] = []  # steps whose batches take no loss
+        self._steps: list[int] = []  # without loss
         self._lock = ForkSafeLock()
 
     def check(self, pipeline: Run, step: int, batch: Any) -> None:
@@ -40,7 +40,7 @@ class FirstSteps:
             if not self.left or step in self._steps:  # an iterator that goes back makes a step twice
                 return
             self._steps.append(step)
-            steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)  # a run may be shorter
+            steps_to_check = min(NUM_CHECKED, pipeline.end_step - pipeline.first_step)
             self.left = steps_to_check - len(self._steps)
             if self.left:
                 return
@@ -66,7 +66,7 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
-    """Return the reason why no target in the batches of `steps` takes loss. Read up to 64 rows of the batches again."""
+    """Return why no target in the batches of `steps` takes loss. This reads up to 64 rows of the batches again."""
     try:
         pipeline = pipeline.at(max(steps))  # the stage of the last step; steps of earlier stages are left out
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
@@ -82,7 +82,7 @@ def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
 
 
 def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return the reason why no token of `rows` takes loss; "" if a token does. `element` has the arrays of `rows`."""
+    """Return why no token of `rows`, which have the arrays `element`, takes loss; "" if a token does."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""

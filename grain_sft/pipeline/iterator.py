@@ -24,10 +24,7 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 
 
 class PipelineIterator(StepIterator[Element]):
-    """Iterator over the batches of a pipeline from `start_step` on, made by `Pipeline.iter`.
-
-    An iterator can continue from the state of an iterator with another number of threads or workers.
-    """
+    """Iterator of `Pipeline.iter`. Its state does not depend on the number of threads or workers."""
 
     def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
         self._threads = as_integer("threads", threads, 0, PipelineError, MOST_AHEAD)
@@ -51,7 +48,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._takes_ready = not first_steps.left  # if nothing is left to check, `next` may skip this method
+            self._takes_ready = not first_steps.left  # then `next` skips this method
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:
@@ -70,19 +67,16 @@ class PipelineIterator(StepIterator[Element]):
     def start_prefetch(self) -> None:
         super().start_prefetch()
         if self._from_workers is not None:
-            # Wait until the workers have started. Until then, `__main__` is hidden, and other processes that the caller starts
-            # can't import it.
+            # Until the workers have started, `__main__` is hidden, and other processes that the caller starts can't import it.
             with self._from_workers.started:
                 pass
 
     def worker_pids(self) -> list[int] | None:
-        """Return the process ids of the workers, starting with the worker of the next step; None if no workers run."""
         source = self._from_workers
         if source is None or source.iterator is None:
             return None
         pids = [process.pid for process in workers.processes(source.iterator)]
-        # The workers make the steps in turn. With 2 workers and start 100, worker 1 makes steps 101, 103, ... If step 103 is
-        # next, the ids of worker 1 and worker 0 are returned, in this order.
+        # the workers make the steps in turn: of 2 workers and start 100, worker 1 makes steps 101, 103, ...
         turn = (self.next_step - source.start) % max(1, len(pids))
         return pids[turn:] + pids[:turn]
 

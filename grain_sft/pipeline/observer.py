@@ -1,4 +1,4 @@
-"""Table of observers by name, and the observers that are called for the batches of a run."""
+"""Table of observers, and the observers of a run."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Pipeline:
     A batch depends only on the step. `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and `pipeline.data_loader()`
     return the same arrays with any number of threads and worker processes.
 
-    Arrays that are the same in every batch are shared between batches and read-only. To change such an array, copy it.
+    Arrays that are the same in every batch are shared between batches and read-only.
 
     Args:
       source: Source of the rows: an `NpyDataSource`, or a `MixtureSource` of several.
@@ -50,7 +50,7 @@ class Pipeline:
       transforms: Grain `Map` transforms of batches [rows, L], such as `[NgramFilter(), ShiftTargets()]`.
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
         logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not logged.
-      observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
+      observers: Observers of the batches, in addition to metrics and the watchdog.
       amendments: Changes of the run, each from a step on, in the order in which they were added.
 
     Attributes:
@@ -132,9 +132,8 @@ class Pipeline:
         """Return the rows `slots` of this host's batch of `step`, or only some columns of these rows: arrays [n, L].
 
         Args:
-          step: Step of the batch.
           slots: int64 [n], indices of rows in this host's batch. With `Host(0, 1)`, they are slots of the global batch.
-          columns: First column and the column after the last; None for all. If `reads_columns` is False, whole rows are read.
+          columns: First column and the column after the last; None for all.
 
         Raises:
           RowIndexError, CorpusFileError: As for `pipeline[step]`.
@@ -160,7 +159,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return a list of only this pipeline, because its run has no stages. See `StagedPipeline.with_first_stages`."""
+        """Return a list of only this pipeline, because its run has no stages."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
@@ -216,7 +215,7 @@ class Pipeline:
         """Return an iterator that makes the batches from `start_step` on ahead of time.
 
         Args:
-          start_step: Step of the first batch. To start at a late step takes no longer than to start at step 0.
+          start_step: Step of the first batch. A start at a late step takes no longer than at step 0.
           threads: Number of threads that make batches ahead, in this process or in each worker; 0 for none.
           prefetch: Number of batches that are made ahead, in this process or in each worker.
           worker_count: Number of Grain worker processes. 0 is the fastest for data in memory or on a local disk.
@@ -237,12 +236,7 @@ class Pipeline:
     def data_loader(self, *, worker_count: int = 0, start_step: int = 0) -> grain.DataLoader:
         """Return a `grain.DataLoader` whose elements are the batches from `start_step` on.
 
-        The elements are whole batches, and do not depend on the number of workers. For a loader of single rows, give the
-        source and the sampler to `grain.DataLoader`, without worker processes.
-
-        Args:
-          worker_count: Number of Grain worker processes.
-          start_step: Step of the first batch.
+        For a loader of single rows, give the source and the sampler to `grain.DataLoader`, without worker processes.
 
         Raises:
           RowIndexError, PipelineError: The pipeline lacks the step, or `worker_count` is not within 0 to 10,000.
@@ -255,15 +249,13 @@ class Pipeline:
         """Print rows of this host's batch of `step`, token by token: documents, segments and loss.
 
         Args:
-          step: Step of the batch.
           rows: Number of rows from the first on, or the slots of the rows in the host's batch.
-          tokenizer: Path of the tokenizer that decodes the tokens. None means the tokenizer next to the corpus. Without a
-            tokenizer, ids are printed.
+          tokenizer: Path of the tokenizer. None means the tokenizer next to the corpus. Without a tokenizer, ids are printed.
 
         Raises:
           RowIndexError: The step or a row does not exist.
         """
-        # `grain_sft.view` imports this package, so this package can import it only when the method is called
+        # imported here, because `grain_sft.view` imports this package
         importlib.import_module("grain_sft.view").show(self, step, rows, tokenizer)
 
     @property
@@ -273,8 +265,8 @@ class Pipeline:
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches. The first access hashes the rows of the layout. It reads tokens only if the layout
-        finds documents by EOS tokens. It raises a CorpusFileError or a CorpusError if the documents can't be found."""
+        """Receipt of the global batches. The first access hashes the rows of the layout, and raises a CorpusFileError or a
+        CorpusError if the documents can't be found."""
         parts = parts_of(self.source, self.planned_sampler, self.described)
         return Receipt(parts | amendment_parts(self.amendments))
 
@@ -287,11 +279,11 @@ class Pipeline:
             "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
             "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
             "transforms": ", ".join(self.described) or "none: the keys are the source's",
-            "receipt": vars(self).get("receipt"),  # None if not yet computed, because computing it may take long
+            "receipt": vars(self).get("receipt"),  # only if computed before, because it may take long
         }
         return html_facts("Pipeline", facts)
 
     def __repr__(self) -> str:
-        """Return all that decides this host's batches. Grain compares this text when it restores a DataLoader."""
+        """Return all that decides this host's batches, which Grain compares when it restores a DataLoader."""
         changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
         return f"{self.data_key}{changes}[{self.sampler.host!r}]"

@@ -1,4 +1,4 @@
-"""ReadAhead: threads that make the results of the next steps, such as batches, before the caller asks for them."""
+"""ReadAhead: threads that make the results of the next steps, such as batches, ahead of time."""
 
 import _thread
 import atexit
@@ -16,7 +16,7 @@ from grain_sft.errors import PipelineError
 T = TypeVar("T")
 
 _CHECKED_EVERY = 1.0  # seconds
-_ENDS_IN = 5.0  # seconds that the threads have to finish a step when the interpreter ends
+_ENDS_IN = 5.0  # seconds for the last steps when the interpreter ends
 
 
 class Result(Generic[T]):
@@ -38,12 +38,11 @@ class Result(Generic[T]):
 class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
-    Ctrl-C may raise an exception at any point of the caller's thread. Such an exception loses no result, because a result stays
-    until `advance` drops it. The exception blocks no thread, because the caller waits only for locks that are written in C. So
-    the caller does not use `Future`, `Event`, `Queue` or `Thread.start`. These use a `threading.Condition`, which stays locked
-    for good if an exception arrives while a thread enters it.
+    Ctrl-C may raise an exception at any point of the caller's thread. No result is lost, because a result stays until `advance`
+    drops it. `get` and `advance` use no `Future`, `Event`, `Queue` or `Thread.start`: an exception may leave the
+    `threading.Condition` in these locked for good.
 
-    The methods take no lock. If several threads call methods, each call must be made under a lock of the callers.
+    Callers in several threads have to lock each call of a method.
 
     Args:
       make: Function that makes the result of a step. A single thread (`threads` 1) calls it in the order of the steps.
@@ -57,8 +56,7 @@ class ReadAhead(Generic[T]):
     Attributes:
       results: Results by step, ascending, from the step of the last `advance` on. The caller may read a result that is ready,
         and set its `value` to None once it has taken the value.
-      due: First step after which the caller has to call `advance`. After an earlier step, the caller may leave out the call and
-        save 10 to 20 us, because more than `ahead // 2` later steps are already requested.
+      due: First step after which the caller has to call `advance`. To leave out earlier calls saves 10 to 20 us each.
     """
 
     def __init__(
@@ -89,8 +87,7 @@ class ReadAhead(Generic[T]):
         if result is None or not result.ready:
             self.advance(step)
             result = self.results[step]
-            # `done` is free once the result is ready, and nobody needs it after that
-            while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):
+            while not result.ready and not result.done.acquire(timeout=_CHECKED_EVERY):  # `done` is not needed again
                 if self._check is not None:
                     self._check()
         return result
@@ -100,14 +97,13 @@ class ReadAhead(Generic[T]):
         results = self.results
         while results and (before := next(iter(results))) < step:
             results.pop(before, None)
-        if self._next - step > self._half and self._started:  # enough steps are requested
+        if self._next - step > self._half and self._started:
             return
         end = min(step + self._ahead, self._end)
         for wanted in range(self._next, end):
             results.setdefault(wanted, Result())
         if end > self._next:
-            # If an exception arrives here, the next call wakes the threads for these steps again. Each result is still made
-            # once, because only one thread can claim it.
+            # After an exception here, the next call wakes the threads again. Only one thread can claim a result.
             for _ in self.threads:
                 self._wanted.put(end)
             self._next = end

@@ -26,12 +26,11 @@ from grain_sft.source import MixtureSource, NpyDataSource
 class Receipt:
     """Everything that decides the global batches of a run.
 
-    Two runs with the same receipt have the same batches. Runs with different receipts may also have the same batches: for
-    example, if one has a filter that rejects no row, and the other has no filter.
+    Runs with the same receipt have the same batches. Runs with different receipts may also have the same batches.
 
-    A receipt includes which tokens each row has, and the sizes and the first and last bytes of the token files, as in
-    `Corpus.ends_fingerprint`. If the layout finds documents by EOS tokens, it also includes a hash of all tokens. Otherwise, a
-    change in the middle of a token file does not change the receipt.
+    A receipt includes the spans of each row, and the sizes and the first and last bytes of the token files
+    (`Corpus.ends_fingerprint`). If the layout finds documents by EOS tokens, it also includes a hash of all tokens. Otherwise,
+    a change in the middle of a token file does not change the receipt.
 
     A receipt leaves out paths, threads, caches, the options of packing, and a seed that is not used. It includes hosts only if
     the order depends on them.
@@ -40,7 +39,7 @@ class Receipt:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         and each amendment. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
       data_step: Function that returns the data step of a step. Data steps count skipped steps too: after a skip of 10 steps,
-        step 100 is data step 110. The text of a later stage begins with a data step, the first one of the stage.
+        step 100 is data step 110. The text of a later stage begins with its first data step.
     """
 
     parts: dict[str, str]
@@ -81,7 +80,7 @@ class Receipt:
 
 
 def parts_of(source: NpyDataSource | MixtureSource, sampler: Sampler, transforms: Sequence[str]) -> dict[str, str]:
-    """Return the parts of the receipt of a source, a sampler and the texts of transforms (`described`), by name."""
+    """Return the parts of a receipt by name. `transforms` are texts of `described`."""
     layout, parts = source.layout, dict(source.layout.receipt)
     for name, part in layout.parts.items():
         parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
@@ -99,15 +98,15 @@ def layout_receipt(layout: Layout) -> str:
 
 
 def data_key_of(source: object, sampler: Sampler, transforms: Sequence[str]) -> str:
-    """Return the `Pipeline.data_key` of a source, a sampler and the texts of transforms (`described`)."""
+    """Return `Pipeline.data_key`."""
     return f"Pipeline({source!r}, {sampler.data_key}, [{', '.join(transforms)}])"
 
 
 def described(transform: grain.transforms.Map) -> str:
     """Return a text that describes a transform: its repr, or its class and attributes if the class defines no repr.
 
-    The text is the same in all processes: it has no memory addresses, and sets are sorted. If the repr abbreviates arrays, as
-    numpy does, the text ends with a hash of all elements of these arrays.
+    The text is the same in all processes: it has no memory addresses, and sets are sorted. If the repr abbreviates arrays, the
+    text ends with a hash of their elements.
     """
     kind: Any = type(transform)
     attributes = _attributes(transform)
@@ -122,7 +121,6 @@ def described(transform: grain.transforms.Map) -> str:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of an object, sorted by name."""
     state: Any = object.__getstate__(value)
     if isinstance(state, tuple):  # attributes and slots, of a class that has slots
         state = {**(state[0] or {}), **state[1]}
@@ -137,9 +135,9 @@ def _is_abbreviated(value: object) -> bool:
 
 
 def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
-    """Return the repr of a value, with sorted sets. Sets of numbers stay as they are: their order is equal in all processes."""
+    """Return the repr of a value, with sorted sets, except sets of numbers: their order is equal in all processes."""
     text = repr(value)
-    if "{" not in text or id(value) in parents:  # no sets, or an object that contains itself
+    if "{" not in text or id(value) in parents:  # an object may contain itself
         return text
     parents = (*parents, id(value))
     is_set = isinstance(value, set | frozenset)
@@ -155,10 +153,9 @@ def _repr(value: Any, parents: tuple[int, ...] = ()) -> str:
 def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
     """Return the arrays in `value` whose repr is abbreviated, as JSON values; None without such arrays.
 
-    A numpy array becomes [shape, hash of its bytes]. An array of another library becomes a list of its elements. Mappings and
-    other objects become dicts, and sequences become lists. Items without such arrays are left out.
+    A numpy array becomes [shape, hash of its bytes]. An array of another library becomes a list of its elements.
     """
-    if id(value) in parents:  # an object that contains itself
+    if id(value) in parents:
         return None
     parents = (*parents, id(value))
     if isinstance(value, Mapping):

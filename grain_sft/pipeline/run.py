@@ -16,7 +16,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 
 
 class Run(Protocol):
-    """Members of a `Pipeline`, which has their docstrings. Modules that pipeline.py imports use `Run` instead of `Pipeline`."""
+    """Members of a `Pipeline`, for modules that pipeline.py imports."""
 
     source: NpyDataSource | MixtureSource
     sampler: Sampler
@@ -50,8 +50,7 @@ class ObservedIterator(Protocol):
     """Members of an iterator of a run's batches that observers may use.
 
     Attributes:
-      pipeline: Run of the batches.
-      stats: `IteratorStats` of the iterator: counts of delivered batches, and the step that `next` waits for.
+      stats: `IteratorStats` of the iterator.
       next_step: Step whose batch `next` returns.
     """
 
@@ -74,7 +73,6 @@ class Delivery(NamedTuple):
     """One batch that an iterator hands out.
 
     Attributes:
-      pipeline, step: Pipeline and step of the batch.
       writer: Whether this process has the first row of the global batch. This process writes files for all processes.
       rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
@@ -90,15 +88,14 @@ class Delivery(NamedTuple):
 
 
 class Observer:
-    """Base class of observers. Every method does nothing; a subclass overrides the methods that it needs.
+    """Base class of observers. Its methods do nothing.
 
-    Methods are called in the thread that makes the batch, or in the thread that calls `next`, so methods have to be quick. An
-    exception in a method ends the run. A pipeline is pickled for worker processes together with its observers, so observers
-    have to be picklable.
+    Methods run in the thread that makes the batch or calls `next`, so methods have to be quick. An exception in a method ends
+    the run. Observers have to be picklable, because worker processes get copies of them.
     """
 
     def iterator_opened(self, iterator: ObservedIterator) -> None:
-        """An iterator was made. Its `stats` are an `IteratorStats`."""
+        """An iterator was made."""
 
     def worker_started(self, pipeline: Run) -> None:
         """This process is a worker process, and begins to make batches of `pipeline`."""
@@ -115,17 +112,16 @@ class Observer:
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         """A long wait of `next` for `step` ended after `seconds`: with the batch, or with `error`.
 
-        This is called only if an observer set `IteratorStats.stalled` during the wait. After an error, the following `next`
-        tries the step again.
+        This is called only if an observer set `IteratorStats.stalled` during the wait.
         """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
         """Take the counts of many batches at once. Only metrics and the watchdog (`standing_observers`) get this call.
 
         Args:
-          make_seconds: Seconds that each batch took to make, for the batches that this process made.
+          make_seconds: Seconds that this process took to make each batch.
           arrivals: Batches that iterators of this process delivered.
         """
 
     def iterator_closed(self, iterator: ObservedIterator) -> None:
-        """An iterator was closed. This is not called for an iterator that is garbage-collected instead."""
+        """An iterator was closed, not garbage-collected."""

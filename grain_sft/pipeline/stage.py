@@ -1,4 +1,4 @@
-"""Stage: consecutive steps of a run with data of their own. `placed` computes at which rows and steps each stage begins."""
+"""Stage: consecutive steps of a run with data of their own. `placed` computes where each stage begins."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +16,8 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
-"""How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and `EpochStream.batching` of
-the last stage that read it. `batching` states the rule that cuts the epoch into batches. A later stage can continue inside the
-epoch only with the same rule. For example, "" means that batches are consecutive rows."""
+"""How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and the `EpochStream.batching`
+of the last stage that read it. A later stage can continue inside the epoch only with the same `batching`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +28,8 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, in place of `steps`. It is rounded up to whole steps.
-      amendments: Amendments (changes of the run, each from a step on), in the order of the run. Stages may number documents
-        differently: here, `withdraw` has the numbers of the documents in this stage. An entry is None if the stage lacks the
-        documents. If `amendments` is None, documents have the same numbers in all stages.
+      amendments: Amendments of the run, in order, with the numbers that documents have in this stage. An entry is None if the
+        stage lacks the documents. If `amendments` is None, documents have the same numbers in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, one is below 1, the sampler is for another number of rows, or a
@@ -70,8 +68,7 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        # In a curriculum, `row_length` is not None: lengths of rows differ by step. Each step has as many tokens as step 0.
-        if length is not None:
+        if length is not None:  # a curriculum: lengths of rows differ by step, but not the number of tokens
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
@@ -80,8 +77,7 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers apply the weights of `amendments`, but not the skips. So their steps are data steps, which count skipped steps
-    too: with 3 steps skipped at step 5, step 10 of the run is data step 13.
+    The samplers apply the weights of `amendments`, but not the skips. So their steps are data steps, as in `reweights_of`.
     """
     progress: dict[Any, Progress] = {}  # by the key of a stream, as in `_streams`
     samplers: list[MappedSampler] = []
@@ -126,8 +122,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
 def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
     """Return where the streams of stage `number` begin, as `starts` of `Sampler.continued`, and the number of tokens left out.
 
-    Tokens are left out if an earlier stage, whose rows are shorter, ended inside a row of this stage. Example: an earlier stage
-    read 3 rows of 4 tokens. In this stage, rows have 8 tokens, so it begins at row 2, and leaves out 4 tokens.
+    Tokens are left out if an earlier stage, whose rows are shorter, ended inside a row of this stage.
     """
     starts, gap = {}, 0
     for key, length, stream in _streams(stage, stage.sampler):
@@ -159,7 +154,7 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
     """Yield (key, tokens of a row, stream) of each stream of a stage's `sampler`. Stages share streams with equal keys.
 
-    A mixture may read one corpus in two sources. So the key has a count: 1 for the first stream of the corpus, then 2.
+    A mixture may read one corpus in two sources, so the key ends with a count.
     """
     counts: dict[Any, int] = {}
     for stream in sampler.streams:

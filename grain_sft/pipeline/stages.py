@@ -24,25 +24,22 @@ from grain_sft.types import Ints
 
 
 class StagedPipeline(Pipeline):
-    """Pipeline of a run in stages. It returns the batch of any step. The shapes of batches may change where a stage begins.
+    """Pipeline of a run in stages. The shapes of batches may change where a stage begins.
 
     A stream of rows is a corpus with its layout, order and seed. A stage begins each stream at the first row that the earlier
     stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their sequence
-    lengths. If a stage has longer rows than an earlier one, the earlier one may end inside a row of the later stage. The later
-    stage then begins at its next row, and leaves out the tokens between. For example, after 3 rows of 4 tokens, a stage with
-    rows of 8 tokens begins at its row 2, and leaves out 4 tokens. In each stage, the shares of a mixture are counted from the
-    stage's first row.
+    lengths. After 3 rows of 4 tokens, a stage with rows of 8 tokens begins at its row 2, and leaves out 4 tokens. In each
+    stage, the shares of a mixture are counted from the stage's first row.
 
     Args:
       stages: Stages in order.
       audit, observers: As in `Pipeline`.
-      amendments: Changes of the run, each from a step on, such as steps to skip or documents to withdraw. `Amendment.step`
-        counts from the start of the run, not of a stage. Skipped steps make later stages begin earlier.
+      amendments: Changes of the run. `Amendment.step` counts from the start of the run. Skipped steps make later stages begin
+        earlier.
 
     Attributes:
-      stages: `Pipeline` of each stage. It has the steps `first_step` to `end_step - 1` of the run. A stage is left out if all
-        its steps are skipped.
-      gaps: Number of tokens that each stage leaves out between the last row of the earlier stages and its first row.
+      stages: `Pipeline` of each stage. A stage is left out if all its steps are skipped.
+      gaps: Number of tokens that each stage leaves out to begin at a whole row.
 
     Raises:
       PipelineError: There are no stages, a stage before the last has no end, or a stage has more steps than its epochs.
@@ -63,14 +60,14 @@ class StagedPipeline(Pipeline):
         if not self._planned_stages:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
-        # These samplers use the weights that amendments set, but skip no steps. Each `Pipeline` below applies the skips.
+        # with the weights of the amendments, but without the skips, which each `Pipeline` below applies
         samplers, _ = placed(self._planned_stages, self.amendments)
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
         for stage, sampler in zip(self._planned_stages, samplers, strict=True):
             first_step = self._skips.step_of(sampler.first_step)
             if sampler.num_steps is not None and first_step >= self._skips.step_of(sampler.num_steps):
-                continue  # all steps of the stage are skipped
+                continue
             changes = (each for each in stage.amendments_of(self.amendments) if each.skip or len(each.withdraw))
             own_amendments = [dataclasses.replace(each, reweight={}) for each in changes]
             pipelines.append(Pipeline(stage.source, sampler, stage.transforms, amendments=own_amendments))
@@ -115,15 +112,12 @@ class StagedPipeline(Pipeline):
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the versions that this run may have had when it consisted of only its first `count` stages.
+        """Return the versions that this run may have had when it had only its first `count` stages.
 
-        The end of a stage may have changed when the next stage was added, and an audit log does not record the earlier end. So
-        the list has a version for each possible end of the last of these stages: no end, its present end, and an end after
-        `last_step`. The third version is left out if the stage begins after `last_step`. With `count` 1, the list begins with a
-        pipeline without stages.
+        An audit log does not record where the last of these stages ended then. So there is a version without an end, one with
+        the present end, and one that ends after `last_step`. With `count` 1, the list begins with a pipeline without stages.
 
         Args:
-          count: Number of stages that the run had.
           last_step: Last step that the audit log has from that time; -1 if it has none.
         """
         *before, last = self._planned_stages[:count]
@@ -145,10 +139,7 @@ class StagedPipeline(Pipeline):
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the batches of the first stage, without amendments.
-
-        It is the `data_key` of a run that has only the first stage.
-        """
+        """The `data_key` of a run that has only the first stage."""
         first = self._planned_stages[0]
         return data_key_of(first.source, first.sampler, first.described)
 
@@ -162,11 +153,7 @@ class StagedPipeline(Pipeline):
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches: the parts of the first stage, then those of each later stage.
-
-        The parts of a later stage state the data step at which the stage begins. Data steps count skipped steps too: after a
-        skip of 10 steps, step 100 is data step 110.
-        """
+        """Receipt of the global batches: parts of the first stage, then of each later stage, with its first data step."""
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.described)
         for number, (stage, sampler) in enumerate(zip(later, self._planned_samplers[1:], strict=True), 2):
@@ -176,8 +163,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own_parts.items()}
         for number, stage in enumerate(self._planned_stages, 1):
             own_parts = amendment_parts(stage.amendments_of(self.amendments))
-            # Stages number documents differently, so a withdrawn document may have another number in this stage, or none.
-            # Then the receipt also lists the amendments as they are in this stage.
+            # a withdrawn document may have another number in this stage, or none
             if own_parts != amendment_parts(self.amendments):
                 parts |= {f"stage {number}: {name}": part for name, part in own_parts.items()}
         return Receipt(parts | amendment_parts(self.amendments), self._skips.data_step)

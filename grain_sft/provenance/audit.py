@@ -1,6 +1,6 @@
 """AuditLog: a log of the epochs and restarts of a run, written during the run.
 
-A line is JSON or text. The text has the form of the logs of the episode-indexed loader, which is another input pipeline:
+A line is JSON, or text as in the logs of the episode-indexed loader, which is another input pipeline:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
 """
 
@@ -23,7 +23,7 @@ from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
 CUT = b" | half written"
-"""Text that marks an unfinished line. If a killed process leaves such a line, the next writer appends this text to it."""
+"""Text that the next writer appends to a line that a killed process left unfinished."""
 
 _CHANNEL = "TRAINING | INFO"
 _UNQUOTED = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
@@ -82,8 +82,8 @@ class AuditLog(Observer):
     """Observer that logs at which steps a run starts, resumes, starts an epoch, and completes an epoch.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. An `AuditLog` writes this entry again if its last entry is no longer the
-        last line of a file. Then the file was moved away, or another process or pipeline has added entries.
+      dataset_load: A process reads its first batch. An `AuditLog` writes this entry again if a file was moved away, or has
+        got entries of another writer.
       resume: The run continues in another process, or jumps to a step other than the next one.
       epoch_start, epoch_complete: A batch has the first row, or the last row, of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only the process that has the first row of the
@@ -92,7 +92,7 @@ class AuditLog(Observer):
     Args:
       path: Local path. The suffix `.log` selects lines of text, and `.jsonl` lines of JSON. With any other path, two files are
         written: the path with `.log`, and the path with `.jsonl`. Entries are appended to existing files. If two runs append to
-        one file, each run logs a warning, and writes `dataset_load` and `resume` after the entries of the other run.
+        one file, each run logs a warning.
 
     Attributes:
       paths: Paths of the files that are written.
@@ -118,7 +118,7 @@ class AuditLog(Observer):
         self._events: Events | None = None
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """Write the entries of the step whose batch the trainer gets now. A second call for the same delivery does nothing.
+        """Write the entries of the delivered step. A second call for the same delivery does nothing.
 
         Raises:
           StorageError: A file can't be written. Then no file is changed, and another call for the step writes to all files.
@@ -135,7 +135,7 @@ class AuditLog(Observer):
     def _write(self, delivery: Delivery) -> None:
         """Write the entries of the delivered step to all files. If this raises, the files are unchanged."""
         pipeline, step = delivery.pipeline, delivery.step
-        with contextlib.ExitStack() as locks:  # other writers wait until the entries are written
+        with contextlib.ExitStack() as locks:
             opened = [(path, locks.enter_context(_locked(path))) for path in self.paths]
             sizes = [os.fstat(fd).st_size for _, fd in opened]
             events, since, entries = self._entries(pipeline, step, sizes)
@@ -149,7 +149,7 @@ class AuditLog(Observer):
                 ends = [_append(path, fd, time, entries) for path, fd in opened]
                 state = ends, events, since, step + 1, entry_step, delivery
                 self._ends, self._events, self._since, self._next, self._next_entry_step, self._recorded = state
-            except BaseException:  # also Ctrl-C
+            except BaseException:
                 if self._recorded is not delivery:  # else Ctrl-C came after the assignment: the entries are written
                     for (_, fd), size in zip(opened, sizes, strict=True):
                         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ class AuditLog(Observer):
         return events, since, [*entries, *(events.entry(event, since) for event in due)]
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
-        return type(self), (self.path,)  # the copy in a worker process delivers no batches and writes nothing
+        return type(self), (self.path,)  # the copy in a worker process writes nothing
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ def _locked(path: str) -> Iterator[int]:
 
 
 def _warn_of_other_writer(path: str, fd: int, end: int) -> None:
-    """Log a warning that names the first line from byte `end` of the file on, which another writer has added."""
+    """Log a warning with the first line that another writer has added, at byte `end` of the file."""
     with _storage_errors(path):
         first = os.pread(fd, 200, end).split(b"\n")[0].decode(errors="replace")
     found = f"another process or pipeline has added entries after those of this run, the first of them {first!r}"

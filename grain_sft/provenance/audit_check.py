@@ -17,8 +17,8 @@ from grain_sft.storage import files
 def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """Compare an audit log, text or JSONL, with the pipeline of its run.
 
-    The check computes again each field that follows from the pipeline. A run may get amendments and stages after it has begun.
-    Then the first entries of the log come from an earlier version of the run, which `runs_of` reconstructs.
+    The check computes again each field that follows from the pipeline. Entries from the time before an amendment or a stage
+    was added are compared with the run as it was then.
 
     Args:
       path: Path or URL of the log.
@@ -68,7 +68,6 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
-    """Return the fields of one line, as in `_parsed_lines`."""
     if line.endswith(CUT):
         return {}
     try:
@@ -80,8 +79,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else unchanged.
 
-    A number that does not divide all batches may still be right. Example: a run with batches of 8 rows and later of 12 rows may
-    have had 8 hosts and later 12. `LineChecker` reports a number that divides no batch size.
+    A number that does not divide all batches may be right too, because a run may change its hosts with its batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

@@ -16,8 +16,8 @@ def step_of_checkpoint(name: str) -> int:
     """Return the number of steps that a run had done when it saved the checkpoint `name`.
 
     "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000. So do "checkpoint-7000" of Hugging Face's trainer
-    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. If a name has several of the words step,
-    checkpoint and iter, the number after step counts: "iter_5-step7000" gives 7000.
+    and "iter_0007000" of Megatron. If a name has several of the words step, checkpoint and
+    iter, the number after step counts.
 
     Raises:
       RowIndexError: The name has none of these forms, or several numbers, as in "step1-step2".
@@ -53,10 +53,8 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
     Args:
       pipeline: Pipeline of the run, of any host.
-      every: Number of steps between the lines of the table.
       epochs: Number of epochs after which the table ends. None ends the table with the run. If the run never ends, None ends
-        the table after one epoch of every source. If such a run has stages, None ends the table after the epoch in which the
-        last stage begins.
+        the table after one epoch of every source or, in a run with stages, after the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

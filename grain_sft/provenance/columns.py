@@ -91,8 +91,7 @@ def _names_of_inputs(corpus: Corpus, table: Ints) -> tuple[str, ...]:
 def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
     """Return the numbers that a trace prints for document `number` of `source`, a source of a mixture or "".
 
-    The result has several numbers if stages of the run read different corpora under that name. For "", the only number is
-    `number` itself.
+    The result has several numbers if stages of the run read different corpora under that name.
 
     Raises:
       RowIndexError: No stage has the source or the document.
@@ -109,11 +108,9 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
 class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
-    A segment's first token has no input before it, so it is not trainable. In a preference pair, however, the input before a
-    response's first token is the prompt. The loss mask decides for the other tokens.
-
-    A transform before `ShiftTargets`, such as `NgramFilter`, may change the mask. So with such a transform, the counter reads
-    the tokens of all rows. Without such a transform, it reads only the tokens of rows with withdrawn documents.
+    A segment's first token has no input before it, so it is not trainable. In a preference pair, the input before a response's
+    first token is the prompt. The loss mask decides for the other tokens. A transform before `ShiftTargets`, such as
+    `NgramFilter`, may change the mask. Then the counter reads the tokens of all rows.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -162,8 +159,7 @@ class TrainableTokens:
           counts: Result of `count` for `rows` and `pieces`.
           changed: int64 [n], indices in `rows` of the rows with withdrawn documents.
           steps: int64 [rows], step at which each of `rows` is read.
-          rows: int64 [rows], numbers of rows in the layout.
-          pieces: Pieces of `rows`.
+          rows, pieces: As in `count`.
         """
         for index in changed.tolist():
             element = self._element(self._pipeline.source_at(int(steps[index])), rows[index : index + 1])

@@ -21,14 +21,13 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part in which the receipts differ: "here" is the first pipeline, "there" the second.
-      compared: Steps that were searched for a difference. No step is after the end of the longer run.
-      first_step: First step with different batches. If the runs differ only in length, it is the first step that only one run
-        has. None if all batches of the steps `compared` are equal.
+      compared: Searched steps, up to the end of the longer run.
+      first_step: First step with different batches, or that only one run has. None if all batches `compared` are equal.
       counted: Steps whose rows and documents were counted, beginning with `first_step`.
       total_rows: Number of rows in the steps `counted`. If two batches of a step differ in size, the larger batch counts.
       differing_rows: Number of rows in the steps `counted` that differ.
-      documents: Number of documents that only the first pipeline reads in the steps `counted`, and number of documents that
-        only the second pipeline reads. None if a layout does not know its documents (`Layout.follows_documents`).
+      documents: Number of documents in the steps `counted` that only the first pipeline reads, and number that only the second
+        reads. None if a layout does not know its documents (`Layout.follows_documents`).
     """
 
     reasons: list[str]
@@ -43,8 +42,8 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    The function reads no tokens, and compares row numbers and withdrawn documents, under two conditions: the runs have no
-    stages, and their receipts differ at most in the sampler and in amendments. Otherwise it makes and compares the batches.
+    If the runs have no stages, and their receipts differ only in the sampler and in amendments, the function reads no tokens.
+    Otherwise it makes and compares the batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
@@ -73,7 +72,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
         first = shared.stop  # only one run has this step
     if first is None:
         return Difference(reasons, steps, None, range(0))
-    # Example: steps 950 to 1049 are counted, and one run ends after step 999. Then all rows of steps 1000 to 1049 differ.
+    # after the end of the shorter run, all rows differ
     counted = range(first, min(first + count, longer_end))
     counted_in_both = counted[: max(0, shorter_end - first)]
     sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
@@ -113,7 +112,7 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            # Row i of one batch is compared with row i of the other batch. Rows that only one batch has count as different.
+            # rows that only one batch has count as different
             num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
             equal = rows == other_rows
@@ -144,7 +143,7 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         num_rows, other_num_rows = (len(next(iter(each.values()))) for each in (batch, other_batch))
         shapes, other_shapes = ({key: each[key].shape[1:] for key in each} for each in (batch, other_batch))
         equal = np.full(min(num_rows, other_num_rows), shapes == other_shapes)
-        if shapes == other_shapes:  # else no row is equal
+        if shapes == other_shapes:
             for key, array in batch.items():
                 equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
                 equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
@@ -156,12 +155,10 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
-    both = RunDocuments([*one.documents.layouts, *other.documents.layouts])  # numbers the documents of both pipelines
+    both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # A document that both pipelines read may have two numbers or two sources. If they read two copies of the corpus, the
-    # document has two numbers, but one (source, record), such as line 7 of a.jsonl. If two mixtures give the corpus different
-    # names, the document has one number, but two sources, because a source's name begins with the mixture's name for the
-    # corpus. So this function leaves out documents with equal numbers first, then documents with equal (source, record).
+    # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. If two
+    # mixtures name a corpus differently, a document has one number, but two sources. So numbers and records are compared.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))
@@ -177,7 +174,7 @@ def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict
         own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
         if not own:
             continue
-        for lines in iter_trace(stage, own, trainable=False):  # a line is a part of a document in a row of a batch
+        for lines in iter_trace(stage, own, trainable=False):
             kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
             if lines.withdrawn is not None:  # a document whose tokens are all withdrawn is not read
                 kept &= lines.withdrawn < lines.stop - lines.start

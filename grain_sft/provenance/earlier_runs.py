@@ -1,4 +1,4 @@
-"""Earlier versions of a run. An entry of an audit log is checked against the amendments and stages that the run had then."""
+"""Earlier versions of a run, from before amendments and stages were added."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
     """Return the versions of a run that may have written the log's entry `load`.
 
     The receipt in the entry lists the amendments and stages that the run had then. It does not state where the last of these
-    stages ended. So the result has a version for each possible end. The caller chooses the version that fits the log best.
+    stages ended, so the result has a version for each possible end.
 
     Args:
       pipeline: Pipeline of the run as it is now.

@@ -1,4 +1,4 @@
-"""Entries of an audit log. They record that a run is loaded or resumed, and that an epoch starts or is complete."""
+"""Entries of an audit log: loads and resumes of a run, starts and ends of epochs."""
 
 import heapq
 from collections.abc import Iterator
@@ -36,10 +36,9 @@ class StreamOfStage(NamedTuple):
 class Events:
     """Events of a pipeline's epochs, and the entries of an audit log.
 
-    An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. If the
-    sampler drops an incomplete batch, the dropped rows do not count. A batch with rows of two epochs completes the first epoch
-    and starts the second. The last step of a run also completes the run's last epoch. If a stage ends inside an epoch, the last
-    step of the stage completes the epoch. If a later stage reads the rows that are left, its first step starts the epoch again.
+    An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. Rows that the
+    sampler drops do not count. The last step of a run or stage completes its last epoch, even if rows are left. A later stage
+    that reads these rows starts the epoch again.
 
     Attributes:
       streams: Streams of all stages, in order. Each stream counts its own epochs.
@@ -98,7 +97,7 @@ class Events:
         offsets: dict[str, int] = {}
         for stream in self._pipeline.at(step).sampler.streams:
             epochs[stream.name], offsets[stream.name] = stream.begin(step)
-        # A run of one corpus has one stream, with the name "", and its entry has two numbers. A mixture's entry has two dicts.
+        # two numbers for a run of one corpus, whose stream has the name ""; two dicts for a mixture
         epoch, offset = epochs.get("", epochs), offsets.get("", offsets)
         return {"action": RESUME, "step": step, "epoch": epoch, "epoch_offset": offset, **self._receipt}
 

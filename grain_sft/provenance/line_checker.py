@@ -32,8 +32,7 @@ class Checked:
       findings: Messages about lines that contradict the pipeline.
       notes: Messages about other lines, such as an unfinished line.
       entries: Number of lines that are entries. A line that is unfinished or can't be read is not an entry.
-      loads: Number of entries with the action `dataset_load`.
-      resumes: Number of entries with the action `resume`.
+      loads, resumes: Number of entries with the action `dataset_load`, and with the action `resume`.
       epochs: Numbers of the epochs that the log states as complete.
       receipt: Code of the pipeline's receipt.
     """
@@ -55,8 +54,7 @@ class Checked:
 class LineChecker:
     """Checker of the lines of an audit log, from the first to the last. `checked` is the result so far.
 
-    The checker computes the next event of the run (the start or the end of an epoch), and compares it with the next line. If a
-    line is missing or was changed, the checker continues with the step that the next intact line states. So one mistake in the
+    After a missing or changed line, the checker continues at the step that the next intact line states. So one mistake in the
     log causes about one finding.
     """
 
@@ -72,10 +70,7 @@ class LineChecker:
         self._added: list[Change] = []  # amendments and stages that the last load has, and the load before it lacks
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
-        """Return a copy of this checker that compares the next lines with `pipeline`.
-
-        `pipeline` is a version of the run. An earlier version lacks amendments or stages that the run got later.
-        """
+        """Return a copy of this checker that compares the next lines with `pipeline`, a version of the run."""
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
         copied._pipeline = pipeline
@@ -125,7 +120,6 @@ class LineChecker:
                 self._report(f"steps up to {self._position.delivered} were handed out {without}.")
 
     def _load(self, fields: Mapping[str, str]) -> None:
-        """Check an entry `dataset_load`."""
         self.checked.loads += 1
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
@@ -184,8 +178,7 @@ class LineChecker:
         if position.is_known and (event is None or event != due):
             expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
             self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-        # The line states the step, so usually the step is known now. It is unknown in two cases: the run has no such event, or
-        # the step was known and another event was due. Then this line or an earlier line is wrong, and which one is unclear.
+        # If the step was known and another event was due, this line or an earlier line is wrong. Then the step is unknown.
         position.is_known = event is not None and (event == due or not position.is_known)
         if event is None:
             return
@@ -208,16 +201,12 @@ class LineChecker:
             if span is None or not span.rows:  # an epoch whose steps are all skipped has no events
                 return None
             step = span.first if fields["action"] == START else span.last
-            # In a run without end, an epoch may stay unfinished. Then `span.last` and `end_step` are both `sys.maxsize` (see
-            # `EpochSpan`), and the run has no event `epoch_complete` of this epoch.
+            # an epoch that never ends is never complete: `span.last` and `end_step` are both `sys.maxsize`
             return Event(step, fields["action"], epoch, number) if step < self._pipeline.end_step else None
         return None
 
     def _lose_step(self, message: str = "") -> None:
-        """Report `message`, if any, and make the step unknown, because the current line is wrong.
-
-        The action of this line may be wrong too. So the next line may have any action.
-        """
+        """Report `message`, if any. After this wrong line, the step is unknown, and the next line may have any action."""
         if message:
             self._report(message)
         self._needed = self._position.since = None

@@ -29,16 +29,15 @@ _SHOWN = 10  # lines in a notebook
 class Trace:
     """Lines of a trace, as columns int64 [lines], ordered by step and slot.
 
-    A line is a piece: consecutive tokens of one document in one shard, read in one row. A document that continues in the next
-    shard has two lines. A row that holds only padding has one line of 0 tokens. Its instance, segment, shard, document, source
-    and record are -1. In a mixture, its epoch is -1 too.
+    A line is a piece: consecutive tokens of one document in one shard, read in one row. A row that holds only padding has one
+    line of 0 tokens. Its instance, segment, shard, document, source and record are -1. So is its epoch in a mixture.
 
     Attributes:
       step: Step, from 0.
       row: Slot in the global batch.
       host: Host that reads the slot.
       epoch: Epoch of the row, from 0. In a mixture, it is the epoch of the row's source.
-      instance: Number of the row in the layout; -1 for a row that holds only padding.
+      instance: Number of the row in the layout.
       segment: Number of the segment in its row, from 1.
       shard: Index into `paths`.
       start, stop: First token of the piece in its shard, and the token after its last one.
@@ -117,9 +116,8 @@ def trace(
       pipeline: Pipeline of any host.
       steps: Consecutive steps, such as `range(1000, 7000)`.
       host: Host whose rows are traced. None traces the rows of all hosts.
-      trainable: Whether to count tokens that take loss. This reads loss files. If a transform such as
-        `NgramFilter` may change the loss mask, it also reads the tokens of all rows. Otherwise, it also reads the tokens of
-        rows with withdrawn documents.
+      trainable: Whether to count tokens that take loss. This reads loss files and, with a transform that may change the loss
+        mask, such as `NgramFilter`, the tokens of all rows.
       block_rows: Number of rows traced together.
 
     Raises:
@@ -176,8 +174,7 @@ def find_document(
 ) -> Trace:
     """Return the lines of `documents` in the trace of all steps.
 
-    A layout of windows does not follow documents. For such a layout, return all lines of each row that has a token of
-    `documents`.
+    For a layout of windows, return all lines of each row that has a token of `documents`.
 
     Args:
       pipeline: Pipeline of any host.
@@ -199,7 +196,7 @@ def find_document(
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
         documents_of_stage = names.documents.within(layout, wanted)
-        # A layout may not know where documents end. So ask it only if this stage reads some of the documents.
+        # without documents, do not ask the layout, which may not know where documents end
         rows = layout.rows_of_documents(documents_of_stage) if len(documents_of_stage) else documents_of_stage
         slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         lines = _trace(StageColumns(stage, sources, names, trainable=trainable).of(slots), names)

@@ -9,7 +9,7 @@ from grain_sft.provenance.events import Event, Events
 
 
 class RunPosition:
-    """Position of a run between two events. `LineChecker` moves it, and lowers `max_resume_step` for a new stage or amendment.
+    """Position of a run between two events.
 
     Attributes:
       events: Events of the run.

@@ -22,10 +22,9 @@ _BLOCK = 1 << 22  # tokens searched at once
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The first and the last token of a text depend on the words around the text. The inner tokens, those in between, usually do
-    not. So the search decodes only documents that contain the inner tokens. A text of one or two tokens has no inner tokens, so
-    the search decodes every document. If the words around the text change the inner tokens, the search misses a document. A
-    search for a shorter text may find the document.
+    The search decodes only documents that contain the inner tokens of the text: all but the first and the last. It decodes
+    every document if the text has at most two tokens. If the words around the text change the inner tokens, the search misses
+    a document. A search for a shorter text may find the document.
 
     Raises:
       CorpusError: The text is empty, the boundaries of documents are unknown or invalid, or a token is not in the

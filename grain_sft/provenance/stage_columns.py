@@ -17,9 +17,8 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 class Names:
     """Names of one kind, such as the paths of shards, numbered through all stages of a run. `texts[i]` is the name of number i.
 
-    A name has the same number in all stages. A name that occurs twice in one stage has two numbers. For example, two inputs
-    without a name are both called "", but are different inputs. If the stages have the names ("a", "") and ("", ""), `texts`
-    is ("a", "", ""). Then `numbers(("a", ""))` begins with 0, 1, and `numbers(("", ""))` begins with 1, 2.
+    A name has the same number in all stages. A name that occurs twice in one stage has two numbers. If the stages have the
+    names ("a", "") and ("", ""), `texts` is ("a", "", "").
     """
 
     def __init__(self, stages: Iterable[Sequence[str]]) -> None:
@@ -54,7 +53,7 @@ class RunNames:
 
 
 class StageColumns:
-    """Columns of the trace of one stage. `of` computes them from slots of batches. `run` has the numbers of names."""
+    """Columns of the trace of one stage."""
 
     def __init__(self, stage: Pipeline, sources: Sources, run: RunNames, *, trainable: bool) -> None:
         self._layout: Layout = stage.source.layout

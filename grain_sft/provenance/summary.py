@@ -30,7 +30,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
     seen = _SeenDocuments()
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
-        part = part.select(part.instance >= 0)  # without rows of padding
+        part = part.select(part.instance >= 0)
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]
@@ -57,8 +57,7 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, one byte per number, in blocks of 2^20 numbers. Only a block with a document has an array.
 
-    The numbers may have large gaps. `RunDocuments` reserves a number for each token of a layout that does not follow documents.
-    A trace never has these numbers.
+    The numbers have large gaps: `RunDocuments` reserves one for each token of a layout that does not follow documents.
     """
 
     def __init__(self) -> None:

@@ -62,12 +62,11 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
 
 @contextlib.contextmanager
 def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of aligned columns. An integer has thousands separators, and -1 is printed as "-"."""
+    """Yield a writer of aligned columns, which become wider as needed."""
     file.write(f"# {receipt.code} {about}\n")
     widths: dict[str, int] = {}
 
     def write(columns: Columns) -> None:
-        """Write the columns as aligned lines. Each call may widen the columns; the first call also writes their names."""
         is_first_call = not widths
         aligned_columns = []
         for name, column in columns.items():
@@ -84,7 +83,7 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of CSV: a comment line, the names of the columns, then the values."""
+    """Yield a writer of CSV."""
     file.write(f"# {receipt.code} {about}\n")
     head: list[str] = []
     writer = csv.writer(file, lineterminator="\n")
@@ -100,7 +99,7 @@ def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of JSON lines: an object with the receipt and its parts, then an object per line."""
+    """Yield a writer of JSON lines."""
     file.write(json.dumps({**receipt.as_dict(), "about": about}) + "\n")
 
     def cells(column: Column) -> list[Any]:
@@ -117,7 +116,7 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of Parquet. `Labels` become dictionary columns. The metadata key `grain_sft` has the receipt."""
+    """Yield a writer of Parquet, in which `Labels` are dictionary columns."""
     pyarrow = import_extra("pyarrow", "format parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 
@@ -152,7 +151,6 @@ WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
 
 
 def _values(column: Column) -> list[Any]:
-    """Return the value of each line."""
     if isinstance(column, Labels):
         texts = [*column.texts, ""]
         return [texts[number] for number in column.numbers.tolist()]

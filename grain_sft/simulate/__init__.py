@@ -1,4 +1,4 @@
-"""Simulation of a run on many hosts: one machine computes the rows, requests, bytes, times and memory of the hosts."""
+"""Simulation of a run on many hosts: rows, requests, bytes, times and memory of the hosts."""
 
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.lines import lines

@@ -15,8 +15,7 @@ _Key = tuple[str, int]
 class HostCache:
     """Model of one host's shard cache. It keeps and removes the same blocks as `grain_sft.storage.shard_cache`.
 
-    A block is a whole file or, if `options.unit` is set, a part of a file of that many bytes. The model only records the sizes
-    of the blocks. It reads and writes no file.
+    A block is a whole file or, if `options.unit` is set, a part of a file of `unit` bytes. The model reads and writes no file.
 
     Attributes:
       hits, misses: Number of blocks that calls of `read` found in the cache, or did not find. A call counts a block once.
@@ -25,7 +24,7 @@ class HostCache:
 
     def __init__(self, options: CacheOptions) -> None:
         self._max = int(options.max_bytes) - cache_blocks.LOCK_BYTES
-        self._block_bytes = options.unit and int(options.unit)  # None: a block is a whole file
+        self._block_bytes = options.unit and int(options.unit)
         # bytes that each block in the cache takes on disk, the least recently used block first
         self._file_bytes: OrderedDict[_Key, int] = OrderedDict()
         self.hits = self.misses = self.used = 0
@@ -42,7 +41,7 @@ class HostCache:
                 parts.setdefault((path, number), []).append(min(offset + size, stop) - max(offset, start))
         found = [key for key in sizes if key in self._file_bytes]
         for key in found:
-            self._file_bytes.move_to_end(key)  # now the most recently used block
+            self._file_bytes.move_to_end(key)
         missing = [key for key in sizes if key not in self._file_bytes]
         self.hits += len(found)
         self.misses += len(missing)
@@ -55,7 +54,7 @@ class HostCache:
                     stored[key] = file_bytes
                     requests += -(-sizes[key] // remote_files.PART_BYTES)
                     received += sizes[key]
-                else:  # no room for the block: each piece requests only its own bytes of the block
+                else:  # each piece requests only its own bytes of the block
                     requests += sum(-(-size // remote_files.PART_BYTES) for size in parts[key])
                     received += sum(parts[key])
             self._file_bytes.update(stored)
@@ -64,7 +63,7 @@ class HostCache:
     def _reserve(self, size: int, unfinished: int) -> bool:
         """Remove blocks to make room for a file of `size` bytes, and add `size` to `used`. Return whether the file fits.
 
-        `unfinished` is the number of bytes that are reserved for other blocks of the same batch. These blocks can't be removed.
+        `unfinished` bytes are reserved for other blocks of the same batch, which can't be removed.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
             # remove more blocks than needed, so that there is room for the next blocks, too

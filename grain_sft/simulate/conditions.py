@@ -1,4 +1,4 @@
-"""Assumed speeds of hosts, network and bucket (`Conditions`), and how long a trainer waits for its batches (`Waits`)."""
+"""Assumed speeds of hosts, network and bucket, and the waits of a trainer for its batches."""
 
 import dataclasses
 from collections import deque
@@ -53,10 +53,10 @@ class Conditions:
 
 
 class Waits:
-    """Clock of a run, which tells how long the trainer waits for batches. A step begins when every host has its batch.
+    """Clock of a run. A step begins when every host has its batch.
 
-    The threads of a host make the batches in turns. A free thread begins the batch of step k as soon as the trainer has ended
-    step k - max(prefetch, threads). The bucket answers all requests of a step before those of the next step.
+    The threads of a host make batches in turns. Each begins its batch of step k once the trainer has ended step
+    k - max(prefetch, threads). The bucket answers all requests of a step before those of the next step.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.
@@ -79,7 +79,7 @@ class Waits:
           seconds: float64 [hosts], seconds of each host to read its batch, if the bucket answers at once.
           bucket_seconds: Seconds that the bucket takes to answer all hosts.
         """
-        may_begin = self._ended[0]  # the step that is `ahead` steps earlier has ended
+        may_begin = self._ended[0]
         begun = np.maximum(self._free.popleft(), may_begin)
         self._answered = max(self._answered, may_begin) + bucket_seconds
         ready = np.maximum(begun + seconds, self._answered)

@@ -1,4 +1,4 @@
-"""Demand: how many requests, bytes and seconds each host needs for the batch of each step."""
+"""Demand: requests, bytes and seconds of each host for the batch of each step."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -57,12 +57,11 @@ class Demand:
     def add_requests(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests and the bytes of their answers, both int64 [steps, hosts].
 
-        A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`.
-        If `min_rounds` is greater, they take `min_rounds` rounds.
+        A host makes at most `at_once` requests at a time: 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`.
+        They take at least `min_rounds` rounds.
         """
         speeds = self._conditions
-        # -(-a // b) is a / b, rounded up
-        rounds = np.maximum(-(-requests // at_once), min_rounds)
+        rounds = np.maximum(-(-requests // at_once), min_rounds)  # -(-a // b) is a / b, rounded up
         self.requests += requests
         self.received += received
         processor_ms = requests * speeds.request_ms * speeds.slowdown
@@ -70,11 +69,10 @@ class Demand:
 
 
 class DemandModel:
-    """Model of the demand of some hosts of a run. It goes through the steps, and records what each host has cached and checked.
+    """Model of the demand of some hosts of a run. It records what each host has cached and checked.
 
     A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before a host reads a file
-    for the first time, it requests the beginning and the end of the file to check them. It also requests the version of the
-    file if the index of the corpus lacks the version.
+    for the first time, it checks the beginning and the end of the file, and requests the version if the index lacks it.
 
     Attributes:
       hosts: int64, indices of the modelled hosts, ascending.
@@ -105,7 +103,7 @@ class DemandModel:
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
     def _demand(self, steps: range, turns: int) -> Demand:
-        """Return the demand of `steps`, and record what they cache and check. For `turns`, see `_checking_reads`."""
+        """Return the demand of `steps`, and record what they cache and check."""
         slots = self._sampler.slots(steps, hosts=self.hosts.tolist())
         has_row = slots.row != FILL_ROW
         rows = slots.row[has_row]
@@ -119,7 +117,7 @@ class DemandModel:
         for number, ask in enumerate(asks):
             if number in from_caches:
                 requests, received = from_caches[number]
-                # a shard cache fetches at most about `BATCH_BYTES` at a time, so 3 times `BATCH_BYTES` take at least 3 rounds
+                # a shard cache fetches at most about `BATCH_BYTES` at a time
                 min_rounds = -(-received // shard_cache.BATCH_BYTES)
             else:
                 requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
@@ -159,8 +157,7 @@ class DemandModel:
 
         `cell` and `file` are those of all reads of remote files. Usually, only the first read of a file on a host checks it. In
         the first `turns` turns of a run, the threads of a host make one batch each, at the same time. With 2 threads, turn 0
-        makes steps 0 and 1, and turn 1 makes steps 2 and 3. If steps 0 and 1 both read a new file, both check this file. If a
-        file is first read after these turns, only the first step that reads it checks it.
+        makes steps 0 and 1. If both read a new file, both check it.
         """
         checked = self.checked[number]
         num_files = checked.shape[1]

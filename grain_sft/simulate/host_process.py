@@ -1,4 +1,4 @@
-"""Program that runs some steps as one host of a run, and prints the time, requests and memory of these steps, as JSON."""
+"""Program that runs some steps as one host of a run, and prints the figures of these steps as JSON."""
 
 import contextlib
 import glob
@@ -35,13 +35,11 @@ class _BatchTimes(Observer):
 def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
     """Run `steps` as one host, as fast as possible, and measure the process.
 
-    The threads of the iterator also make batches after `steps`. The measurement ends when those batches are made, too. The run
-    writes no audit log, and has none of the config's observers.
+    The measurement includes the batches after `steps` that threads make ahead. The run has no audit log, and none of the
+    config's observers.
 
     Args:
       config: Path of a config, or its content as a dict.
-      host: Host of this process.
-      steps: Steps of the run.
       threads, prefetch: As in `Pipeline.iter`, but at least 1.
       began: `time.time()` when the process was started.
 
@@ -62,8 +60,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     pipeline = load(config, host=host).at(steps.start)
     opened = time.time()
     figures: dict[str, Any] = {"open_cpu_s": time.process_time(), "opening": _counts(), "opened_mb": _memory()}
-    # When a batch has been taken, the iterator has asked its threads for at least the next max(threads, prefetch) // 2 + 1
-    # batches. So the threads make every batch before `end`, and maybe more.
+    # the iterator asks its threads for at least this many batches after each batch that is taken
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
@@ -97,15 +94,13 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
 
 
 def _counts() -> dict[str, int]:
-    """Return the requests, received bytes and local bytes of this process until now."""
     return {name: activity.counts[counter] for name, counter in _COUNTS.items()}
 
 
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    The result is the wait of the main thread plus the longest wait of another thread. Other waits are not added, because these
-    threads wait at the same time.
+    The result is the wait of the main thread plus the longest wait of another thread, because others wait at the same time.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

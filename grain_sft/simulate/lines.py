@@ -1,9 +1,9 @@
-"""Report that `grain-sft simulate` prints: a line for each figure, and answers whether bucket and hosts are fast enough."""
+"""Lines that `grain-sft simulate` prints: figures, and answers whether bucket and hosts are fast enough."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_WIDTH = 24  # characters; the name at the beginning of each line is padded to this width
+_WIDTH = 24  # characters of the name of a line
 
 FIGURES = {
     "requests": "requests",
@@ -97,10 +97,7 @@ def _size_text(count: float) -> str:
 
 
 def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an answer for each resource, such as the network of a host, and for the waits of the trainer.
-
-    An answer has the keys `asked` (what it is about), `enough` (whether it is fast enough) and `answer` (a sentence).
-    """
+    """Return an answer, with the keys `asked`, `enough` and `answer`, for each resource and for the waits of the trainer."""
     conditions, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
     step_s = conditions["step_ms"] / 1e3
     received = figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])
@@ -115,7 +112,6 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer for one resource: whether `need` is at most the condition `limit_name`."""
     limit = conditions[limit_name]
     answer = f"{need:.2f} of {limit:,g} {unit}."
     if need >= 10:

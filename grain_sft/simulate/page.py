@@ -1,4 +1,4 @@
-"""The HTML page of a simulated run: whether bucket, cache and hosts are fast enough, with figures and curves."""
+"""HTML page of a simulated run: answers, figures and curves."""
 
 import html
 from collections.abc import Mapping
@@ -54,7 +54,6 @@ def _answer(answer: Mapping[str, Any]) -> str:
 
 
 def _hosts(figures: Figures) -> str:
-    """Return an HTML table of what the hosts read, with the mean, the least and the most of all hosts."""
     names = FIGURES | {"seconds": "seconds to read the batch", "checks": "requests that check files"}
     spreads = [(key, "all steps", spread) for key, spread in figures["per_host"].items()]
     spreads += [(key, "first step", spread) for key, spread in figures["first_step"].items()]
@@ -66,10 +65,7 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name` as a rate per second of steps that don't wait, and the limit of `--option` as a line.
-
-    `unit` is the unit of the rate: 1e6 for a rate in millions.
-    """
+    """Draw the curve `name` as a rate per second, in multiples of `unit`, and the limit of `--option` as a line."""
     axes, curves, conditions = figure.subplots(), figures["curves"], figures["conditions"]
     seconds = conditions["step_ms"] / 1e3
     axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])

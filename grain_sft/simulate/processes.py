@@ -1,4 +1,4 @@
-"""Measurements of real host processes, which run one after the other on this machine, and the fit of `DemandModel` to them."""
+"""Measurements of real host processes on this machine, and the fit of `DemandModel` to them."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ class Fit(NamedTuple):
       open_cpu_s: Seconds of processor time until the pipeline was open.
       opening: Requests, received bytes and local bytes until the pipeline was open, by name.
       base_mb: MB of memory of a process, without its batches and without the answers of the bucket.
-      batch_bytes: Bytes of the arrays that belong to one batch, not of the arrays that all batches share.
+      batch_bytes: Bytes of a batch, without the arrays that all batches share.
     """
 
     request_ms: float
@@ -54,7 +54,7 @@ class Fit(NamedTuple):
         return cls(opening=opening, **medians)
 
     def start_s(self, conditions: Conditions) -> float:
-        """Return `open_s` for a process with `conditions.cores` cores. With 0.5 cores, its processor time doubles."""
+        """Return `open_s` for a process with `conditions.cores` cores."""
         return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:
@@ -69,8 +69,7 @@ class Measured(NamedTuple):
       conditions: Assumed conditions, with the `request_ms` of the fit.
       fit: Median of the fits to each process.
       measured: Figures that `host_process.measure` returned for each process.
-      predicted: Predicted figures of each process, by a model that is fitted to the other processes. Empty if there is only one
-        process.
+      predicted: Predicted figures of each process, by a model that is fitted to the other processes. Empty for one process.
     """
 
     conditions: Conditions
@@ -80,7 +79,7 @@ class Measured(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Largest relative error of each predicted figure. A figure is left out if its measurement and its prediction are 0."""
+        """Largest relative error of each predicted figure, without figures whose measurement and prediction are 0."""
         largest: dict[str, float] = {}
         for measured, predicted in zip(self.measured, self.predicted, strict=False):  # `predicted` may be empty
             opening, reading = measured["opening"], measured["reading"]
@@ -103,18 +102,15 @@ def measure_processes(
       pipeline: Pipeline of the config, of any host.
       config: Path of the config.
       hosts: Number of hosts of the run.
-      steps: Steps of the run.
-      conditions: Assumed speeds of hosts and network.
-      count: Number of hosts to measure, 1 or more.
 
     Raises:
       SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
-      PipelineError: A process failed, or took more than an hour. The message of a failure has the last line of stderr.
+      PipelineError: A process failed, or took more than an hour.
     """
     sampler_of(pipeline, hosts, steps)
     numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    # with less than one core, the model would add waits for a processor, but the measured `start_up_s` is without such waits
+    # one core, because the measured `start_up_s` has no waits for a processor
     one_core = dataclasses.replace(conditions, cores=1.0)
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
@@ -138,7 +134,7 @@ def sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
 def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
     """Run `host_process.measure` for one host, in its own process with empty caches, and return its figures.
 
-    Plans and orders that are cached in a bucket are still used: new machines of a run find them, too.
+    Plans and orders that are cached in a bucket are used, as on new machines of a run.
     """
     with temporary_folder("grain_sft_simulate_") as folder:
         request = {"config": _config_with_own_caches(config, folder), "host": [host.index, host.count]}
@@ -150,7 +146,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with its caches moved to `folder`. A cache of derived files in a bucket stays where it is."""
+    """Return the environment with its local caches moved to `folder`."""
     changed = dict(environment)
     if files.cache_url() is None:
         changed[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
@@ -164,7 +160,7 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
     folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
 
     def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the changes of a section `corpus`, and of its sources, that move their shard caches; {} without a cache."""
+        """Return the changes of a section `corpus` that move its shard caches."""
         changes: dict[str, Any] = {}
         if cache := (corpus.get("remote") or {}).get("cache"):
             new_folder = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))
@@ -181,14 +177,8 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
     """Return the fit of the model to the figures of one process.
 
-    Three figures of the fit are what the model leaves unexplained. For example:
-
-    - `request_ms`: with `request_ms` 0, the model gives 0.1 s for a batch of 40 requests. The process took 0.3 s. The missing
-      0.2 s are 5 ms for each request. The median over the batches is the result.
-    - `open_s`: the process had its first batch after 9 s. With `request_ms` 5, the model gives 0.3 s for this batch. The other
-      8.7 s are `open_s`.
-    - `base_mb`: the process had at most 900 MB of memory. Batches and answers of the bucket take 300 MB of them in the model.
-      The other 600 MB are `base_mb`.
+    `request_ms`, `open_s` and `base_mb` are what the model leaves unexplained. For example, the model with `request_ms` 0 gives
+    0.1 s for a batch of 40 requests, and the process took 0.3 s. The missing 0.2 s are 5 ms for each request.
     """
     demand = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
     requests = demand.requests[:, 0]  # the demand has one column: the host of this process
@@ -218,13 +208,7 @@ def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, cond
 
 
 def _batches_mb(conditions: Conditions, batch_bytes: float, received: float) -> float:
-    """Return the MB of the batches in memory, and of the bucket's answers that are becoming batches.
-
-    Args:
-      conditions: Conditions, which state the threads and the prefetched batches.
-      batch_bytes: Bytes of one batch.
-      received: Bytes of the answers for one batch.
-    """
+    """Return the MB of the batches in memory, of `batch_bytes` each, and of the bucket's answers, `received` bytes a batch."""
     ready = max(conditions.prefetch, conditions.threads)
     batches_in_memory = ready + conditions.threads + 1  # each thread makes one batch, and the trainer uses one batch
     return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6

@@ -30,17 +30,16 @@ class Ranges(NamedTuple):
 class Gather(NamedTuple):
     """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
-    A batch makes one gather after the other. A source with weights has two gathers: the first reads the tokens, the second the
-    weights.
+    A batch makes one gather after the other.
 
     Attributes:
-      files: File of each shard. If shard i has no loss of this kind, `files[i]` is the file of another shard.
+      files: File of each shard; the file of another shard where `has_values` is False.
       options: Options for reading remote files.
       remote: bool [files], whether a read of the file counts as a request to a bucket.
       unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
-      has_values: bool [files], whether `files[i]` is the file of shard i. If not, this gather reads nothing for shard i.
+      has_values: bool [files], whether the shard has a file to read.
     """
 
     files: Sequence[FileStamp]
@@ -56,7 +55,6 @@ class Reads:
     """Byte ranges from which a pipeline reads rows.
 
     Args:
-      pipeline: Pipeline that reads the rows.
       all_remote: Whether reads of local files count as requests to a bucket.
 
     Attributes:
@@ -89,7 +87,7 @@ class Reads:
                 gather = self.gathers[number]
                 is_read = gather.has_values[shard] & (length > 0)
                 if is_read.any():
-                    file = shard[is_read]  # file i of a gather belongs to shard i
+                    file = shard[is_read]
                     offset = gather.offsets[file] + start[is_read] * gather.width
                     yield number, Ranges(cell[is_read], file, offset, length[is_read] * gather.width)
 
@@ -108,7 +106,7 @@ def _files_read(layout: Layout, shifted: bool) -> Iterator[tuple[Sequence[FileSt
             yield stamps, file_of_kind.values.dtype.itemsize
         return
     yield corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize
-    # Stored rows state which targets take loss, so the source reads no loss mask if it makes the targets (`shifted`).
+    # stored rows state which targets take loss, so `shifted` needs no loss mask
     if corpus.has_loss and (corpus.has_weights or not shifted):
         yield corpus.loss_files, layout.sequence_length * (4 if corpus.has_weights else 1)
 

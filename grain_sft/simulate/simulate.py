@@ -1,4 +1,4 @@
-"""`simulate`: predicts the requests, bytes, times and memory of a run on many hosts, as a dict of JSON values."""
+"""Prediction of the requests, bytes, times and memory of a run on many hosts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,13 +20,13 @@ from grain_sft.version import __version__
 MOST_COUNTED = 1 << 27
 """Maximum number of rows of a layout for which the reads of each row are counted."""
 CACHED_HOSTS = 16
-"""If hosts have shard caches, only this many hosts are modelled, because a model of every block of a cache is slow."""
+"""Maximum number of hosts that are modelled if they have shard caches, because a model of every block is slow."""
 POINTS = 200
 """Maximum number of points of each curve."""
 
 
 class _Totals:
-    """Sums, over all steps, of what hosts read: `requests`, bytes `received` from a bucket, and bytes of `local` files.
+    """Sums, over all steps, of what hosts read: `requests`, bytes `received`, and bytes of `local` files.
 
     Attributes:
       rows: Number of rows that the modelled hosts read.
@@ -87,7 +87,6 @@ def simulate(
 
     Args:
       pipeline: Pipeline of the run, of any host.
-      hosts: Number of hosts.
       steps: Consecutive steps of the run, or of one of its stages. The hosts start at the first of these steps.
       conditions: Speeds of hosts, network and bucket. None means the defaults. If `real` is given, its conditions are used.
       as_bucket: Whether reads of local files count as requests to a bucket.
@@ -149,7 +148,6 @@ def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
-    """Return four counts: rows read, slots of the batches, distinct rows, and reads of the row that was read most often."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
         "rows_read": round(totals.rows * totals.model.scale),
@@ -161,7 +159,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return means over the second half of the steps, and figures of all steps: peaks, slowest batch, mean time of a step."""
-    seconds = totals.model.conditions.step_ms / 1e3  # a step without waits; the rates are for such steps
+    seconds = totals.model.conditions.step_ms / 1e3  # of a step without waits
     figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
@@ -173,7 +171,6 @@ def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
 
 
 def _files(model: DemandModel) -> dict[str, Any]:
-    """Return the numbers of files, and the maximum number of files and connections that a host has open at the same time."""
     gathers = model.reads.gathers
     local = sum(int((~gather.remote).sum()) for gather in gathers)
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
@@ -196,7 +193,6 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
 
 
 def _cache(model: DemandModel) -> dict[str, Any] | None:
-    """Return hits, misses and bytes of a host's shard caches; None without caches."""
     if not model.caches:
         return None
     caches_of_hosts = list(zip(*model.caches.values(), strict=True))
@@ -208,10 +204,7 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
-    """Return the requests of all hosts for their first `prefetch` batches, and the seconds that the bucket takes for them.
-
-    If `real` is given, the requests that open the corpus are included.
-    """
+    """Return the requests of all hosts for their first `prefetch` batches, and the seconds that the bucket takes for them."""
     conditions = totals.model.conditions
     batches = min(conditions.prefetch, len(totals.per_step["requests"]))
     asked = {name: sum(totals.per_step[name][:batches]) for name in ("requests", "received")}
@@ -221,7 +214,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return measurements, predictions and their errors, and under `start` the figures until all hosts have a batch."""
+    """Return the figures of `real`, and under `start` those until all hosts have a batch."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     opening = real.fit.opening
@@ -245,10 +238,7 @@ def _opening_seconds(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return the figures of a restart at `step`: new processes on hosts that still have the shard caches of `model`.
-
-    Return None if the run has no such step.
-    """
+    """Return the figures of a restart at `step` on hosts that still have the shard caches of `model`; None without the step."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
         return None
