@@ -48,6 +48,7 @@ class StepDataset(grain.MapDataset[Element]):
 
 
 def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:
+    """Return the result of `Pipeline.data_loader`."""
     worker_count = as_integer("worker_count", worker_count, 0, PipelineError, MOST_AHEAD)
     if pipeline.audit is not None:
         logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")

@@ -16,7 +16,8 @@ class RunPosition:
       due: Next event; None after the last one.
       since: Step at which the process began or resumed the run; None if the line that states it was changed.
       delivered: Last step that is certainly delivered: the step of the last event, or the step before a later resume.
-      max_resume_step: Last step at which the run may resume: the largest step of `due` so far. It is -1 until the run begins.
+      max_resume_step: Last step at which the run may resume: the largest step of `due` so far, or the first step of a new stage
+        or amendment. It is -1 until the run begins.
       is_known: Whether the step is known. It is unknown after a changed line, until an intact line states it.
     """
 
