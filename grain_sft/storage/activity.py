@@ -31,7 +31,6 @@ _amounts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked chi
 
 
 def count(name: str, amount: int) -> None:
-    """Add to a counter."""
     key = name, get_ident()  # a lock for all threads would take twice as long
     _amounts[key] = _amounts.get(key, 0) + amount
 

@@ -78,7 +78,7 @@ class ShardReader:
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
         self._num_copies = 0
-        self._reads_until_copy = 0  # number of gathers that read before a copy is tried again
+        self._reads_until_copy = 0
 
     def gather(
         self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
@@ -128,7 +128,6 @@ class ShardReader:
         return True
 
     def _read_and_check(self, pieces: Pieces) -> None:
-        """Read pieces of local files, then check that the files are those that were indexed."""
         shards, _, _, num_bytes = pieces
         self._read(pieces)
         self._open.check(set(shards))

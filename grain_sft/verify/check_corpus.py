@@ -151,7 +151,6 @@ def _path_in(corpus: Corpus, error: GrainSftError) -> str:
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
-    """Check every token and every document."""
     scanned = content.scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
     length, path = corpus.documents.length, corpus.shards[0].path

@@ -23,8 +23,8 @@ BLOCK_TOKENS = 1 << 20  # tokens read at a time
 class ScannedDocuments(NamedTuple):
     """Facts about each document, as arrays [documents]; 0 for an empty document."""
 
-    first: Ints  # token
-    last: Ints  # token
+    first: Ints  # id of the first token
+    last: Ints  # id of the last token
     trainable: Ints  # number of tokens that take loss
     hash: Hashes  # 64-bit hash of the tokens
 

@@ -52,7 +52,6 @@ def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
 
 
 async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
-    """Do what `run_jobs` does, for jobs of one file system."""
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
