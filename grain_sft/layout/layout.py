@@ -1,4 +1,4 @@
-"""Layout: the base class of layouts. A layout decides which spans of documents make each row."""
+"""Layout: the base class of layouts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FromPieces(Traits):
     """Attributes and methods that are computed from the pieces of a layout."""
 
     row_format: RowFormat | None = None
-    """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
+    """Format of rows that `grain-sft pack --materialize` stored on disk; None for all other layouts."""
 
     row_segments: Callable[[int], RowSegments] | None = None
     """Function of a row number that returns the row's segments; None if the layout has only `pieces`. A source prefers this
@@ -132,7 +132,6 @@ class FromPieces(Traits):
         return f"{len(self)} {self.kind} rows of {self.sequence_length} tokens, {joined}"
 
     def _blocks(self) -> Iterator[tuple[int, Pieces]]:
-        """Yield the first row number and the pieces of each block of rows."""
         for first in range(0, len(self), _BLOCK_ROWS):
             yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
 

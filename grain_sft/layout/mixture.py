@@ -103,7 +103,6 @@ class MixtureLayout(Layout):
             return self._layouts[0].pieces(rows)
 
         def columns_of(number: int, index: Ints) -> tuple[Ints, ...]:
-            """Return the columns of the pieces of `rows[index]`, which are rows of part `number`."""
             pieces = self._layouts[number].pieces(rows[index] - self.first_rows[number])
             shard = pieces.shard + self.first_shards[number]
             document = np.full(len(pieces.row), -1, np.int64)

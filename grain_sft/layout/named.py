@@ -131,10 +131,7 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
 
 
 def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, Ints]:
-    """Return the names that are numbers, and the documents that the other names find: int64 [n] each.
-
-    `find` returns the documents of a name, or None if nothing has this name.
-    """
+    """Return the names that are numbers, and the documents that the other names find: int64 [n] each."""
     numbers: list[int] = []
     of_names = [np.zeros(0, np.int64)]
 
@@ -192,7 +189,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
 
 
 class _Inputs:
-    """Inputs that a corpus was prepared from. Its file of sources is read on first use."""
+    """Inputs that a corpus was prepared from."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -218,7 +215,6 @@ class _Inputs:
         return self.documents_of_record(name) if is_record else None
 
     def documents_of_record(self, record: str) -> Ints:
-        """See the function `documents_of_record`."""
         if self._columns is None:
             hint = "`grain-sft prepare` writes such a file. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")

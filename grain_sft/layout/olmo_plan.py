@@ -35,8 +35,6 @@ _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
-    """A plan that was found on disk."""
-
     folder: Path
     hashes: tuple[str, ...]  # HASH in the names of the files of each group
     digest: str  # hash of the contents of all files
@@ -120,7 +118,6 @@ def _files_of(folder: Path, length: int, group_hash: str) -> list[Path]:
 
 
 def _read(folder: Path, length: int, group_hash: str) -> _Group:
-    """Return the arrays of the three files of a group."""
     arrays = []
     for path, width in zip(_files_of(folder, length, group_hash), _WIDTHS.values(), strict=True):
         try:
@@ -136,7 +133,6 @@ def _read(folder: Path, length: int, group_hash: str) -> _Group:
 
 
 def _digest(groups: list[_Group]) -> str:
-    """Return a hash of the lengths and the contents of all arrays."""
     digest = hashlib.sha256()
     for group in groups:
         for array in group:

@@ -19,7 +19,7 @@ from grain_sft.storage import artifact
 from grain_sft.types import Ints
 
 VERSION = 3
-"""Version of the algorithms and of `depends_of`. Cached plans of another version are not read."""
+"""Version of the algorithms and of `depends_of`, part of the key of a cached plan."""
 
 Columns = dict[str, npt.NDArray[Any]]
 

@@ -30,10 +30,10 @@ class Traits:
     """Number of columns of a row, padding included."""
 
     of_pairs: bool = False
-    """Whether the rows are preference pairs. A source refuses a corpus of pairs if this is False."""
+    """Whether the rows are preference pairs. If not, a source refuses a corpus of pairs."""
 
     takes_weights: bool = False
-    """Whether the rows are mixed by `corpus.weights`. A source refuses a corpus with weights if this is False."""
+    """Whether the rows are mixed by `corpus.weights`. If not, a source refuses a corpus with weights."""
 
     highest_token: int | None = None
     """Highest token id of the corpus if the search for documents read every token; else None."""

@@ -118,7 +118,6 @@ class Metrics(Observer):
         self._export_counts()
 
     def _observe(self, kind: str, seconds: Sequence[float]) -> None:
-        """Add times to the histogram `kind` of `_HISTOGRAMS`."""
         histogram = self._histograms[kind]
         if isinstance(histogram, BulkHistogram):
             histogram.observe(seconds)

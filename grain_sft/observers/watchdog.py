@@ -70,8 +70,6 @@ class _Watch:
 
 
 class _IteratorWatch(_Watch):
-    """Watch of one open iterator."""
-
     def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
@@ -197,7 +195,6 @@ class Watchdog(Observer):
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        """Check the watches until none is left."""
         while True:
             with self._lock:
                 if self._has_ended or not self._watches:
@@ -213,7 +210,7 @@ class Watchdog(Observer):
                 for key in gone:
                     self._watches.pop(key, None)
             intervals = (interval for watch in watches.values() for interval in (watch.stall, watch.summary))
-            shortest = min(filter(None, intervals))  # 0 means never
+            shortest = min(filter(None, intervals))
             if self._watches:
                 with contextlib.suppress(queue.Empty):
                     self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))

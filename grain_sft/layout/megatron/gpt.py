@@ -158,7 +158,6 @@ class MegatronGptLayout(Layout):
         return transforms
 
     def _open(self) -> None:
-        """Open the indices in the cache, or make them."""
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
         mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)

@@ -56,12 +56,12 @@ class _Dataset(NamedTuple):
 class Recipe:
     """All options that decide the indices of a corpus.
 
-    `variant`, `num_samples`, `surplus` and `index_dir` are arguments of `MegatronGptLayout`, which has their descriptions.
-
     Attributes:
       cut: How streams are cut into samples.
       seed: Seed of the shuffles; None for no shuffle.
       split: Shares and subset of the documents of each data set, such as ("99,1", "train"); None for all documents.
+
+    The other attributes are arguments of `MegatronGptLayout`.
     """
 
     variant: str

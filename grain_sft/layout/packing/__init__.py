@@ -1,4 +1,4 @@
-"""Packing algorithms. An algorithm gets the lengths of documents, and decides which documents share a row."""
+"""Packing algorithms, which decide by the lengths of documents which of them share a row."""
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing.algorithm import (

@@ -1,4 +1,4 @@
-"""Interface of packing algorithms, which decide which documents share a row: their options, results and traits."""
+"""Interface of packing algorithms: their options, results and traits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PackingOptions:
       longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU; else
         None.
 
-    The other attributes are arguments of `PackedLayout`, which has their descriptions.
+    The other attributes are arguments of `PackedLayout`.
     """
 
     sequence_length: int

@@ -42,7 +42,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Return the row of each document. Each iteration places documents of one length in one row, at most `most` in a row."""
+    """Place documents of one length in one row at a time. A row gets at most `most` documents."""
     # by space: the rows that have it, in the order in which they reached it
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
@@ -84,7 +84,7 @@ def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
-    """Return the row of each document. Each iteration places documents of one length in several rows of equal space."""
+    """Place documents of one length in several rows of equal space at a time."""
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
     queues = {space: [group] for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)

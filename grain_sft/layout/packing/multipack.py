@@ -44,10 +44,7 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def _place(decreasing: Ints, capacity: int, rows: int) -> Ints:
-    """Return the row of each document by first fit. Stop before the first document that does not fit into a row.
-
-    `decreasing` is int64 [documents], lengths of the documents, longest first.
-    """
+    """Return the row of each document by first fit. Stop before the first document that does not fit into a row."""
     if rows > _FEW:
         return assign(decreasing, capacity, len(decreasing), rows)
     spaces, placed = [capacity] * rows, []
