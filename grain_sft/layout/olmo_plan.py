@@ -35,6 +35,8 @@ _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
+    """A plan that was found on disk."""
+
     folder: Path
     hashes: tuple[str, ...]  # HASH in the names of the files of each group
     digest: str  # hash of the contents of all files
