@@ -54,7 +54,7 @@ def supervised_ratio(corpus: Corpus) -> float:
 
     Raises:
       CorpusError: The ends of the documents are unknown, or the documents have no tokens.
-      CorpusFileError: A file is missing, or is not the one that was indexed.
+      CorpusFileError: As in `automatic_learning_rate`.
     """
     length = corpus.documents.length
     num_tokens = int(length.sum())

@@ -25,16 +25,15 @@ from grain_sft.types import Ints
 class CurriculumSampler(EpochSampler):
     """Sampler of rows of several lengths, in the order of OLMo-core's `NumpyVSLDataLoader`.
 
-    A bucket is all rows of one length. The rows of a batch are of one bucket. All batches have the same number of tokens, so
-    batches of shorter rows have more rows. Each epoch shuffles the rows of each bucket, cuts them into batches, and reads the
-    batches in the order of the curriculum. Rows that do not fill a batch are dropped. With `shuffle`, each epoch drops
-    different rows.
+    The rows of a batch have one length. All batches have the same number of tokens, so batches of shorter rows have more rows.
+    Each epoch shuffles the rows of each length, cuts them into batches, and reads the batches in the order of the curriculum.
+    Rows that do not fill a batch are dropped. With `shuffle`, each epoch drops different rows.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H.
 
     Args:
-      buckets: Pairs (length, number of rows), in ascending order of the lengths. Each length divides the longest length. Row
-        numbers count through the buckets in this order.
+      buckets: Pairs (length, number of rows) of the buckets, in ascending order of the lengths. Each length divides the longest
+        length. Row numbers count through the buckets in this order.
       global_batch_size: Number of rows in a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` shuffles the batches of all lengths. In the two growing curricula, each cycle

@@ -193,7 +193,7 @@ def count_drawn(path: Path, row: int) -> int:
 def find_drawn(path: Path, numbers: Ints) -> Ints:
     """Return, for each i, the row of the outermost mixture that is row `numbers[i]` of the source at the end of a path.
 
-    The result is int64 [n]. It is -1 where the outermost mixture never draws the row.
+    The result is int64 [n], with -1 for a row that is never drawn.
     """
     for proportions, source in reversed(path):
         rows = np.full(len(numbers), -1, np.int64)

@@ -61,7 +61,7 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
 
     Column c of the output depends on columns c - before to c + after of the input. None means that it may depend on any column.
     A transform states its own two numbers as `column_reach`: (0, 1) for `ShiftTargets`, which reads the next token. A subclass
-    that overrides `map` has to state `column_reach` again. Without it, the result is None.
+    that overrides `map` has to state `column_reach` again.
     """
     before = after = 0
     for transform in transforms:

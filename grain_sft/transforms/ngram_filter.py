@@ -130,8 +130,8 @@ class NgramFilter(grain.transforms.Map):
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
     """Return the pairs of tokens to compare in rows of `length` tokens: later column i, earlier column i - p and period p.
 
-    For each period p, the later columns are `p * (repeats - 1)` apart. The run of a row that fails is at least that long, so it
-    contains one of these columns. The first is column `p * repeats - 1`: the earliest run begins at column p and ends there.
+    For each period p, the later columns are `p * (repeats - 1)` apart, the length of the shortest run that fails a row. The
+    first one is column `p * repeats - 1`: the earliest run begins at column p and ends there.
     """
     # a row that fails has at least three repeats, so the period is at most a third of the row's length
     periods = range(min_period, min(max_period, length // 3) + 1)
@@ -144,10 +144,9 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
     """Return the (row, period) of the equal pairs that may belong to a run that is long enough to fail its row.
 
-    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`. In such a run, the next neighbors of a pair
-    on the left, or on the right, are equal pairs, too.
+    An equal pair is two equal tokens in a `row`, in columns `at` and `at - period`.
     """
-    # A run has p * (repeats - 1) columns or more. At least half of the other columns are on one side of a pair.
+    # A run has p * (repeats - 1) equal pairs or more. At least half of the others are on one side of a pair.
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     # The first round tests only the next neighbor. It saves 40% of the time for tokens that follow Zipf's law.
     for distances in (probes[:1], probes):
