@@ -1,4 +1,4 @@
 """Connections of pipelines to trainers: arrays over many hosts, checkpoints, MaxText, Tunix.
 
-Import the module that you need, such as `grain_sft.integrations.tunix`, so that you need only its libraries.
+Import only the module that you need, such as `grain_sft.integrations.tunix`. Each module needs other libraries.
 """

@@ -1,7 +1,4 @@
-"""State of a run's data in a checkpoint: the next step, and the receipt (the hash of all that decides the run's batches).
-
-A run on other data has another receipt, and refuses the state.
-"""
+"""State of a run's data in a checkpoint: the next step, and the receipt (the hash of all that decides the run's batches)."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +35,7 @@ def resume_step(
       holder: Origin of the state, for messages, such as the path of a file.
 
     Raises:
-      PipelineError: `state` is not a data state, or belongs to other data. The message names the difference.
+      PipelineError: `state` is not a data state, or belongs to other data.
       RowIndexError: `pipeline` does not have the step.
     """
     step, parts = None, None

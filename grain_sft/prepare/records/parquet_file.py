@@ -1,7 +1,6 @@
 """Reader of Parquet files of records, in parts. A part has the rows of a row group, or some rows of a large row group.
 
-To reach the second part of a row group, the first must be decoded. So each thread keeps its file open, and continues where its
-last part ended.
+To reach the second part of a row group, the first must be decoded. So each thread continues where its last part ended.
 """
 
 import itertools
@@ -27,8 +26,8 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file. See `inputs.ROW_FILES`.
 
-    Parquet stores each column by itself, so the rows of a part are not consecutive bytes. `start` and `stop` only divide the
-    file evenly, so that the hashes of all parts cover it: part 2 of 5 has the second fifth of the bytes.
+    The rows of a part are not consecutive bytes. `start` and `stop` divide the file evenly: part 2 of 5 has the second fifth of
+    the bytes. So the hashes of all parts cover the file.
     """
     version = _version(path)
     metadata = _open(path).metadata
@@ -86,7 +85,7 @@ def _check_version(entry: Input) -> None:
 
 
 def _version(path: str) -> str:
-    """Return the version of a remote file, or the time of the last change of a local file."""
+    """Return the version of a remote file, or a local file's time of change."""
     if files.is_remote(path):
         return files.size_and_version(path)[1] or ""
     with files.reading(path):

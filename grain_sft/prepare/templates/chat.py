@@ -117,12 +117,12 @@ class Chat(Template):
 
 
 class Olmo(Chat):
-    """Chats as in `Chat`. OLMo's template renders them if neither the options nor the tokenizer have a template."""
+    """Chats as in `Chat`, with OLMo's template as the default."""
 
     name = "olmo"
 
     def default(self) -> str:
-        """Return OLMo's template. Raise a PrepareError if the tokenizer lacks one of its control tokens."""
+        """Return OLMo's template, if the tokenizer has its control tokens."""
         missing = [token for token in ("<|im_start|>", "<|im_end|>") if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")
