@@ -41,6 +41,7 @@ _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # what array_record reco
 
 
 def matches(path: str, head: bytes) -> bool:
+    """Return whether a file is an ArrayRecord, by its first bytes or its name."""
     return head.startswith(_MAGIC) or walk.is_array_record(path)
 
 

@@ -23,6 +23,7 @@ _READ = 1 << 23  # bytes read at once
 
 
 def matches(path: str, head: bytes) -> bool:
+    """Return whether a file is an Arrow file, by its first bytes or its name."""
     return head.startswith((_MAGIC, _CONTINUATION)) or path.endswith((".arrow", ".feather"))
 
 
@@ -36,6 +37,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a unit."""
     from pyarrow import ipc, py_buffer
 
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):

@@ -20,6 +20,7 @@ _BUFFER = 1 << 22  # bytes of a column read at once
 
 
 def matches(path: str, head: bytes) -> bool:
+    """Return whether a file is a Parquet file, by its first bytes or its name."""
     return head.startswith(b"PAR1") or path.endswith(".parquet")
 
 
@@ -48,6 +49,7 @@ _reading = threading.local()
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a unit."""
     key, first = (entry.path, entry.note), unit.first - 1
     stop = first + unit.records
     _check_version(entry)

@@ -34,6 +34,7 @@ def is_text(path: str) -> bool:
 
 
 def is_array_record(path: str) -> bool:
+    """Return whether a file's name is that of an ArrayRecord."""
     return _ARRAY_RECORD.search(path) is not None
 
 
