@@ -50,8 +50,6 @@ def dtype_code(dtype: object) -> str:
 def find_data(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str] = ()) -> tuple[Dtype, int, int]:
     """Return the dtype, the number of values and the byte offset of the first value of a file of `size` bytes.
 
-    A file that begins with the magic of .npy files has a header. Any other file is raw.
-
     Args:
       head: First bytes of the file.
       raw_dtype: Dtype of the values if the file is raw.

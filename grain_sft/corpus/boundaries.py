@@ -1,4 +1,4 @@
-"""Boundary files: sidecar files that state where the documents of a shard begin and end, in five formats."""
+"""Boundary files: sidecar files that state where the documents of a shard begin and end."""
 
 import dataclasses
 import functools

@@ -20,8 +20,6 @@ _CHUNK_BYTES = hashing.BLOCK  # a chunk is one block, because a file's hash is m
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    One pass over the files computes their hashes, unless these are cached, and finds the documents.
-
     Args:
       corpus: Corpus whose documents are found.
       boundaries: "eos" for EOS tokens, or "auto" for boundary files if the corpus has any, else EOS tokens.
@@ -46,7 +44,7 @@ class DocumentFinder:
         return content.hashes_of(corpus.shards, self._hash_and_find, of=content.name_of_scan(corpus))
 
     def _hash_and_find(self) -> list[str]:
-        """Read the files, set `_pending`, and return `_hashes`."""
+        """Compute `_hashes` and `_pending` in one pass over the files. Return `_hashes`."""
         if self._by_files:
             self._pending, hashes = read_documents_of_files(self.corpus)
         else:

@@ -40,10 +40,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
-        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`.
-
-        Rows of long segments store `target_segment_ids` only if `has_loss`. Otherwise, these ids follow from the ends.
-        """
+        """Return the format for rows of `mean_segments` segments on average, and at most `most_segments`."""
         segments_dtype = np.min_scalar_type(most_segments).name
         # `ends`, int64 for each segment, must not take more than a byte for each token
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
@@ -58,7 +55,8 @@ class RowFormat:
         [sequence_length].
 
         Rows of long segments have `ends` in place of `positions` and `segment_ids`: int64 [1 + most_segments], the number of
-        segments, then the column after the last token of each. Without loss files, they have no `target_segment_ids`.
+        segments, then the column after the last token of each. Without loss files, `target_segment_ids` follow from `ends` and
+        are not stored.
         """
         length = self.sequence_length
         fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}

@@ -3,7 +3,7 @@
 The files of part NNNN are:
   - `token_ids_part_NNNN.npy`: tokens, raw uint8 to uint64;
   - `labels_mask_part_NNNN.npy`: label mask, raw bool, absent for a corpus of plain documents;
-  - `token_ids_part_NNNN.csv.gz`: document boundaries.
+  - `token_ids_part_NNNN.csv.gz`: document boundaries, lines `start,end` counted from the first token of the part.
 """
 
 import re

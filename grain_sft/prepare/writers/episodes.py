@@ -1,9 +1,6 @@
-"""Writer of format episodes: the episode-indexed dataset that MyPT's `prepare_chat_sft.py` and `prepare_tool_sft.py` write.
+"""Writer of format episodes. `grain_sft.corpus.formats.episodes` describes the files.
 
-Each folder `train/shard_NNNNN/` or `val/shard_NNNNN/` has three files:
-  - `tokens.bin`: uint32. The two tools write uint32, too, although their documentation states uint16.
-  - `mask.bin`: uint8. If a loss weight is neither 0 nor 1, `mask_weighted.bin`: float32.
-  - `episodes.idx`: uint64 pairs (start, length), one for each document.
+Tokens are uint32, as MyPT's tools write them. Their documentation states uint16.
 """
 
 from collections.abc import Callable
@@ -22,7 +19,7 @@ TOKEN_DTYPE = np.dtype("<u4")
 MAX_SHARDS = 100_000
 """Most shards of a split, because readers sort names as texts: shard_100000 comes before shard_20000."""
 ENDS = ("<myPT_eot>", "<|eot|>")
-"""Special tokens that end a conversation: in tokenizers of the two tools, and in those of `train_tokenizer`."""
+"""Special tokens that end a conversation: in tokenizers of MyPT, and in those of `train_tokenizer`."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:

@@ -1,10 +1,6 @@
-"""Writer of format olmo: the files of open-instruct's `convert_sft_data_for_olmocore.py`, which OLMo-core reads.
+"""Writer of format olmo. `grain_sft.corpus.formats.olmo` describes the files.
 
-The folder of a split, `train` or `val`, has three files for each part:
-  `token_ids_part_NNNN.npy`: tokens without a header, in the smallest unsigned dtype that holds the vocabulary.
-  `labels_mask_part_NNNN.npy`: bool without a header; absent for plain documents.
-  `token_ids_part_NNNN.csv.gz`: `start,end` of each document, counted from the first token of the part.
-A document may begin in one part and end in the next.
+Tokens have the smallest unsigned dtype that holds the vocabulary. A document may begin in one part and end in the next.
 """
 
 import dataclasses

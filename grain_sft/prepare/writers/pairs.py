@@ -1,8 +1,4 @@
-"""Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
-
-`pairs.idx` has four uint64 for each pair: its first token in the shard, and the lengths of its prompt, chosen response and
-rejected response, which follow one another in the shard.
-"""
+"""Writer of format pairs. `grain_sft.corpus.formats.pairs` describes the files."""
 
 import numpy as np
 

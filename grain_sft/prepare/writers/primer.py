@@ -1,13 +1,4 @@
-"""Writer of format primer: the SFT token cache of niels_gpt.
-
-The files of split train are:
-  - `train_input_ids.bin`: tokens, little-endian uint16;
-  - `train_labels.bin`: labels, little-endian int32. A token without loss has label -100;
-  - `train_idx.npy`: start of each document, int64;
-  - `train/shard_00000.bin`, `…_labels.bin` and `…_idx.npy`: links to these three files.
-
-Split val has the same files. `meta.json` describes both splits.
-"""
+"""Writer of format primer. `grain_sft.corpus.formats.primer` describes the files."""
 
 from pathlib import Path
 from typing import Any
