@@ -1,4 +1,4 @@
-"""Checks that a sampler draws the rows of its source, and that a transform keeps the number of rows of a batch."""
+"""Checks of samplers and of the batches of transforms."""
 
 import grain
 

@@ -9,10 +9,9 @@ from grain_sft.transforms import column_reach
 
 
 def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, stop: int) -> tuple[int, int] | None:
-    """Return the range of the columns to read for the columns [start, stop) of a batch: (first, last + 1), or None for all.
+    """Return the range of columns to read for the columns [start, stop) of a batch; None for all columns.
 
-    A column of a batch may depend on neighbours: `ShiftTargets` takes each target from the next column, so [0, 8) needs [0, 9).
-    All columns are read if a transform needs whole rows, or if the rows of the layout have several lengths.
+    A column may depend on its neighbours: `ShiftTargets` takes targets from the next column, so (0, 8) needs (0, 9).
     """
     length = layout.sequence_length
     reach = column_reach(transforms)
@@ -24,11 +23,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays with one value a row stay whole.
-
-    Raises:
-      PipelineError: The batch does not have all these columns.
-    """
+    """Return the columns [start, stop) of `batch`, which begins at column `first`. Arrays with one value a row stay whole."""
     # A transform may have dropped columns, so the width is that of the arrays, not of the layout.
     width = first + min((array.shape[1] for array in batch.values() if array.ndim > 1), default=stop - first)
     if not 0 <= start < stop <= width:

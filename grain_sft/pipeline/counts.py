@@ -67,7 +67,7 @@ class IteratorStats:
 
 arrivals: list[Arrival] = []
 """Delivered batches that are not counted yet. To count each batch when it arrives would take 5 % of the time of a batch of
-windows (`bench --only windows`), because the objects for it are not in the processor's cache."""
+windows (`bench --only windows`): the objects for it are not in the processor's cache."""
 
 _make_seconds: list[float] = []  # seconds to make each batch that is not counted yet
 _counting = ForkSafeLock()

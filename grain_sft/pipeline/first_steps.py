@@ -36,7 +36,7 @@ class FirstSteps:
         if takes_loss(batch) is not False:
             self.left = 0
             return
-        with self._lock.lock:  # several threads may make batches
+        with self._lock.lock:
             if not self.left or step in self._steps:  # an iterator that goes back makes a step twice
                 return
             self._steps.append(step)

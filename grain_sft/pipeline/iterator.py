@@ -81,7 +81,7 @@ class PipelineIterator(StepIterator[Element]):
         return pids[turn:] + pids[:turn]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state as a dict for JSON: next step, data key, and the texts of amendments and of later stages, if any."""
+        """Return the state as a dict for JSON: next step, data key, and texts of amendments and later stages."""
         state = {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
         changes = {_AMENDMENTS: [*map(str, self.pipeline.amendments)], _STAGES: self.pipeline.later_stages}
         return state | {name: texts for name, texts in changes.items() if texts}

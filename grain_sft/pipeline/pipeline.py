@@ -265,7 +265,7 @@ class Pipeline:
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches. The first access hashes the rows of the layout, and raises a CorpusFileError or a
+        """Receipt of the global batches. The first access hashes the rows of the layout. It raises a CorpusFileError or a
         CorpusError if the documents can't be found."""
         parts = parts_of(self.source, self.planned_sampler, self.described)
         return Receipt(parts | amendment_parts(self.amendments))

@@ -28,9 +28,9 @@ class Receipt:
 
     Runs with the same receipt have the same batches. Runs with different receipts may also have the same batches.
 
-    A receipt includes the spans of each row, and the sizes and the first and last bytes of the token files
-    (`Corpus.ends_fingerprint`). If the layout finds documents by EOS tokens, it also includes a hash of all tokens. Otherwise,
-    a change in the middle of a token file does not change the receipt.
+    A receipt includes the spans of each row, and the sizes and the ends of the token files (`Corpus.ends_fingerprint`). If the
+    layout finds documents by EOS tokens, it also includes a hash of all tokens. Otherwise, a change in the middle of a token
+    file does not change the receipt.
 
     A receipt leaves out paths, threads, caches, the options of packing, and a seed that is not used. It includes hosts only if
     the order depends on them.

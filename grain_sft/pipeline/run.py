@@ -65,8 +65,8 @@ class ObservedIterator(Protocol):
 
 
 Arrival = tuple[Any, int, tuple[int, ...], float, float]
-"""A batch that an iterator delivered: the iterator's `IteratorStats`, the step, the shape of the batch's first array, and the
-times (`time.perf_counter`) of the request and of the arrival. A plain tuple takes less time to make than a named tuple."""
+"""Delivered batch: `IteratorStats` of the iterator, step, shape of the first array, and the times (`time.perf_counter`) of the
+request and of the arrival. A plain tuple takes less time to make than a named tuple."""
 
 
 class Delivery(NamedTuple):

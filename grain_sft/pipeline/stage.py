@@ -16,8 +16,8 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.transforms import check_maps
 
 Progress = tuple[int, int, str]
-"""How far earlier stages have read a stream: an epoch, the number of tokens read of that epoch, and the `EpochStream.batching`
-of the last stage that read it. A later stage can continue inside the epoch only with the same `batching`."""
+"""How far earlier stages have read a stream: an epoch, the number of tokens read of it, and the `EpochStream.batching` of the
+last of these stages. A later stage can continue inside the epoch only with the same `batching`."""
 
 
 @dataclasses.dataclass(frozen=True)

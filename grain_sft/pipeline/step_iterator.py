@@ -188,7 +188,7 @@ class StepIterator(grain.DatasetIterator[T]):
         if self._closed:
             return
         with self._lock:
-            if self._closed:  # another thread closed it meanwhile
+            if self._closed:
                 return
             self._closed = True
             self._next, self._undelivered = self.next_step, {}
@@ -221,7 +221,7 @@ def checked_step(pipeline: Run, step: object) -> int:
 
 
 def _shape(batch: Any) -> tuple[int, ...]:
-    """Return the shape of the first array of a batch, such as (rows, L); (0,) if a transform returned no dict of arrays."""
+    """Return the shape of the first array of a batch, such as (rows, L); (0,) if it has none."""
     try:
         for array in batch.values():
             return array.shape or (0,)

@@ -40,7 +40,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # the first entry of each process has the action LOAD, and all lines of a process come from one version of the run
+    # a process begins with LOAD, and all its lines come from one version of the run
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -79,7 +79,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts if this number affects the order of rows and divides all batches; else unchanged.
 
-    A number that does not divide all batches may be right too, because a run may change its hosts with its batch size.
+    Another number may be right too, because a run may change its hosts with its batch size.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

@@ -49,12 +49,12 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
 
 
 def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
-    """Return a table of the progress of a run, with a line after every `every` steps and a line at the end.
+    """Return a table of the progress of a run, with a line for every `every` steps and a last line.
 
     Args:
       pipeline: Pipeline of the run, of any host.
-      epochs: Number of epochs after which the table ends. None ends the table with the run. If the run never ends, None ends
-        the table after one epoch of every source or, in a run with stages, after the epoch in which the last stage begins.
+      epochs: Number of epochs after which the table ends. None ends the table with the run. If the run never ends, None means
+        one epoch of every source. If such a run has stages, None means the epoch in which the last stage begins.
 
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,

@@ -16,8 +16,8 @@ from grain_sft.transforms import trait
 from grain_sft.types import Ints
 
 _BLOCK_TOKENS = 1 << 23  # number of tokens whose loss is read at once
-# If pieces have at least this mean length in tokens, a loop over the pieces is faster than a cumulative sum over all tokens.
-# For 4,000 pieces of 2,000 tokens, the loop takes 3 ms and the sum takes 63 ms.
+# Mean length of pieces, in tokens, from which on a loop over the pieces is faster than a cumulative sum over all tokens. For
+# 4,000 pieces of 2,000 tokens, the loop takes 3 ms and the sum takes 63 ms.
 _LONG_PIECE = 512
 
 

@@ -42,8 +42,8 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    If the runs have no stages, and their receipts differ only in the sampler and in amendments, the function reads no tokens.
-    Otherwise it makes and compares the batches.
+    The function makes and compares the batches. If the runs have no stages, and their receipts differ only in the sampler and
+    in amendments, it reads no tokens, and compares the numbers of rows.
 
     Args:
       one, other: Pipelines of host 0 of 1.

@@ -36,7 +36,7 @@ class StreamOfStage(NamedTuple):
 class Events:
     """Events of a pipeline's epochs, and the entries of an audit log.
 
-    An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. Rows that the
+    An epoch starts at the step that reads its first row, and is complete at the step that reads its last row. Rows that the
     sampler drops do not count. The last step of a run or stage completes its last epoch, even if rows are left. A later stage
     that reads these rows starts the epoch again.
 

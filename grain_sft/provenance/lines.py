@@ -129,7 +129,6 @@ def trace(
 
 
 def _concatenated(parts: Sequence[Trace]) -> Trace:
-    """Return the lines of several traces of one run as one trace."""
     columns = [part.columns() for part in parts]
     concatenated: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
     return dataclasses.replace(parts[0], **concatenated)

@@ -52,7 +52,7 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:
-    """Return the path of the folder `tokenizer` next to a corpus, or up to two folders above; None if it does not exist.
+    """Return the path of the folder `tokenizer` next to a corpus, or up to two folders above; None without it.
 
     Log a warning if the corpus does not record the hash of its tokenizer: the folder may belong to another corpus.
     """
@@ -87,7 +87,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
-        # a needle that begins in this block may end in the next block, so the first tokens of the next block are read too
+        # with the first tokens of the next block, in which a needle of this block may end
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
             num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from grain_sft.storage import CacheOptions, cache_blocks, remote_files, shard_cache
 
 Piece = tuple[str, int, int, int]
-"""A range of bytes that a host reads: path and size of the file, then the offset and the number of bytes of the range."""
+"""Range of bytes that a host reads: path and size of the file, offset and size of the range."""
 
 _Key = tuple[str, int]
 """Path of a file, and the number of a block in it."""

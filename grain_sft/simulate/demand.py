@@ -27,8 +27,7 @@ class _Ask(NamedTuple):
 class Demand:
     """Demand of consecutive steps on some hosts, in arrays [steps, hosts].
 
-    A cell is the batch of one step on one host. Its number is its index in a flattened array: with 4 hosts, step 2 on
-    host 3 is cell 2 * 4 + 3 = 11.
+    A cell is the batch of one step on one host. With 4 hosts, step 2 on host 3 is cell 2 * 4 + 3 = 11.
 
     Attributes:
       rows: int64 [n], numbers of all rows that these hosts read, except `FILL_ROW`.
@@ -71,8 +70,8 @@ class Demand:
 class DemandModel:
     """Model of the demand of some hosts of a run. It records what each host has cached and checked.
 
-    A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before a host reads a file
-    for the first time, it checks the beginning and the end of the file, and requests the version if the index lacks it.
+    A host requests each piece of a row, or each block that its shard cache lacks, in parts of 8 MiB. Before the first read of a
+    file, it checks both ends of the file, and requests the version if the index lacks it.
 
     Attributes:
       hosts: int64, indices of the modelled hosts, ascending.
@@ -175,7 +174,7 @@ class DemandModel:
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
         """Return the requests and the received bytes of each ask that reads through a shard cache.
 
-        The result has an array int64 [2, steps, hosts] for each of these asks, by the index of the ask in `asks`.
+        The result has an array int64 [2, steps, hosts] by index in `asks`.
         """
         pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
         counts: dict[int, Ints] = {}

@@ -100,7 +100,7 @@ def _counts() -> dict[str, int]:
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    The result is the wait of the main thread plus the longest wait of another thread, because others wait at the same time.
+    The result is the wait of the main thread plus the longest wait of another thread. The others wait meanwhile.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

@@ -195,7 +195,6 @@ def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditio
 
 
 def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
-    """Return the model's predictions for the figures that were measured in a process."""
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
     demand = _modelled_demand(pipeline, hosts, measured, conditions)
     return {

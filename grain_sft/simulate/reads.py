@@ -23,12 +23,11 @@ class Ranges(NamedTuple):
     size: Ints  # number of bytes, 1 or more
 
     def select(self, lines: npt.NDArray[Any]) -> Self:
-        """Return some of the ranges, by a mask or by their numbers."""
         return type(self)(*(column[lines] for column in self))
 
 
 class Gather(NamedTuple):
-    """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
+    """Reads that a batch makes at the same time, from one source's token files or loss files of one kind.
 
     A batch makes one gather after the other.
 
