@@ -113,8 +113,10 @@ def locked(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the open file `fd`, and close the file at the end. A file system without locks is accepted.
+def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of the open file `fd`, and close the file at the end.
+
+    Yield whether the lock is held. On a file system without locks, the file is closed at once, and the value is False.
 
     Raises:
       StorageError: Another process holds the lock, and `wait` is false. The message is `in_use`.
@@ -122,11 +124,12 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(HeldLock(fd, wait=wait))
+            is_held = True
         except BlockingIOError as error:
             raise StorageError(in_use) from error
         except OSError:
-            pass
-        yield
+            is_held = False
+        yield is_held
 
 
 @contextlib.contextmanager

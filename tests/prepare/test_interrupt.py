@@ -1,5 +1,6 @@
 """A run of `prepare` that is killed at any moment and started again writes the bytes of an uninterrupted run."""
 
+import errno
 import functools
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from documents import texts_of
@@ -135,3 +137,10 @@ def test_a_run_whose_work_folder_another_run_discarded_locks_the_new_folder(tmp_
 
     monkeypatch.setattr(target, "exclusive", exclusive_after_discard)
     assert produce(make) == {} and len(locked) == 3  # the old folder, the new folder, and the run that was refused
+
+
+def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.ENOTSUP, "no locks")))
+    corpus = tmp_path / ".out.grain_sft-work/corpus"
+    produce = functools.partial(target.Target(tmp_path / "out").produce, {"key": "same"}, overwrite=False)
+    assert produce(lambda: corpus.mkdir() or {}) == {} and (tmp_path / "out").is_dir()
