@@ -36,7 +36,7 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows, one by one, from memory into arrays of the batch's shapes. No loader can be faster.
 
     Consecutive calls copy from different memory if it has room for two batches. All calls copy to the same arrays, because
-    allocation would take most of the time. An array under two keys is copied once. Scalars are not copied.
+    allocation would take most of the time. An array under two keys is copied once.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])

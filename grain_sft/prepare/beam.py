@@ -47,24 +47,20 @@ Result = tuple[int, Unit | None, Failure | None]
 def prepare(
     request: Request, output: str | os.PathLike[str], *, pipeline_args: Sequence[str] = (), overwrite: bool = False
 ) -> dict[str, Any]:
-    """Write the corpus that `request` describes to `output` with Beam pipelines. See `run.prepare`.
+    """Write the corpus that `request` describes to `output` with Beam pipelines.
 
     Args:
-      request: Inputs, template, tokenizer and format.
-      output: Folder that does not exist yet or is empty: local, or a URL such as `gs://bucket/name`.
+      request, output, overwrite: As in `run.prepare`.
       pipeline_args: Beam's options, such as `--runner=DataflowRunner`, `--project=...`. The default runner is the
         DirectRunner. With `--direct_running_mode=multi_processing --direct_num_workers=0`, the DirectRunner uses all cores.
-      overwrite: Whether to replace a corpus or unfinished work of another request.
 
     Returns:
-      The corpus's manifest; see `run.prepare`.
+      The corpus's manifest, as `run.prepare` returns it.
 
     Raises:
-      RecordError: A record is bad and `request.on_error` is "stop". The message names the first bad record of the inputs.
-      PrepareError: Options are invalid or conflict, the output is of another request, or a pipeline failed.
-      CorpusFileError: An input can't be read.
-      StorageError: The output can't be written, or would replace an input.
+      PrepareError: Beam's options are invalid, or a pipeline failed.
       MissingExtraError: apache-beam is not installed.
+      GrainSftError: As in `run.prepare`.
     """
     with _quiet():
         beam = import_extra("apache_beam", "a preparation by Beam", "apache-beam", "beam")

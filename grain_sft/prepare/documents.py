@@ -19,8 +19,7 @@ from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.storage import files
 
-BLOCK_TOKENS = 1 << 20  # maximum number of tokens of a block of several documents
-BLOCK_DOCUMENTS = 4096  # maximum number of documents of a block
+BLOCK_TOKENS, BLOCK_DOCUMENTS = 1 << 20, 4096  # see `in_blocks`
 BLOCK_SOURCES = 1 << 16  # documents whose sources are yielded together
 GATHER_BLOCKS = 128  # blocks gathered at once from remote chunks: 1 GiB if a token and its loss take 8 bytes
 
