@@ -31,6 +31,7 @@ _amounts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked chi
 
 
 def count(name: str, amount: int) -> None:
+    """Add `amount` to the counter `name`."""
     key = name, get_ident()  # a lock for all threads would take twice as long
     _amounts[key] = _amounts.get(key, 0) + amount
 
