@@ -27,7 +27,7 @@ class CorpusData:
       shards: Token files, in the order of the corpus.
       dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: Token that ends a document; None if unknown.
-      tokenizer: Name of the tokenizer; None if unknown.
+      tokenizer: Name or path of the tokenizer; None if unknown.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
       sources_file: File that `Corpus.sources` reads; None for a corpus without such a file.

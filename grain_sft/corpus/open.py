@@ -127,7 +127,6 @@ def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Ca
 
 
 def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the absolute paths of label masks that paths and globs name."""
     named = [remap(files.normalize(path)) for path in as_paths("label_mask_paths", given)]
     return tuple(files.absolute(path) for pattern in named for path in expand(pattern))
 

@@ -48,7 +48,6 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
     """Make the corpus and the config in the folder `root`. Return the corpus and the content of its prepare.json.
 
     Args:
-      root: Folder of the demo.
       seed: Seed of the order of rows, for the config.
       max_characters: Limit of the characters of all answers together.
     """

@@ -34,15 +34,10 @@ _FILES = (".npy", ".bin", ".json", ".parquet")  # a path in a bucket with such a
 
 @dataclasses.dataclass(frozen=True)
 class CorpusMetadata:
-    """Facts in the metadata of a corpus. An attribute that the metadata do not state is None or empty.
+    """Attributes of a `CorpusData` that the metadata of a corpus state. An attribute that they do not state is None or empty.
 
     Attributes:
-      eos_token_id: Token that ends a document.
-      pad_token_id: Padding token of the tokenizer.
-      tokenizer: Path or name of the tokenizer.
-      tokenizer_sha256: Hash of the tokenizer's files.
-      source_names: Paths of the inputs that the corpus was made from.
-      path: Path of the corpus.json or prepare.json that states these facts.
+      path: Path of the corpus.json or prepare.json that states the other attributes.
     """
 
     eos_token_id: Count | None = None

@@ -34,12 +34,7 @@ class ReadOptions:
     """Arguments of `open_corpus` that formats use.
 
     Attributes:
-      dtype: Dtype of files without a .npy header; None if the metadata or the files decide.
-      eos_token_id: Token that ends a document; None if the metadata decide.
-      use_loss_mask: Whether loss files are used; None if they are used where they exist.
       masks: Paths of label masks, one for each token file; None for the sidecar files.
-      split: Weights of Megatron's splits, such as "969,30,1"; None for all sequences.
-      subset: Part of `split` to open: "train", "valid" or "test".
       remap: Function that applies `path_remap` to a path that a mix or an index lists.
       check_paths: Function that refuses paths outside of `root`.
     """
