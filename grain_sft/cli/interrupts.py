@@ -22,7 +22,7 @@ STATUS = 130  # exit status
 
 
 class Guard:
-    """Response of the program `name` to Ctrl-C. With `exits`, the process ends right after the command."""
+    """Response of the program `name` to Ctrl-C. `exits` skips the interpreter's slow shutdown after the command."""
 
     def __init__(self, name: str, *, exits: bool = False) -> None:
         self.name, self._exits = name, exits
@@ -50,7 +50,7 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
-            # silences multiprocessing's warning about what killed processes shared
+            # multiprocessing warns of shared memory that killed processes have left
             sys.warnoptions.append("ignore:resource_tracker")
             if self._exits:
                 atexit.register(self._end)  # it is registered first, so it runs last

@@ -83,7 +83,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
-    # not lines: a segment whose document continues in the next shard has two lines
+    # lines are not counted, because a segment whose document continues in the next shard has two
     occurrences, counted = [lines.step, lines.row], "rows"
     if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
         occurrences, counted = [*occurrences, lines.segment], "segments"
@@ -135,7 +135,7 @@ def _document(text: str) -> tuple[str, int]:
 
 
 def _columns(part: Trace, kind: str) -> dict[str, Any]:
-    """Return the columns to write, with names of files and sources. A table has no folders of files."""
+    """Return the columns to write, with names of files and sources. In a table, files have no folders."""
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
     columns: dict[str, Any] = {}
     for name, column in part.columns().items():

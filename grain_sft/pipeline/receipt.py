@@ -39,7 +39,7 @@ class Receipt:
       parts: Texts that describe the run, by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
         and each amendment. A mixture has a corpus, a layout and a padding for each source, such as "corpus of NAME".
       data_step: Function that returns the data step of a step. Data steps count skipped steps too: after a skip of 10 steps,
-        step 100 is data step 110. The text of a later stage begins with its first data step.
+        step 100 is data step 110. The parts of a later stage state the data step at which it begins.
     """
 
     parts: dict[str, str]
@@ -169,5 +169,5 @@ def _arrays(value: Any, parents: tuple[int, ...] = ()) -> Any:
         return _arrays(_attributes(value), parents)
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         return value.tolist()
-    # a list of 2 million integers would take 0.2 s, and several times the array's memory, for each saved state
+    # a list of 2 million integers would take 0.2 s at each checkpoint, and several times the array's memory
     return [value.shape, hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).hexdigest()]

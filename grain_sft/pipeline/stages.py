@@ -60,7 +60,7 @@ class StagedPipeline(Pipeline):
         if not self._planned_stages:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned_samplers, self.gaps = placed(self._planned_stages, ())
-        # with the weights of the amendments, but without the skips, which each `Pipeline` below applies
+        # these apply the weights of the amendments, and each `Pipeline` below applies the skips
         samplers, _ = placed(self._planned_stages, self.amendments)
         self._skips = StepMap(skips_of(self.amendments))
         pipelines = []
@@ -112,10 +112,10 @@ class StagedPipeline(Pipeline):
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the versions that this run may have had when it had only its first `count` stages.
+        """Return possible versions of this run from a time when its config had only the first `count` stages.
 
-        An audit log does not record where the last of these stages ended then. So there is a version without an end, one with
-        the present end, and one that ends after `last_step`. With `count` 1, the list begins with a pipeline without stages.
+        An audit log does not record where stage `count` ended at that time. So one version has no end, one has the present end,
+        and one ends after `last_step`. With `count` 1, the list begins with a pipeline without stages.
 
         Args:
           last_step: Last step that the audit log has from that time; -1 if it has none.

@@ -84,10 +84,10 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
 
 
 def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
-    """Return the columns of `summarize` for all `steps`, the steps, and the tokens of each source in each step."""
+    """Return the result of `summarize` for all `steps`, and the tokens of each source in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            # caches the file of sources for all traces, which raise its errors again
+            # reads the file once for all traces; a trace raises its errors
             with contextlib.suppress(GrainSftError):
                 _ = layout.corpus.sources
     traces = [trace(pipeline, range(step, step + 1)) for step in steps]

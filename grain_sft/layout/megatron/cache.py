@@ -5,8 +5,8 @@ and `shuffle_index`. megatron-core names them `HASH-GPTDataset-SPLIT-document_in
 The index of a blend, a weighted mixture of data sets, has two files: `dataset_index` and `dataset_sample_index`.
 
 HASH does not depend on the options `add_extra_token_to_sequence` and `drop_last_partial_validation_sequence`. So files with the
-right names may have the wrong samples. This module refuses an index whose samples don't begin where the lengths of all
-documents require.
+right names may have the wrong samples. This module computes from the lengths of the documents where each sample begins, and
+refuses an index that differs.
 """
 
 import json

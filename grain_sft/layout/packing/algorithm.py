@@ -119,7 +119,7 @@ class PackingOptions:
         return PackingOptions(**values)
 
     def stated(self) -> dict[str, Any]:
-        """Return the options that decide the plan, by name. The lengths and `ties` decide `longest_first`."""
+        """Return the options by name, except `longest_first`, which the lengths and `ties` decide."""
         return {name: value for name, value in vars(self).items() if name != "longest_first"}
 
 
@@ -135,7 +135,7 @@ class PackingAlgorithm:
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the sampler's order that equals the original system's, such as "openchat"; None if no order does.
+      order: Name of the order that replays the algorithm's original system, such as "openchat"; None without one.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]

@@ -80,7 +80,7 @@ class FillInTheMiddle:
         return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or a fragment, with its middle at the end in a share `rate` of all draws."""
+        """Return the pieces of a text or a fragment. The probability that its middle moves to the end is `rate`."""
         change, suffix_first, *cuts = draws
         no_prefix = self._options.fim_no_prefix
         if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
