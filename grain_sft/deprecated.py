@@ -58,7 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Make former module paths importable."""
-    # first, because Python's own finder would load `grain_sft.trace.audit` as a second copy of `grain_sft.provenance.audit`
+    # before Python's own finder: it would load `provenance/audit.py` a second time, as module `grain_sft.trace.audit`
     sys.meta_path.insert(0, _Finder())
 
 

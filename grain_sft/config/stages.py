@@ -14,7 +14,7 @@ _MAX_LENGTH = "max_target_sequence_length"
 
 
 def check_stages(config: Section, where: str) -> None:
-    """Raise a ConfigError for an entry of `stages` with wrong keys."""
+    """Raise a ConfigError for an entry of `stages` with wrong keys, and for a `sampler.schedule` outside of the stages."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
         check(entry, STAGE, at)
@@ -33,8 +33,8 @@ def configs_of_stages(config: Section) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
     All stages must read the corpus in the same order. So the longest rows of all stages set the default of the layout's option
-    `max_target_sequence_length`. Stages with rows of 2048 and 8192 tokens both order windows of 8192 tokens, and the former
-    cuts each window into four rows.
+    `max_target_sequence_length`. Stages with rows of 2048 and 8192 tokens both order windows of 8192 tokens. The stage with
+    rows of 2048 tokens cuts each window into four rows.
     """
     configs = []
     for stage in config["stages"]:

@@ -151,7 +151,7 @@ class Layout(FromPieces):
       `__init__(corpus, sequence_length, **options)`, which sets `corpus` and `sequence_length`;
       `__len__()`, the number of rows;
       `pieces(rows)`, the tokens of each row.
-    A layout overrides the other attributes and methods, from `Traits` and `FromPieces`, whose default is wrong for it.
+    `Traits` and `FromPieces` have defaults of the other attributes and methods. A layout overrides those that are wrong for it.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -196,7 +196,7 @@ class Layout(FromPieces):
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows, for an iterator's state. Another package's `__repr__` may lack some."""
+        """Text of all that decides the rows, for an iterator's state. The `__repr__` of another package may omit an option."""
         return repr(self) if is_ours(type(self)) else self._rows_receipt
 
     @property

@@ -27,8 +27,8 @@ class RunDocuments:
     The documents of the first stage keep their numbers in its layout, such as 0 to 99. In the second stage, the first document
     that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
-    A layout whose rows do not follow documents reserves a number for each token of its corpus, because a count of its documents
-    may read all tokens.
+    If the rows of a layout do not follow documents, a count of its documents may read all tokens. Such a layout reserves as
+    many numbers as its corpus has tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -75,7 +75,7 @@ class RunDocuments:
     def within(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop documents not in `layout`.
 
-        Numbers past the last document of the first layout may remain, because a count of documents may read all tokens.
+        If `layout` is the first, numbers past its last document may remain. Dropping them could read all tokens.
         """
         if len(self.layouts) == 1:
             return documents

@@ -51,7 +51,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     _temporary_paths.add(path)
     try:
         with lock or contextlib.nullcontext():
-            # a duplicate, because `HeldLock` closes its descriptor; without a lock, it is already closed
+            # The lock and `file` each close a descriptor, so `file` gets a duplicate. Without a lock, open the path again.
             with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()

@@ -61,8 +61,8 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     """Yield the lines of a row: a heading and notes, then for each segment a heading, the tokens' origins, and the tokens.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
-    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most max(`width`, 25) columns. The
-    responses of a preference pair are side by side if `width` has room for them.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns, or
+    16 columns of tokens if `width` is small. The responses of a preference pair are side by side if `width` has room for them.
     """
     content = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     epoch = f", epoch {view.epoch}" if view.epoch >= 0 else ""
@@ -123,8 +123,8 @@ def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines of tokens of at most `width` columns. A line ends early after a newline (⏎)."""
     line: list[Cell] = []
-    used = 0  # columns of the tokens in `line`, and of each pair of brackets after the first
-    most = width - (0 if colour else 2)  # the 2 columns are for the first pair of brackets
+    used = 0  # enough columns for the tokens in `line`, and for brackets that do not begin the line
+    most = width - (0 if colour else 2)  # the 2 columns are for brackets that begin the line
     for cell in cells:
         # a token wider than a line is divided into parts of `size` characters, which take at most two columns each
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)

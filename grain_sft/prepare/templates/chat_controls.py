@@ -147,7 +147,7 @@ class Disguise:
         return text.translate(self._replace)
 
     def _replaced_except_compared(self, text: str) -> str:
-        """Disguise a text, except words that the template looks for and that overlap no control token."""
+        """Disguise a text. Keep the words that the template looks for, but not a word that overlaps a control token."""
         spelled = [match.span() for match in self._special.pattern.finditer(text)]
         characters = list(self._replaced(text))
         for match in self._compared.finditer(text):

@@ -65,8 +65,8 @@ def _key(seed: int, epoch: int) -> int:
 def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return an order that draws rows with replacement.
 
-    Draw g = epoch * num_rows + index is value g of Philox 4x64 modulo `num_rows`. The modulo favours some rows by less than
-    num_rows / 2^64.
+    Philox 4x64 generates values v[0], v[1], ... The row at an index is v[epoch * num_rows + index] % num_rows. The modulo
+    favours some rows by less than num_rows / 2^64.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")
