@@ -43,7 +43,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
     The function makes and compares the batches. If the runs have no stages, and their receipts differ only in the sampler and
-    in amendments, it reads no tokens, and compares the numbers of rows.
+    in amendments, it compares row numbers, and reads no tokens.
 
     Args:
       one, other: Pipelines of host 0 of 1.
@@ -157,15 +157,15 @@ def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
-    # In two copies of a corpus, a document has two numbers, but one (source, record), such as line 7 of a.jsonl. If two
-    # mixtures name a corpus differently, a document has one number, but two sources. So numbers and records are compared.
+    # A document that both read has the same number or the same (source, record), such as line 7 of a.jsonl. Two copies of a
+    # corpus have different numbers. Two mixtures that give a corpus different names have different sources.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - set(other_read.values())), len(other_records - set(read.values()))
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return a dict from the number in `run` of each document that `steps` read to its (source, record).
+    """Return the (source, record) of each document that `steps` read, by the document's number in `run`.
 
     A document without a record has ("", number) instead.
     """

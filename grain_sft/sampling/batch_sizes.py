@@ -30,7 +30,7 @@ class BatchSizes:
       schedule: Pairs (step, size), with ascending steps. The size holds from the step on.
 
     Attributes:
-      steps: Step 0, and each step at which the size changes.
+      steps: Step 0, and each step at which the size may change.
       sizes: Size from each of `steps` on. In a `ComputedSizes`, all sizes that a step may have.
       schedule: Pairs (step, size) of the entries of `steps` after step 0.
 
@@ -56,7 +56,7 @@ class BatchSizes:
         return self.sizes[bisect_right(self.steps, step) - 1]
 
     def steps_of_one_size(self, step: int) -> int:
-        """Return the number of steps from `step` to the next change of size; `sys.maxsize` if none follows."""
+        """Return the number of steps from `step` to the next of `steps`; `sys.maxsize` if none follows."""
         return next((change - step for change in self.steps if change > step), sys.maxsize)
 
     def before(self, step: int) -> int:

@@ -13,9 +13,9 @@ from grain_sft.types import Array, Ints
 
 
 def fill_segments(pieces: Pieces, firsts: Ints, tokens: Array, positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
-    """Pad `tokens` and fill `positions` in place. Return the segment ids, and the last token of each segment.
+    """Pad `tokens` and fill `positions` in place. Return the segment ids and the index of each segment's last token.
 
-    Tokens are indices into the flattened rows: with 8 columns, column 3 of row 1 is token 11.
+    The index of a token counts through the flattened rows: with 8 columns, column 3 of row 1 has index 11.
 
     Args:
       pieces: Pieces of rows with padding.

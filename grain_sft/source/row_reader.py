@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _BLOCK_TOKENS = 1 << 15
 _WIDENED = {"positions": 2, "segment_ids": 3, "target_segment_ids": 4}
-"""Number of the array in the stack for each array of small integers in a file, in the order of the file."""
+"""Index in `Stack.arrays` for each array of small integers in a file. The keys are in the order of the file."""
 
 
 class _Block(NamedTuple):
@@ -57,7 +57,7 @@ class RowReader:
         shards, self._length = corpus.shards, corpus.rows.sequence_length
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._fields = self._row.names or ()
-        # for rows that store the ends of segments: the source of positions; None for other rows
+        # 0, 1, 2, ..., from which segments copy their positions. None unless rows store the ends of segments.
         self._counting = np.arange(self._length, dtype=np.int32).data if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -93,7 +93,7 @@ class RowReader:
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
 
     def _read_blocks(self, blocks: list[_Block], shards: Ints | None, rows: Ints) -> None:
-        """Read all blocks, and widen each before the next. `rows` are numbers in `shards`; None means the only shard."""
+        """Read and widen the blocks in turn. `rows` count from the start of each shard. `shards` is None for a single shard."""
         of_shard = [0] * len(rows) if shards is None else shards.tolist()
         numbers = rows.tolist()
         pieces = []
@@ -154,7 +154,7 @@ class RowReader:
     def _small_integers(self, stored: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """Yield the stored arrays that have to be widened: (range of arrays in the stack, stored arrays [arrays, rows, L]).
 
-        Neighbours of one dtype are yielded together, because one copy takes 2 % less of a batch's time than three.
+        Neighbours of one dtype are yielded together. One copy instead of three saves 2 % of a batch's time.
         """
         names = [name for name in _WIDENED if name in self._fields]
         for _, group in itertools.groupby(names, lambda name: self._row[name].base):
@@ -164,7 +164,7 @@ class RowReader:
             yield slice(plane, plane + len(together)), np.lib.stride_tricks.as_strided(first, shape, strides)
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
-        """Return the loss mask (bool) or weights (float32), [rows, L]. `rows` are numbers in `shards`."""
+        """Return the loss mask (bool) or weights (float32), [rows, L]. `rows` count from the start of each shard."""
         stored = reader.values(shards, rows)
         if not self._weighted:
             taken: npt.NDArray[np.bool_] = stored != 0

@@ -84,7 +84,7 @@ def identify(shards: Sequence[FileStamp], limits: Limits | None = None) -> list[
     """Return the remote file of each stamp. A stamp without a version means the present version.
 
     Raises:
-      CorpusFileError: A file whose stamp has no version is missing, or its size has changed.
+      CorpusFileError: A file is missing or has another size. Only files without a version in their stamp are checked.
     """
     without_version = [shard.path for shard in shards if shard.version is None]
     present = dict(zip(without_version, infos(without_version, limits), strict=True)) if without_version else {}

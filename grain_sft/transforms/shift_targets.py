@@ -83,8 +83,8 @@ def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], 
     """Return a function that reads rows of `source`, and the transforms that are still to be applied to these rows.
 
     With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
-    left. It applies no transform if `source` has no `read_rows`, no transform is a ShiftTargets, or a transform before that is
-    not an NgramFilter. A subclass of either does not count.
+    left. It applies no transform in three cases: `source` lacks `read_rows`, ShiftTargets is missing, or a transform before
+    ShiftTargets is not an NgramFilter. A subclass of NgramFilter or ShiftTargets does not count.
     """
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:
