@@ -28,7 +28,7 @@ class RunDocuments:
     that is new gets number 100. So a stage that is added at the end of a run does not change the numbers of earlier stages.
 
     If the rows of a layout do not follow documents, a count of its documents may read all tokens. Such a layout reserves as
-    many numbers as its corpus has tokens.
+    many numbers as its corpus has tokens, or more if boundary files list more documents.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share a layout.
@@ -99,7 +99,10 @@ class RunDocuments:
 
 def _num_numbers(part: Layout) -> int:
     """Return how many numbers a part reserves."""
-    return part.num_documents if part.follows_documents else part.corpus.num_tokens
+    if part.follows_documents:
+        return part.num_documents
+    # boundary files may list empty documents, so the documents may outnumber the tokens
+    return max(part.corpus.num_tokens, part.num_documents if part.corpus.has_boundary_files else 0)
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:

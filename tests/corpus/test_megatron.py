@@ -15,6 +15,7 @@ from sft_files import error_of
 
 from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
+from grain_sft.layout import RunDocuments
 from grain_sft.verify import verify
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
@@ -279,3 +280,11 @@ def test_commands_accept_a_blend_and_a_split(tmp_path, capsys, own_cache):
         assert main([command, str(config), "--step", "1"]) == 0
     shown = capsys.readouterr().out
     assert any(name in shown for name in ("web.bin", "code.bin")) and "document" in shown
+
+
+def test_the_documents_of_a_stage_may_outnumber_its_tokens(tmp_path):
+    corpora = [open_corpus(write_megatron(tmp_path / name, [[[]]] * 12 + [[[1, 2, 3, 4]]] * 2)) for name in "ab"]
+    layouts, documents = [WindowLayout(corpus, 4) for corpus in corpora], np.array([12, 13])
+    run = RunDocuments(layouts)
+    for layout in layouts:
+        assert run.within(layout, run.of(layout, documents)).tolist() == [12, 13]
