@@ -33,7 +33,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
         listed = indices.tolist() if of_int64 else [operator.index(row) for row in indices]  # type: ignore[union-attr]
     except TypeError as error:
         raise RowIndexError(f"rows {indices!r} of {layout!r}: expected a sequence of integers.") from error
-    lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
+    lowest, highest = (min(listed), max(listed)) if listed else (0, -1)
     if lowest < FILL_ROW or highest >= len(layout):
         wrong = lowest if lowest < FILL_ROW else highest
         raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")
