@@ -111,10 +111,10 @@ def test_a_loss_file_that_changes_after_opening_is_noticed(tmp_path):
             source.read([5])
 
 
-NO_PAIRS = ("5", "5,x", "5,6,7", "", "-5,6", "5,99999999999999999999", ",6", "5,")
+NOT_PAIRS = ("5", "5,x", "5,6,7", "", "-5,6", "5,99999999999999999999", ",6", "5,")
 OUT_OF_ORDER = "is empty, overlaps the document before, or leaves the shard; expected 5 <= start < end <= 100"
 WRONG_BOUNDARIES = [
-    *((f"0,5\n{line}\n", f":2: expected 'start,end' in digits, found '{line}'") for line in NO_PAIRS),
+    *((f"0,5\n{line}\n", f":2: expected 'start,end' in digits, found '{line}'") for line in NOT_PAIRS),
     *((f"0,5\n{wrong}\n", f":2: {wrong} {OUT_OF_ORDER}") for wrong in ("4,6", "5,5", "5,101")),
     ("", "lists no document, but the shard has 100 tokens"),
     ("1" * 1000, ":1: expected 'start,end' in digits, found"),

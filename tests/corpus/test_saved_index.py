@@ -222,9 +222,10 @@ def test_an_index_for_maxtext_needs_a_sequence_length_and_warns_of_headers(tmp_p
     assert str(tmp_path / "a.npy") in caplog.text and "header" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("count", "change"), [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
-)
+OTHER_COUNTS = [(127, "the file shrank"), (129, "the file grew"), (None, "no such file")]
+
+
+@pytest.mark.parametrize(("count", "change"), OTHER_COUNTS)
 def test_a_missing_file_and_a_length_that_maxtext_does_not_list_are_named(remapped, write_tokens, count, change):
     path = write_tokens("data/a/part-1.npy", range(count or 0))
     if count is None:

@@ -86,7 +86,7 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequence[int], worker_count: int = 0) -> None:
-    """Check that `steps` have the same batches on each number of `hosts`, from a restored pickle, and by every way to read."""
+    """Check that `steps` have the same batches on each number of hosts, from a restored pickle, and in every iterator."""
     whole = load(Host(0, 1))
     expected = [whole[step] for step in steps]
     for count in hosts:
@@ -95,15 +95,15 @@ def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequen
                 sampler = load(Host(index, count)).sampler
                 for batch in expected:
                     assert_same(next(part), {key: rows_of_host(sampler, array) for key, array in batch.items()})
-    again, start = pickle.loads(pickle.dumps(whole)).iter(), {"start_step": steps.start}
-    again.set_state(whole.iter(**start).get_state())
-    ways = [again, whole.iter(**start, threads=0), iter(whole.data_loader(**start))]
-    ways += [whole.iter(**start, worker_count=worker_count)] if worker_count else []
-    ways += [iter(whole.data_loader(**start, worker_count=worker_count))] if worker_count else []
-    for way in ways:
+    restored, start = pickle.loads(pickle.dumps(whole)).iter(), {"start_step": steps.start}
+    restored.set_state(whole.iter(**start).get_state())
+    iterators = [restored, whole.iter(**start, threads=0), iter(whole.data_loader(**start))]
+    iterators += [whole.iter(**start, worker_count=worker_count)] if worker_count else []
+    iterators += [iter(whole.data_loader(**start, worker_count=worker_count))] if worker_count else []
+    for iterator in iterators:
         for batch in expected:
-            assert_same(next(way), batch)
-        getattr(way, "close", list)()
+            assert_same(next(iterator), batch)
+        getattr(iterator, "close", list)()
     for step, batch in zip(steps, expected, strict=True):
         assert_same(whole.dataset()[step], batch)
 
@@ -125,21 +125,21 @@ def tokens_of_files(layout: Any) -> list[np.ndarray]:
 
 def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) -> None:
     """Check the lines of a trace, token by token, against the batches of `pipelines`, one for each host."""
-    files, sampler, lines = tokens_of_files(pipelines[0].source.layout), pipelines[0].sampler, 0
-    delivered = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
+    files, sampler, num_checked = tokens_of_files(pipelines[0].source.layout), pipelines[0].sampler, 0
+    iterators = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
+    in_blocks = sampler.host_blocks or sampler.consecutive_slots
     for step in steps:
-        made = [next(each) for each in delivered]
+        batches = [next(each) for each in iterators]
         rows = [pipeline.sampler.rows(step) for pipeline in pipelines]
-        count, mine = sampler.host.count, len(rows[0])
-        for place in range(count * mine):
-            blocks = sampler.host_blocks or sampler.consecutive_slots
-            host, local = divmod(place, mine) if blocks else (place % count, place // count)
-            here = np.flatnonzero((found.step == step) & (found.row == place))
-            assert len(here) and (found.host[here] == host).all()
-            assert (found.instance[here] == rows[host][local]).all()
-            batch = {key: array[local] for key, array in made[host].items()}
+        hosts, per_host = sampler.host.count, len(rows[0])
+        for slot in range(hosts * per_host):
+            host, local = divmod(slot, per_host) if in_blocks else (slot % hosts, slot // hosts)
+            lines = np.flatnonzero((found.step == step) & (found.row == slot))
+            assert len(lines) and (found.host[lines] == host).all()
+            assert (found.instance[lines] == rows[host][local]).all()
+            batch = {key: array[local] for key, array in batches[host].items()}
             column = 0
-            for line in here.tolist():
+            for line in lines.tolist():
                 tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
                 end = column + len(tokens)
                 shown = batch["inputs"][column:end]  # without columns that a transform drops
@@ -150,15 +150,15 @@ def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) ->
                 assert found.trainable[line] == np.count_nonzero(targets)
                 column = end
             assert (batch["inputs_segmentation"][column:] == 0).all()
-            lines += len(here)
-    assert lines == len(found)
+            num_checked += len(lines)
+    assert num_checked == len(found)
     assert (np.diff(found.step * 1000 + found.row) >= 0).all()
 
 
 def open_files(folder: Any) -> list[str]:
     found = []
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the file was closed meanwhile
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
     return sorted(link for link in found if link.startswith(str(folder)))
 

@@ -1,4 +1,4 @@
-"""Episode-indexed datasets. Their tokens come from arithmetic, so that they are the same with every version of numpy."""
+"""Episode-indexed datasets. Their tokens are not random, so they are the same with every version of numpy."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ LENGTHS = [1 + number * 7 % 31 for number in range(40)]
 
 
 def write_dataset(root: Path, *, weighted: bool = False) -> Path:
-    """Write episodes in shards. Before each episode are five tokens of no episode. Episodes of two or more tokens differ."""
+    """Write episodes in shards. Five tokens before each episode belong to none. Episodes of two or more tokens all differ."""
     for first in range(0, len(LENGTHS), EPISODES_PER_SHARD):
         folder = root / "train" / f"shard_{first // EPISODES_PER_SHARD:05d}"
         folder.mkdir(parents=True)

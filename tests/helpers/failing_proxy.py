@@ -27,8 +27,8 @@ class Proxy:
       slow: Share of requests that are answered `delay` seconds late.
       latency: Seconds that every answer is late.
       silent: Whether no request is answered.
-      body: What is wrong with a `share` of the bodies of objects: a key of WRONG_BODIES, or "" for nothing.
-      before: Function that is called before each answer to a request for an object's bytes, with its number (from 1).
+      body: Fault of a `share` of the bodies of objects: a key of WRONG_BODIES, or "" for no fault.
+      before: Function that is called before each answer with an object's bytes. It gets the number of the answer, from 1.
       endless: Whether answers to other GETs, for metadata and listings, have no end.
     """
 
@@ -91,9 +91,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def handle_expect_100(self):
-        going_on = super().handle_expect_100()
+        proceed = super().handle_expect_100()
         self.wfile.flush()
-        return going_on
+        return proceed
 
     def forward(self):
         proxy = self.proxy
@@ -188,13 +188,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def moved(handler, status, headers, data):
-    """Send the bytes from 4 bytes further on, with their true Content-Range: it is not the range that was asked for."""
+    """Send the bytes that begin 4 bytes after those requested. The Content-Range states this."""
     headers["Content-Range"] = re.sub(r"\d+(?=[-/])", lambda found: str(int(found[0]) + 4), headers["Content-Range"])
     handler.send(status, headers, data[4:] + bytes(4))
 
 
 def whole(handler, status, headers, data):
-    """Send status 200 and more bytes than the object has, somewhat as a server without ranged reads does."""
+    """Send status 200 and more bytes than the object has. Servers without ranged reads also send 200 and extra bytes."""
     size = int(headers.pop("Content-Range", "/0").split("/")[1])
     handler.send(200, headers, handler.proxy.random.randbytes(size + 100))
 
@@ -236,7 +236,7 @@ WRONG_BODIES = {
 
 
 def media_bytes(proxy):
-    """Return how many bytes of objects were sent whole, and how many if each distinct range is counted once."""
+    """Return the number of bytes in complete answers, and the number if each distinct range is counted once."""
     total = distinct = 0
     for (_, span), times in proxy.sent.items():
         start, stop = map(int, span.removeprefix("bytes=").split("-"))

@@ -39,7 +39,7 @@ def write_files(folder: Path) -> list[Path]:
 
 
 def _document(length: int, share: float, rng: np.random.Generator) -> Tokens:
-    """Return a document of `length` tokens, a `share` of which repeat an n-gram about `LIMIT` times."""
+    """Return a document of `length` tokens. A `share` of such documents repeat an n-gram about `LIMIT` times."""
     room = length - 1
     vocabulary = VOCABULARIES[int(rng.integers(len(VOCABULARIES)))]
     body = rng.integers(2, 2 + vocabulary, room)

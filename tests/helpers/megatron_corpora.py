@@ -12,7 +12,7 @@ from megatron_files import write_megatron
 EOD, PAD = 7, 0
 LENGTH = 16
 FEW = 400
-"""Maximum number of samples of a run that golden files have."""
+"""Golden files have at most this number of samples of a run."""
 
 PREFIXES = {
     "a": {"documents": 60, "seed": 1},
@@ -87,7 +87,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 def oversampled_runs() -> dict[str, dict[str, Any]]:
-    """Return runs of blends, with the keys of `runs`. `surplus` gives prefixes few or no more samples than the blend needs."""
+    """Return runs of blends, with the keys of `runs`. `surplus` is so small that some prefixes have too few samples."""
     found = {}
     for blend, samples in (([5, "b", 6, "a", 2, "d", 16, "c"], 210), ([2, "c", 3, "b", 14, "a", 18, "d"], 186)):
         for more, surplus in itertools.product(range(-2, 3), (0.0, 0.005, 0.05)):

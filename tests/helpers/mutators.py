@@ -9,7 +9,7 @@ ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64
 
 
 def changed_bytes(data: bytes, draw: random.Random, times=None, reach=None, snippets=(b"",)) -> bytes:
-    """Return `data` after `times` random changes in its first `reach` bytes. None: usually few, and often near the start."""
+    """Return `data` after `times` random changes in its first `reach` bytes. By default, usually few changes near the start."""
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 5, 20)) if times is None else times):
         if not changed:

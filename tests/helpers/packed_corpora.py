@@ -21,7 +21,7 @@ VARIANTS = {
     "avx2": "X86_V4 AVX512_ICL AVX512_SPR AVX512_SKX",
     "baseline": "X86_V3 X86_V4 AVX2 AVX512_ICL AVX512_SPR AVX512_SKX",
 }
-"""What NPY_DISABLE_CPU_FEATURES must name for numpy to sort like a CPU with AVX-512, with AVX2, or with neither."""
+"""Values of NPY_DISABLE_CPU_FEATURES with which numpy sorts like a CPU with AVX-512, with AVX2, or with neither."""
 
 
 class PackedCase(NamedTuple):

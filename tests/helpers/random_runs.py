@@ -98,7 +98,10 @@ def sections_of(amendments, kind):
 
 
 def with_weights(config, bounds, reweights):
-    """Return the config with `reweights`, (step of the run without skips, weights from it on), and whether all had a stage."""
+    """Return the config after all `reweights`, and whether each of them changed a stage.
+
+    `reweights` has pairs: a step of the run without skips, and the weights from this step on.
+    """
     stages, taken = copy.deepcopy(config["stages"]), []
     for data_step, changed in reweights:
         taken.append(False)
@@ -123,17 +126,17 @@ def with_weights(config, bounds, reweights):
 def without(source, rows, gone):
     """Return `rows` with the tokens of the documents `gone` as padding, token by token."""
     element = {key: array.copy() for key, array in source.read(rows).items()}
-    for name, at, own in source.layout.split(rows):
+    for name, index, numbers in source.layout.split(rows):
         part, first = source.layout.parts[name], source.layout.first_document(name)
         starts, lengths = part.corpus.documents
         begins = np.cumsum([0, *(shard.num_tokens for shard in part.corpus.shards)])
         own_gone = [number - first for number in gone if 0 <= number - first < len(starts)]
-        held = {at for number in own_gone for at in range(starts[number], starts[number] + lengths[number])}
-        for row, number in zip(at.tolist(), own.tolist(), strict=True):
+        gone_tokens = {at for number in own_gone for at in range(starts[number], starts[number] + lengths[number])}
+        for row, number in zip(index.tolist(), numbers.tolist(), strict=True):
             column = 0
             for span in part.spans(number):
                 for token in range(span.start, span.stop):
-                    if begins[span.shard] + token in held:
+                    if begins[span.shard] + token in gone_tokens:
                         for key, array in element.items():
                             array[row, column] = part.corpus.padding_token_id if key == "tokens" else 0
                     column += 1

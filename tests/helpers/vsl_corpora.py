@@ -102,7 +102,7 @@ def config_of(run: VslRun, paths: list[Path]) -> dict:
 
 
 def batch_digest(batches: Iterable[tuple[Any, Any]]) -> tuple[str, str]:
-    """Return a digest of batches, (inputs, labels) [rows, L], and a letter for the L of each: d for 4 to 7, e for 8 to 15."""
+    """Return a digest of batches (inputs, labels), [rows, L] each, and a letter for each L: d for 4 to 7, e for 8 to 15."""
     digest, lengths = hashlib.sha256(), []
     for inputs, labels in batches:
         for array in (np.array(inputs.shape), inputs, labels):

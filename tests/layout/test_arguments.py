@@ -20,7 +20,7 @@ def corpus(tmp_path) -> Corpus:
 
 @pytest.mark.parametrize("length", [0, -1, -8192, 2.0, "8", None, True, np.float32(4), np.bool_(True), 2**31, 2**70])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_sequence_length_is_a_positive_integer_that_int32_positions_count(corpus, layout, length):
+def test_a_sequence_length_is_an_integer_from_1_to_the_largest_int32(corpus, layout, length):
     with pytest.raises(LayoutError) as error:
         layout(corpus, length)
     large = isinstance(length, int) and length > 1

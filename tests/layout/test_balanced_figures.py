@@ -51,9 +51,10 @@ def test_devices_have_almost_equal_work_with_little_padding_and_a_fast_plan(name
         costs = np.add.reduceat(rows.length**2, rows.ends - np.diff(rows.ends, prepend=0))
         padding = 1 - lengths.sum() / (len(rows.ends) * capacity)
         print(f"\n{name}, {algorithm}: padding {padding:.3%}, {seconds[algorithm]:.2f} s")
-        for each in (1, 2, 4):
-            shuffled, found = (spread(costs, order, each) for order in ("shuffle", "balanced"))
-            print(f"{each}: {shuffled.mean():.2f}; {found.mean():.3f}, {np.mean(found > 1.1):.2%}, {found.max():.2f}")
+        for rows_a_device in (1, 2, 4):
+            shuffled, found = (spread(costs, order, rows_a_device) for order in ("shuffle", "balanced"))
+            balanced = f"{found.mean():.3f}, {np.mean(found > 1.1):.2%}, {found.max():.2f}"
+            print(f"{rows_a_device}: {shuffled.mean():.2f}; {balanced}")
             assert found.mean() <= 1.02 and np.mean(found > 1.1) < 0.01
         assert padding <= 0.005
     assert seconds["balanced"] <= 2 * seconds["best_fit_decreasing"]

@@ -16,7 +16,7 @@ GOLDEN = golden_values("megatron_samples.json")["blends"]
 @pytest.mark.parametrize("steps", [blending.STEPS, 0])
 @pytest.mark.parametrize("name", BLENDS)
 def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
-    """`blend` computes blocks of samples at once, each from a guess. STEPS steps correct the guess. 0 steps leave it."""
+    """`blend` guesses the start of each block of samples, and corrects the guess in STEPS steps. With 0 steps, it does not."""
     monkeypatch.setattr(blending, "STEPS", steps)
     found = blend(normalized(BLENDS[name]), BLEND_SIZE)
     indices = found.numbers_of(np.arange(BLEND_SIZE))
@@ -29,9 +29,9 @@ def test_a_blend_equals_the_choice_of_one_sample_after_the_other(seed):
     """The weights are random, small integers or powers of 2. The last two kinds give ties."""
     random = np.random.default_rng(seed)
     datasets, size = int(random.choice([1, 2, 5, 20, 90])), int(random.integers(2_000, 9_000))
-    made = random.random(datasets) ** 6, random.integers(1, 9, datasets), 2.0 ** -random.integers(0, 9, datasets)
-    # 1e-6 is added to random weights, which may be almost 0.
-    weights = normalized(made[seed % len(made)] + (seed % len(made) == 0) * 1e-6)
+    uniform = random.random(datasets) ** 6 + 1e-6  # without 1e-6, a weight may be almost 0
+    kinds = uniform, random.integers(1, 9, datasets), 2.0 ** -random.integers(0, 9, datasets)
+    weights = normalized(kinds[seed % len(kinds)])
     taken, expected = np.zeros(datasets), []
     for sample in range(size):
         # The next sample is from the data set that is furthest behind its share of the samples so far.

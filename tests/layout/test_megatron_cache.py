@@ -52,7 +52,7 @@ def test_rows_are_read_from_the_files_of_an_index(index, system):
 
 
 def change(kind, at, value):
-    """Return a function that sets the entries `at` of an index array to `value`. `kind` is such as "sample"."""
+    """Return a function that sets the entries `at` of the array `kind` of an index, such as "sample", to `value`."""
 
     def changed(index):
         path = next(index.glob(f"*{kind}_index.npy"))
@@ -74,14 +74,14 @@ def damage_header(index):
 
 
 def duplicate_index(index):
-    """Copy each file: an index with equal copies is read. Then reverse one copy of the shuffle, so that two indices fit."""
+    """Copy each file, and check that equal copies are read. Then reverse the shuffle in one copy, so that two indices fit."""
     for path in list(index.iterdir()):
         shutil.copy(path, path.with_name(f"x{path.name}"))
     layout_of(index, "megatron")
     change("shuffle", slice(None), np.load(next(index.glob("*shuffle_index.npy")))[::-1])(index)
 
 
-WRONG = {  # function that damages the index, options of the layout, message
+WRONG_INDICES = {  # function that damages the index, options of the layout, message
     "document twice": (change("document", 0, 5), {}, "document_index.npy: does not hold each of 60 documents 2 times"),
     "no such document": (change("document", 0, 99), {}, "document_index.npy: does not hold each of 60 documents"),
     "offset": (change("sample", (3, 1), 0), {}, r"sample_index.npy: sample 3 begins at \[\d+, 0\]; expected \["),
@@ -144,19 +144,17 @@ WRONG_BLENDS = {
 }
 
 
-WRONG_OF_SYSTEMS = {
-    "megatron": WRONG,
+WRONG = {
+    "megatron": WRONG_INDICES,
     "megatron_blend": WRONG_BLENDS,
     "maxtext_blend": WRONG_BLENDS,
     "maxtext": {"no paths": (describe_no_paths, {}, r"metadata\.json: can't be read as a description")},
 }
 
 
-@pytest.mark.parametrize(
-    ("system", "name"), [(system, name) for system in WRONG_OF_SYSTEMS for name in WRONG_OF_SYSTEMS[system]]
-)
+@pytest.mark.parametrize(("system", "name"), [(system, name) for system, cases in WRONG.items() for name in cases])
 def test_an_index_or_a_blend_that_does_not_fit_is_an_error(index, system, name):
-    damage, options, message = WRONG_OF_SYSTEMS[system][name]
+    damage, options, message = WRONG[system][name]
     if damage is not None:
         damage(index)
     with pytest.raises(GrainSftError, match=f"(?s){message}"):

@@ -114,9 +114,10 @@ def loaded(folder, name, host=Host(0, 1), **layout):
     return load(config_of(folder, RUNS[name] | layout, sampler=EIGHT_ROWS), host=host)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "steps"), [({}, 12), ({"epochs": 2}, 24), ({"epochs": None}, None), ({"order": "shuffle"}, None)]
-)
+STEPS_OF_RUNS = [({}, 12), ({"epochs": 2}, 24), ({"epochs": None}, None), ({"order": "shuffle"}, None)]
+
+
+@pytest.mark.parametrize(("sampler", "steps"), STEPS_OF_RUNS)
 def test_a_run_reads_each_row_once_by_default(folder, sampler, steps):
     """A second epoch would repeat the same rows in the same order. `num_samples` sets how often documents are read."""
     config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
@@ -173,7 +174,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "layout", "message"), WRONG.values(), ids=WRONG)
-def test_options_of_which_no_layout_can_be_made_are_errors(folder, name, layout, message):
+def test_options_that_make_no_layout_are_errors(folder, name, layout, message):
     with pytest.raises(GrainSftError, match=message):
         loaded(folder, name, **layout)
 

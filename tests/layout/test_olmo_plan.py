@@ -171,10 +171,7 @@ def write_plan(folder, hashed, length, documents, rows):
 
 @pytest.mark.parametrize("url", [False, True])
 def test_the_boundary_files_of_a_plan_end_a_document_at_the_end_of_each_part(tmp_path, url):
-    """OLMo-core reads boundary files with `use_array_if_local=False`, or in a bucket.
-
-    Then the end of a part ends a document.
-    """
+    """OLMo-core reads boundary files in a bucket, or with `use_array_if_local=False`. Then each part ends a document."""
     tokens = np.array([5, 6, EOS, 7, 8, 9, 10, 11, EOS, 12, 13, EOS], np.uint16)
     hashes = []
     for number, part in enumerate(np.split(tokens, 2)):

@@ -50,7 +50,7 @@ def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(config_of, run):
 
 
 def test_runs_that_olmo_core_cannot_build_are_refused(config_of):
-    refused = [run for run in RUNS if "error" in GOLDEN[run.name] and run.longest != 256]
+    refused = [run for run in RUNS if "error" in GOLDEN[run.name] and run.longest != 256]  # for 256 see RUNS
     assert len(refused) >= 3
     for run in refused:
         with pytest.raises(SamplerError, match=r"curriculum '.*(OLMo-core stops here|fills no batch|no bucket fills)"):
@@ -136,6 +136,6 @@ def test_impossible_buckets_are_refused(buckets, sentence):
         CurriculumSampler(buckets, global_batch_size=4, seed=0)
 
 
-def test_a_curriculum_of_which_no_row_was_read_continues_at_its_first_step():
+def test_a_curriculum_before_its_first_row_continues_at_its_first_step():
     fresh = CurriculumSampler([(4, 8), (8, 8)], global_batch_size=4, seed=0)
     assert fresh.continued({}).rows(1).tolist() == fresh.rows(1).tolist()

@@ -72,7 +72,7 @@ class WithoutDocuments(PaddedLayout):
         return super().pieces(rows)._replace(document=np.full(len(rows), -1))
 
 
-def test_pieces_of_no_document_stay_so_in_a_mixture(folder):
+def test_pieces_without_a_document_have_none_in_a_mixture(folder):
     corpus = open_corpus(folder / "talks")
     layout = MixtureLayout({"one": PaddedLayout(corpus, 8), "two": WithoutDocuments(corpus, 8)})
     assert layout.pieces(np.arange(len(layout))).document.tolist() == [*range(25), *[-1] * 25]

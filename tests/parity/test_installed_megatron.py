@@ -21,9 +21,8 @@ def test_random_runs_are_megatron_cores(tmp_path, seed):
         options = {"sequences": int(random.integers(1, 4)), "longest": int(random.integers(3, 60))}
         write_prefix(tmp_path, name, int(random.integers(20, 90)), int(random.integers(99)), **options)
     weighted = random.random() < 0.7
-    weights = random.choice(
-        [random.random(len(names)) + 0.01, random.integers(1, 9, len(names)).astype(float)]
-    ).tolist()
+    kinds = [random.random(len(names)) + 0.01, random.integers(1, 9, len(names)).astype(float)]
+    weights = random.choice(kinds).tolist()
     blend = [each for pair in zip(weights, names, strict=True) for each in pair] if weighted else names
     options = {"seed": int(random.integers(2**31)), "sequence_length": int(random.integers(4, 40))}
     options["num_samples"] = int(random.integers(1, 500)) if weighted or random.random() < 0.7 else None

@@ -114,8 +114,8 @@ def test_in_a_halving_tree_up_to_24_sources_stay_within_the_stated_bound(tries, 
         weights = tuple(np.maximum(1, weights / weights.sum() * 10**12).astype(np.int64).tolist())
         mixed = constant(*weights)
         sources, _ = mixed.choose(np.arange(rows))
-        given = (sources[:, None] == np.arange(count)).cumsum(axis=0)
-        owed = np.arange(1, rows + 1)[:, None] * np.array(weights) - given * sum(weights)  # exact: below 2^63
+        counts = (sources[:, None] == np.arange(count)).cumsum(axis=0)
+        owed = np.arange(1, rows + 1)[:, None] * np.array(weights) - counts * sum(weights)  # exact: below 2^63
         worst = float(np.abs(owed).max() / sum(weights))
         assert worst <= mixed.bound < 2
         assert mixed.bound <= (1 if count <= 4 else 1.2 if count <= 10 else 2)
@@ -162,7 +162,7 @@ LATE = [
     (12, shares(1, 500, 0, 500)),
     (13, shares(0, 0, 0, 1)),
 ]
-"""Changes of weights. Two of them last for one row, whose source must be that of a longer phase with the same weights."""
+"""Changes of weights. Two of them last for one row. If they lasted longer, this row must have the same source."""
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -221,21 +221,21 @@ def test_an_exhausted_source_ends_the_rows_fails_or_leaves_its_share(weights, da
     limits = [data.draw(st.one_of(st.none(), st.integers(1, 20))) for _ in weights]
     modes = [data.draw(st.sampled_from(["stop", "renormalize", "fail"])) for _ in weights]
     changes = [(0, shares(*weights)), (data.draw(st.integers(1, 40)), shares(*range(1, count + 1)))]
-    left = [limit if mode == "renormalize" else None for limit, mode in zip(limits, modes, strict=True)]
-    whole = Proportions(changes, left, modes)
+    soft_limits = [limit if mode == "renormalize" else None for limit, mode in zip(limits, modes, strict=True)]
+    whole = Proportions(changes, soft_limits, modes)
     rows = np.arange(300 if whole.length is None else min(300, whole.length))
     sources, before = whole.choose(rows)
-    over = [limit is not None and mode != "renormalize" for limit, mode in zip(limits, modes, strict=True)]
-    lacking = [row for row in rows.tolist() if over[sources[row]] and before[row] >= limits[sources[row]]]
+    is_hard = [limit is not None and mode != "renormalize" for limit, mode in zip(limits, modes, strict=True)]
+    lacking = [row for row in rows.tolist() if is_hard[sources[row]] and before[row] >= limits[sources[row]]]
     mixed = Proportions(changes, limits, modes)
     if not lacking:
         assert mixed.length == whole.length or mixed.length is None or mixed.length >= 300
         return
-    end, by = lacking[0], int(sources[lacking[0]])
-    assert (mixed.length, mixed.failure) == ((end, None) if modes[by] == "stop" else (None, (end, by)))
+    end, exhausted = lacking[0], int(sources[lacking[0]])
+    assert (mixed.length, mixed.failure) == ((end, None) if modes[exhausted] == "stop" else (None, (end, exhausted)))
     assert mixed.choose(rows[:end])[0].tolist() == sources[:end].tolist()
     assert mixed.counts(end) == mixed.counts(end + 9) == np.bincount(sources[:end], minlength=count).tolist()
-    assert mixed.find(by, np.array([limits[by]])).tolist() == [-1]
+    assert mixed.find(exhausted, np.array([limits[exhausted]])).tolist() == [-1]
 
 
 def test_weights_are_exact_numbers_from_0_on_and_at_least_one_is_above_0():

@@ -46,7 +46,7 @@ def test_hosts_together_read_the_global_batch_in_stripes(order, hosts):
 def test_an_evaluation_set_may_be_smaller_than_a_batch():
     small = sampler(3, 8, "shuffle", last_batch="fill")
     assert sorted(small.rows(0).tolist()) == [FILL_ROW] * 5 + [0, 1, 2]
-    assert small[7].record_key % 3 == FILL_ROW  # `key % 3` is the row that grain.DataLoader reads
+    assert small[7].record_key % 3 == FILL_ROW  # grain.DataLoader reads row `key % 3`
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -199,9 +199,10 @@ def test_arguments_that_do_not_fit_are_named(arguments, message):
         IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("host", "message"), [((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more")]
-)
+WRONG_HOSTS = [((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more")]
+
+
+@pytest.mark.parametrize(("host", "message"), WRONG_HOSTS)
 def test_hosts_out_of_range_are_errors(host, message):
     with pytest.raises(GrainSftError, match=f"host {message}"):
         Host(*host)

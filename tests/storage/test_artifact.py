@@ -51,7 +51,7 @@ def test_an_artifact_is_made_once_and_then_opened_and_mapped(made, maker):
     assert made.read_bytes()[16:].startswith(b"{")
 
 
-def test_each_set_of_dependences_has_a_file_of_its_own(tmp_path, maker):
+def test_each_set_of_dependencies_has_a_file_of_its_own(tmp_path, maker):
     changed = ({"number": 4}, {"list": [1, None, 2]}, {"of": "This"}, {"more": None})
     for depends in (DEPENDS, *({**DEPENDS, **each} for each in changed)):
         artifact.load_or_make("things", depends, maker, tmp_path)
@@ -107,7 +107,7 @@ def test_an_error_of_the_maker_reaches_the_caller_and_the_maker_is_called_once(t
 
 
 def mutated(seed):
-    """Return a damage that flips a bit of the header or of the first array, or cuts the file anywhere."""
+    """Return a function that flips a bit of the header or of the first array, or cuts the file anywhere."""
 
     def damage(data: bytearray) -> bytes:
         random, size = np.random.default_rng(seed), int.from_bytes(data[8:16], "little")
@@ -121,7 +121,7 @@ def mutated(seed):
 
 
 def restated(change):
-    """Return a damage that changes the header, but not the checksum."""
+    """Return a function that changes the header, but not the checksum."""
 
     def damage(data: bytearray) -> bytes:
         size = int.from_bytes(data[8:16], "little")
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_refused_and_made_again(made, maker, caplog, damage):
     assert_same(artifact.open_file(made)[0], arrays())
 
 
-def test_a_file_with_other_dependences_than_its_name_states_is_replaced(made, maker, caplog):
+def test_a_file_with_other_dependencies_than_its_name_states_is_replaced(made, maker, caplog):
     artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
     assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
     assert maker.call_count == 2

@@ -27,15 +27,15 @@ print(len(layout), layout.spans(3)[0], flush=True)
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """`machine(name)`: makes this process act as another machine, with another local cache."""
+    """`machine(name)` makes this process act as the machine `name`, which has its own local cache."""
 
-    def be(name):
+    def become(name):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         return tmp_path / name / "grain_sft"
 
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "memory://shared/cache")
-    be("one")
-    yield be
+    become("one")
+    yield become
     memory = fsspec.filesystem("memory")
     if memory.exists("/shared"):
         memory.rm("/shared", recursive=True)

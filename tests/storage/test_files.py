@@ -79,7 +79,7 @@ def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
 
 
 @pytest.mark.parametrize("folder", ["gs://bucket/c", "gs://bucket/c/", "/c/", "/"])
-def test_a_folder_of_inputs_is_no_output(folder):
+def test_a_folder_of_inputs_is_not_an_output(folder):
     path = f"{folder.rstrip('/')}/a.npy"
     with pytest.raises(StorageError, match="is an input, which the output"):
         files.check_inputs_stay(folder, [path])

@@ -21,7 +21,7 @@ BUCKET = "gs://bucket/rows/"
 
 
 @pytest.fixture(scope="module")
-def standing_proxy(client):
+def module_proxy(client):
     for shard in range(SHARDS):
         client.pipe_file(f"bucket/rows/{shard}.npy", TOKENS[shard].tobytes())
     with before_emulator() as proxy:
@@ -29,10 +29,10 @@ def standing_proxy(client):
 
 
 @pytest.fixture
-def proxy(standing_proxy):
+def proxy(module_proxy):
     """The proxy, without failures until a test sets them."""
-    standing_proxy.heal()
-    return standing_proxy
+    module_proxy.heal()
+    return module_proxy
 
 
 def source(**options):

@@ -50,7 +50,7 @@ def serving(statuses, body):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """`machine(address)`: takes this address for that of Cloud Storage, on a machine without credentials."""
+    """`machine(address)` makes clients use this address for Cloud Storage. This machine has no credentials."""
     for name in CREDENTIALS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -60,9 +60,10 @@ def machine(monkeypatch, tmp_path):
     return lambda address: monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": address})
 
 
-@pytest.mark.parametrize(
-    ("host", "server"), [("localhost:4443", "http://localhost:4443"), ("default", "https://storage.googleapis.com")]
-)
+EMULATORS = [("localhost:4443", "http://localhost:4443"), ("default", "https://storage.googleapis.com")]
+
+
+@pytest.mark.parametrize(("host", "server"), EMULATORS)
 def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, host, server):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
     monkeypatch.setenv("GCE_METADATA_HOST", "http://metadata.google.internal")  # a URL instead of a host
@@ -103,7 +104,7 @@ def test_missing_credentials_are_named(machine, tmp_path, capsys):
     assert "gcloud auth application-default login" in capsys.readouterr().out
 
 
-def test_a_web_server_that_fails_or_is_not_reached_is_not_taken_for_one_without_the_file(monkeypatch):
+def test_a_web_server_that_fails_or_is_not_reached_is_not_reported_as_a_missing_file(monkeypatch):
     monkeypatch.setattr(retries, "FIRST_CONTACT", 0.5)
     statuses = iter([503, 503, 200, *[404] * 9])  # fsspec asks with HEAD, then with GET
     with serving(statuses, bytes(7)) as address:

@@ -73,7 +73,7 @@ def read(corpus):
     return [None if each is None else each.tobytes() for each in corpus.read(0, corpus.num_tokens)]
 
 
-OPENED = {
+READS_AFTER_OPENING = {
     "tokens": ("t/*.npy", read),
     "tokens by the cache": ("t/*.npy", read),
     "masks": ("sft/", lambda corpus: read(corpus)[1]),
@@ -82,7 +82,7 @@ OPENED = {
 }
 """Reads of a corpus that was opened before objects change: its path, and what is read. They never return another version."""
 
-READ = {
+READS_WITH_OPENING = {
     "mix": lambda: [shard.path for shard in grain_sft.open_corpus(f"{URL}mix.txt", dtype="uint32").shards],
     "index": lambda: grain_sft.open_corpus(f"{URL}index.json").fingerprint,
     "metadata": lambda: grain_sft.open_corpus(f"{URL}sft/").fingerprint,
@@ -91,26 +91,26 @@ READ = {
 }
 """Reads that open objects themselves. They may return the version before or after a change."""
 
-PLACES = [*OPENED, *READ]
+READS = [*READS_AFTER_OPENING, *READS_WITH_OPENING]
 
 
 @pytest.fixture
-def place(made, tmp_path):
-    """`place(name)`: a function that does the read `name` of `PLACES`. The corpus of a read in `OPENED` is opened now."""
+def make_read(made, tmp_path):
+    """`make_read(name)` returns the function that reads. A read of `READS_AFTER_OPENING` gets its corpus here."""
     numbers = itertools.count()
 
-    def reader(name):
-        if name in READ:
-            return READ[name]
-        path, look = OPENED[name]
+    def make(name):
+        if name in READS_WITH_OPENING:
+            return READS_WITH_OPENING[name]
+        path, read_from = READS_AFTER_OPENING[name]
         options = {"dtype": "uint32"} if path.endswith(".npy") else {}
         if name == "tokens by the cache":
             cache = {"folder": tmp_path / str(next(numbers)), "max_bytes": "64MiB", "unit": "32KiB"}
             options["remote"] = {"seconds": 3 * SECONDS, "cache": cache}
         corpus = grain_sft.open_corpus(f"{URL}{path}", **options)
-        return lambda: look(pickle.loads(pickle.dumps(corpus)))  # like another process, which has read nothing
+        return lambda: read_from(pickle.loads(pickle.dumps(corpus)))  # like another process, which has read nothing
 
-    return reader
+    return make
 
 
 def peak_from_now():
@@ -139,13 +139,13 @@ def pairs(firsts, seconds, few):
 
 
 BODIES = sorted(WRONG_BODIES)
-EACH_ONCE = set(zip(BODIES, itertools.cycle(PLACES), strict=False))  # one place for each wrong body
+EACH_ONCE = set(zip(BODIES, itertools.cycle(READS), strict=False))  # one read for each wrong body
 
 
-@pytest.mark.parametrize(("wrong", "name"), pairs(BODIES, PLACES, EACH_ONCE))
-def test_a_wrong_body_is_an_error_or_is_requested_again(proxy, place, monkeypatch, name, wrong):
-    expected = place(name)()
-    read = place(name)
+@pytest.mark.parametrize(("wrong", "name"), pairs(BODIES, READS, EACH_ONCE))
+def test_a_wrong_body_is_an_error_or_is_requested_again(proxy, make_read, monkeypatch, name, wrong):
+    expected = make_read(name)()
+    read = make_read(name)
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
     peak = peak_from_now()
     proxy.body = wrong
@@ -157,26 +157,26 @@ def test_a_wrong_body_is_an_error_or_is_requested_again(proxy, place, monkeypatc
         assert isinstance(found, Exception) or found == expected
     proxy.heal()
     monkeypatch.delenv("GRAIN_SFT_REMOTE_SECONDS")
-    assert place(name)() == expected
+    assert make_read(name)() == expected
     assert peak() < 300
 
 
 SECOND = [(name, 2) for name in ("tokens", "tokens by the cache", "masks", "text")]
 
 
-@pytest.mark.parametrize(("name", "request_number"), pairs(PLACES, range(1, 13), SECOND))
-def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, put_version, name, request_number):
+@pytest.mark.parametrize(("name", "request_number"), pairs(READS, range(1, 13), SECOND))
+def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, make_read, put_version, name, request_number):
     """All objects are replaced just before request number `request_number` is answered."""
-    old = place(name)()
+    old = make_read(name)()
     put_version(1)
-    new = outcome(lambda: place(name)())
+    new = outcome(lambda: make_read(name)())
     put_version(0)
-    read = place(name)
+    read = make_read(name)
     proxy.clear()
     proxy.before = lambda number: number == request_number and put_version(1)
     found = outcome(read)
     proxy.before = None
-    assert isinstance(found, Exception) or found == old or (name in READ and found == new)
+    assert isinstance(found, Exception) or found == old or (name in READS_WITH_OPENING and found == new)
 
 
 def test_a_range_of_several_requests_is_of_one_version(proxy, put_version, monkeypatch):

@@ -32,10 +32,9 @@ def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_
     """Temporary files of other hosts, whose locks may not be visible here, are removed after a day."""
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "index.json")])
     assert result.returncode == -signal.SIGKILL and [name[-4:] for name in names_in(tmp_path)] == [".tmp"]
-    # names that only resemble those of temporary files
-    alike = [".a.tmp", "a.00000000-1.01234567.tmp", ".vimrc.tmp", ".a.17.0123abcd.tmp", ".a.0000000x-1.01234567.tmp"]
+    similar = [".a.tmp", "a.00000000-1.01234567.tmp", ".vimrc.tmp", ".a.17.0123abcd.tmp", ".a.0000000x-1.01234567.tmp"]
     new, old = (f".a.{host}-7.01234567.tmp" for host in ("00000000", "00000001"))
-    for name in (*alike, new, old):
+    for name in (*similar, new, old):
         (tmp_path / name).write_text("mine")
     os.utime(tmp_path / old, (time.time() - 90_000, time.time() - 90_000))
     pipe = tmp_path / f".pipe.{atomic_file._host()}-1.01234567.tmp"
@@ -44,7 +43,7 @@ def test_the_next_writer_in_a_folder_removes_what_dead_writers_left_and_nothing_
         monkeypatch.setattr(atomic_file, "_cleaned_folders", set())  # as in a process that has cleaned nothing yet
         files.write_bytes(str(tmp_path / "second"), b"2")
         first.write("1")
-    assert names_in(tmp_path) == sorted([*alike, new, pipe.name, "first", "second"])
+    assert names_in(tmp_path) == sorted([*similar, new, pipe.name, "first", "second"])
 
 
 def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
@@ -53,19 +52,19 @@ def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
 
 
 def test_a_temporary_file_that_is_removed_is_made_again(tmp_path, monkeypatch):
-    """Another process may take the file for a dead writer's before its own writer locks it."""
-    lock, taken = atomic_file.HeldLock, []
+    """Another process may remove the file before its writer locks it, as if the writer were dead."""
+    lock, removed = atomic_file.HeldLock, []
 
-    def late(fd, **options):
-        if not taken:
+    def remove_and_lock(fd, **options):
+        if not removed:
             (path,) = tmp_path.iterdir()
-            taken.append(path.name)
+            removed.append(path.name)
             path.unlink()
         return lock(fd, **options)
 
-    monkeypatch.setattr(atomic_file, "HeldLock", late)
+    monkeypatch.setattr(atomic_file, "HeldLock", remove_and_lock)
     files.write_bytes(str(tmp_path / "out"), b"x")
-    assert taken and names_in(tmp_path) == ["out"]
+    assert removed and names_in(tmp_path) == ["out"]
 
 
 def test_a_writer_that_may_open_no_more_files_fails_and_leaves_none(tmp_path, monkeypatch):

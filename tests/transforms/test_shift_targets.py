@@ -1,4 +1,4 @@
-"""`ShiftTargets` makes targets, the token after each input, with their segments and weights, of a row or of a batch."""
+"""`ShiftTargets` makes the targets of a row or of a batch: the token after each input, its segment and its weight."""
 
 import numpy as np
 import pytest
