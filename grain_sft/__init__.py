@@ -1,4 +1,4 @@
-"""Input pipeline for language models in JAX. The number of a step alone decides its batch."""
+"""Input pipeline for language models in JAX. The step number alone decides the batch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grain_sft.source import NpyDataSource
     from grain_sft.transforms import NgramFilter, ShiftTargets
 
-_PLACES = {  # public names by the module that has them
+_PLACES = {  # public names by module
     "config": ("load",),
     "corpus": ("Corpus", "open_corpus"),
     "layout": ("PackedLayout", "PaddedLayout", "Span", "WindowLayout"),

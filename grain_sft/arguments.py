@@ -19,7 +19,7 @@ MOST_TOKENS = 2**31 - 1
 """Maximum number of tokens in a row: positions are int32."""
 
 MOST_AHEAD = 10_000
-"""Maximum number of threads, of worker processes, and of batches that are made ahead."""
+"""Limit for each of three numbers: threads, worker processes, and batches that are made ahead."""
 
 
 def as_sequence_length(value: object, name: str = "sequence_length") -> int:

@@ -14,7 +14,7 @@ _MOST_SECONDS = 3600
 
 def child_environment() -> dict[str, str]:
     """Return the environment for a child process that imports the same modules as this process."""
-    paths = (path or os.getcwd() for path in sys.path)  # notebooks and `python -c` have "" for the working directory
+    paths = (path or os.getcwd() for path in sys.path)  # "" means the working directory, as in notebooks
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -26,10 +26,10 @@ MODULES = {
     "corpus.learning_rate": "replay.learning_rate",
     "corpus.remote_options": "storage.remote_options",
 }
-"""New path in `grain_sft` of each moved module, by its former path."""
+"""Paths in `grain_sft` of moved modules: new path by former path."""
 
 MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
-"""New module in `grain_sft` of each name of the former module `grain_sft.mixture`."""
+"""Names of the former module `grain_sft.mixture`, each with its new module in `grain_sft`."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -37,7 +37,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # not Python's own module `trace`
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # "trace" alone is Python's module
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -58,14 +58,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Make former module paths importable."""
-    # before Python's own finder: it would load `provenance/audit.py` a second time, as module `grain_sft.trace.audit`
+    # The first place: Python's own finder would load `provenance/audit.py` again, as module `grain_sft.trace.audit`.
     sys.meta_path.insert(0, _Finder())
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
     """Return a decorator that lets the constructor of a class also accept arguments by their former names.
 
-    `names` has the new name of each argument by its former name, as in `renamed_arguments(when_dry="on_exhausted")`.
+    In `renamed_arguments(when_dry="on_exhausted")`, `when_dry` is the former name, and `on_exhausted` is the new name.
     """
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
@@ -88,7 +88,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """Return a property for the former name `old`, such as "PackedLayout.recipe", of the attribute `new`."""
+    """Return a property that reads the attribute `new`. Its warning calls the property `old`, such as "PackedLayout.recipe"."""
 
     def get(self: object) -> Any:
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)

@@ -56,7 +56,7 @@ class RecordError(GrainSftError, ValueError):
     """A record that can't be decoded, or that is not what its schema or template expects.
 
     Attributes:
-      record: Raw bytes of a record that could not be decoded; otherwise empty.
+      record: Raw bytes of a record that could not be decoded; empty for a record that was decoded.
     """
 
     record: bytes = b""

@@ -41,7 +41,7 @@ class Option:
 
     Attributes:
       name: Name of the argument, which is also the key in a config.
-      type: Type of the values in a config, such as `Annotated[int, msgspec.Meta(ge=1)]`. A name in the table of orders has the
+      type: Type of the values in a config, such as `Annotated[int, msgspec.Meta(ge=1)]`. An option that names an order has the
         type `Annotated[str, ORDERS]`.
       default: Value of an option that is not given, or `REQUIRED`.
       help: Text of the option in `Args:`, on one line.
@@ -94,7 +94,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    factory = getattr(parameter.default, "factory", None)  # of a Struct's field
+    factory = getattr(parameter.default, "factory", None)  # in a `msgspec.Struct`
     return parameter.default if factory is None else factory()
 
 
@@ -135,7 +135,7 @@ def check(section: object, options: Options, where: str, *, require: bool = True
 
     Args:
       where: Name of the section for messages, such as "a.yaml: sampler".
-      require: Whether a section that lacks an option without a default is an error, too.
+      require: Whether a missing option is an error if it has no default.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")

@@ -46,7 +46,7 @@ class Registry(Generic[Entry]):
         self._entries: dict[str, Entry | str] = dict(entries)
 
     def register(self, name: str, entry: Entry) -> Entry:
-        """Add an entry under a name that is not taken and has no colon. Return the entry.
+        """Add an entry, and return it. The name must not be taken, and must have no colon.
 
         Every process of a run has to register the entry, worker processes included.
         """
@@ -69,7 +69,7 @@ class Registry(Generic[Entry]):
             raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
             entry = self._imported(entry)
-            if name in self._entries:  # `package.module:Name` is not
+            if name in self._entries:  # a name `package.module:Name` is not stored
                 self._entries[name] = entry
         return entry
 
@@ -93,7 +93,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
-        """Call an entry, or the entry of a name, under `entry_errors`, and return the result."""
+        """Call an entry, given itself or by name, and return the result. Errors are those of `entry_errors`."""
         constructor: Any = self[entry] if isinstance(entry, str) else entry
         name = entry if isinstance(entry, str) else name_of(constructor)
         with entry_errors(self._error, f"{self._noun} {name!r} can't be made", "Fix its options, or its code."):

@@ -28,9 +28,9 @@ class Scale:
       order_rows: Number of rows in benchmark orders.
       samples: Number of samples in benchmark megatron.
       plan_documents: Number of documents in benchmark plans, and in each corpus of benchmark withdrawn.
-      conversations: Number of conversations, of some 200 tokens, in benchmark prepare.
-      texts: Number of plain documents, of some 3,000 bytes, in benchmark prepare.
-      documents: Number of documents, of some 10,000 tokens, in benchmark trace.
+      conversations: Number of conversations in benchmark prepare. Each has about 200 tokens.
+      texts: Number of plain documents in benchmark prepare. Each has about 3,000 bytes.
+      documents: Number of documents in benchmark trace. Each has about 10,000 tokens.
     """
 
     seconds: float = 2.0
@@ -49,7 +49,7 @@ class Scale:
 
 
 class Table(NamedTuple):
-    """Figures of a benchmark, one row for each measured program."""
+    """Figures of a benchmark. Each row has the figures of one measured program or loader."""
 
     key: str  # name in the JSON
     title: str  # heading of the column of the rows' names

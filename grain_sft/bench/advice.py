@@ -9,7 +9,7 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-# a median wait counts as no wait if it is at most one of these
+# a median wait counts as no wait if it is at most the larger of these two
 TOLERATED_SHARE = 0.02  # share of the step
 TOLERATED_MS = 0.5  # the time that waking a thread may take
 AS_FAST = 0.9  # a speed that is at least this share of another counts as equal to it
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen setting, and the shortest step that it keeps up with (None if it keeps up with no step)."""
+    """A chosen setting. `step_ms` is the shortest step that the setting keeps up with; None if it keeps up with no step."""
 
     setting: Setting
     step_ms: float | None
@@ -43,7 +43,7 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
 
     If no number of threads keeps up with the shortest step, the next longer step is tried. Worker processes are chosen only if
     no number of threads keeps up with any step. A setting without threads and processes is never chosen: the trainer would wait
-    for each slow read. If no setting keeps up with any step, the first that is about as fast as the fastest is chosen.
+    for each slow read. If no setting keeps up with any step, the first one with at least 90 % of the highest speed is chosen.
 
     Args:
       delivered: Figures of each measured setting, fewest threads or processes first.
@@ -94,9 +94,9 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
-    """Return the number of accelerators that this host feeds and all hosts feed, for each speed of an accelerator.
+    """For each speed of an accelerator, return how many accelerators this host feeds, and how many all hosts feed.
 
-    `tokens_per_second` is the speed of one host's batches. `speed` is an accelerator's speed; None means each of `RATES`.
+    `tokens_per_second` is the speed at which one host makes batches. If `speed` is None, the speeds are `RATES`.
     """
     fed = {rate: int(tokens_per_second // rate) for rate in (RATES if speed is None else (speed,))}
     return [{"tokens_per_second": rate, "this_host": each, "all_hosts": each * hosts} for rate, each in fed.items()]
@@ -105,8 +105,8 @@ def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> l
 def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether steps of `step_ms` don't wait for their batches.
 
-    The first steps of a measurement use batches that were made ahead, so they don't wait even if batches are made too slowly.
-    So the time to make a batch must also be at most 90 % of the step (`AS_FAST`).
+    The first steps of a measurement use batches that were made ahead. They don't wait even if batches are made too slowly.
+    So the mean time to make a batch must also be at most 90 % of the step (`AS_FAST`).
     """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)

@@ -34,14 +34,14 @@ _FIRST = 0.05  # the first batches
 _STAGES = 0.1  # the stages of a step
 _THREADS = 0.4  # all settings without worker processes together
 _WORKER = 0.1  # each setting with worker processes
-_LAST = 0.15  # the recommended setting again
+_LAST = 0.15  # second measurement of the recommended setting
 
 
 class _Round(NamedTuple):
     """One measurement of a setting."""
 
     seconds: float  # seconds per batch without training steps
-    waits: dict[float, list[float]]  # seconds that training steps waited, by their length in ms
+    waits: dict[float, list[float]]  # seconds that each training step waited, by step length in ms
 
 
 class Plan(NamedTuple):
@@ -50,8 +50,8 @@ class Plan(NamedTuple):
     seconds: float = SECONDS  # time of all measurements together
     repeats: int = 3  # number of measurements of each setting
     steps_ms: Sequence[float] = STEPS_MS  # lengths of training steps for which the wait is measured
-    max_workers: int | None = None  # maximum number of worker processes to try; None: cores, up to 8
-    tokens_per_second: float | None = None  # speed of one accelerator; None: several speeds
+    max_workers: int | None = None  # maximum number of worker processes to try; None: one per core, at most 8
+    tokens_per_second: float | None = None  # speed of one accelerator; None: the speeds in `advice.RATES`
 
 
 def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Return the speeds of the limit (copying a batch with numpy), of one thread and of the default number of threads.
 
-    In the result, `tokens` is the number of tokens of a batch. Each of `rows` has the figures of `rate`.
+    In the result, `tokens` is the number of tokens of a batch. Each item of `rows` has a `name` and the figures of `rate`.
     """
     endless, _ = first_steps_forever(pipeline)
     first = endless[0]

@@ -24,7 +24,7 @@ from grain_sft.sampling import IndexSampler
 from grain_sft.source import Element, NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
-VOCABULARY = 100_278  # of the tokenizer dolma2
+VOCABULARY = 100_278  # number of ids of the tokenizer dolma2
 
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
@@ -32,7 +32,7 @@ _STEP_S, _STEPS = 0.005, 200  # seconds of a simulated training step, and number
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the speeds of loaders of windows, ours and MaxText's, and a table of a trainer's waits."""
+    """Yield two tables: the speeds of our loaders of windows and MaxText's, and the time that a trainer waits."""
     corpus = open_corpus(_make_tokens(folder, scale.files, scale.tokens), dtype="uint32")
     source = NpyDataSource(WindowLayout(corpus, scale.sequence_length))
     sampler = IndexSampler(len(source), global_batch_size=scale.batch_size, seed=SEED)
@@ -116,10 +116,10 @@ PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_4
 
 
 def packed(folder: Path, scale: Scale) -> Iterator[Table]:
-    """For each of `PROFILES`, yield a table of the speeds of loaders of packed rows, ours and Grain's."""
+    """For each of `PROFILES`, yield a table of the speeds of our loaders of packed rows and Grain's."""
     for profile in PROFILES:
         loaders = _loaders(profile, folder)
-        # short turns, so that changes in the machine's load meet all loaders
+        # short turns, so that a change of the machine's load slows all loaders
         medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
         tokens = profile.sequence_length * profile.batch
         rows = {name: rate(tokens, median, medians[LIMIT]) for name, median in medians.items()}
@@ -155,7 +155,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 
 def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
-    """Return a function that copies `inputs` from `tokens` document by document, and the other arrays as `limit` does."""
+    """Return a function that copies `inputs` document by document from `tokens`. It copies other arrays as `limit` does."""
     copies = []  # for each step, int64 [documents, 3]: target in `inputs`, start in `tokens`, and length of each document
     for step in range(sampler.steps_per_epoch):
         pieces = layout.pieces(sampler.rows(step))
@@ -188,11 +188,11 @@ CASES = {
     136: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),  # chats
     5_400: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),  # long documents
 }
-"""Cases of `withdrawn`: layout, rows in a batch, and tokens in a row, by the number of tokens of the median document."""
+"""Cases of `withdrawn`, by tokens of the median document. A case is (layout, rows in a batch, tokens in a row)."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the time of a batch, without and with withdrawn documents."""
+    """Yield a table of the time to make a batch, without and with withdrawn documents."""
     figures = {}
     for median, cases in CASES.items():
         here = folder / str(median)

@@ -21,7 +21,7 @@ TURNS = 8  # turns of each loader in a measurement
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of a table of the figures of `rate`."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # of the memory that `limit` copies from; one batch may exceed them
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # size of the memory of `limit`, if one batch is not larger
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -35,8 +35,8 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies rows, one by one, from memory into arrays of the batch's shapes. No loader can be faster.
 
-    Consecutive calls copy from different memory if it has room for two batches. All calls copy to the same arrays, because
-    allocation would take most of the time. An array under two keys is copied once.
+    Consecutive calls copy from different rows of memory, if there are enough rows for two batches. All calls copy
+    to the same arrays, because allocation would take most of the time. An array under two keys is copied once.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count = len(arrays[0])
@@ -96,7 +96,7 @@ def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a subprocess. Return the JSON object that it prints last, and its seconds as `process_s`.
+    """Run a Python program in a subprocess. Return the JSON object that it prints last, with its run time in `process_s`.
 
     The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. It caches plans
     and orders in `cache`, by default in the user's cache folder. Raise a PipelineError if the program fails.

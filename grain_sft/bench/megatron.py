@@ -1,7 +1,7 @@
 """Benchmark of making Megatron's indices, by grain_sft and, if installed, by megatron-core and MaxText.
 
-The index of samples states at which document and token each sample begins. The index of a blend states from which data set each
-sample comes. A measured program is `_BEGIN`, an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, and `_END`.
+The index of samples has the document and the token at which each sample begins. The index of a blend has the data set of each
+sample. A measured program is `_BEGIN`, then an entry of `_OURS`, `_MEGATRON` or `_MAXTEXT`, then `_END`.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from grain_sft.bench.measuring import run_program
 from grain_sft.bench.plans import made_up_lengths
 from grain_sft.errors import PipelineError
 
-LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
+LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of the median document
 DATASETS = (2, 8, 20)  # data sets of each measured blend
 MAXTEXT_DIVISOR = 100  # MaxText makes 1/100 of the index, because all of it would take minutes
 
@@ -74,7 +74,7 @@ timed(build_blending_indices, *indices, weights / weights.sum(), datasets, count
 """,
 }
 PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTEXT)}
-"""Other systems by name: package and programs."""
+"""Other systems by name: (package, programs)."""
 
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:

@@ -1,7 +1,7 @@
 """Benchmarks of packing (ours and OLMo-core's) and of the command `trace`.
 
-The corpus resembles OLMo-3 Think SFT's: documents of log-normal lengths, with boundary files in open-instruct's format. Token
-files and masks are sparse files, so the speed of the disk does not matter. Each measured program runs in its own process.
+The corpus resembles that of OLMo-3 Think SFT. Document lengths are log-normal, and boundary files have open-instruct's format.
+Token files and masks are sparse files, so the speed of the disk does not matter. Each measured program runs in its own process.
 """
 
 import gzip
@@ -18,12 +18,12 @@ from grain_sft.bench.measuring import run_program
 from grain_sft.errors import PipelineError
 from grain_sft.types import Ints
 
-DOCUMENTS = 2_268_468  # of OLMo-3 7B Think SFT, with 22.7 B tokens (OLMo-3's paper, table 17)
-MEDIAN = 5_400  # tokens of the median document for plans
-TRACED = 6_877  # tokens of the median document for traces; the mean, after cuts to `LENGTH`, is about OLMo-3's 10,007
+DOCUMENTS = 2_268_468  # documents of OLMo-3 7B Think SFT, with 22.7 B tokens (OLMo-3's paper, table 17)
+MEDIAN = 5_400  # tokens of the median document in benchmark plans
+TRACED = 6_877  # the same in benchmark trace; after cuts to `LENGTH`, the mean is about 10,007, as in OLMo-3
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
-STEPS = (1000, 7000)  # traced steps of OLMo-3's run, [start, stop); scaled to the size of the corpus
+STEPS = (1000, 7000)  # traced steps of OLMo-3's run, [start, stop); `traces` scales them to its number of documents
 
 # rows of the table of `plans`
 OURS = "PackedLayout, a plan for each file"
@@ -99,7 +99,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands. Only the first has an empty cache."""
+    """Yield a table of the seconds and the memory of commands. Only the first command starts with an empty cache."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))
@@ -121,7 +121,7 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def make_corpus(folder: Path, lengths: Ints) -> str:
-    """Make a corpus of documents of these lengths in `folder`/data. Return the path of its config."""
+    """Make a corpus in `folder`/data, with documents of these lengths. Return the path of a config for it."""
     data = folder / "data"
     data.mkdir()
     ends = np.cumsum(lengths)
@@ -147,7 +147,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
 
 
 def made_up_lengths(documents: int, median: float = MEDIAN, longest: int | None = None) -> Ints:
-    """Return log-normal lengths, int64 [documents]. If `longest` is None, some 4 % are longer than a row of `LENGTH`."""
+    """Return log-normal document lengths in tokens, int64 [documents]. By default, about 4 % are longer than `LENGTH`."""
     normal = np.random.default_rng(0).standard_normal(documents)
     lengths: Ints = np.exp(np.log(median) + normal).astype(np.int64).clip(1, longest)
     return lengths

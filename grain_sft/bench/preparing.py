@@ -14,7 +14,7 @@ from grain_sft.prepare import CHAT_TOKENS, train_tokenizer
 from grain_sft.storage import write_bytes
 
 VOCAB_SIZE = 8000
-MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
+MESSAGE, DOCUMENT = 330, 1800  # characters of the median message and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
 # The programs are `_COMMON + _MEMORY` and `_COMMON + _SPEED`, after imports and the function `memory` from `run_program`.
@@ -64,8 +64,8 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speed and the memory of `prepare`, on one core.
 
-    Speeds are megabytes of text per CPU second. Memory is also measured on a tenth of the documents, to show that it does not
-    grow with their number.
+    Speeds are megabytes of text per CPU second. Memory is also measured on a tenth of the documents, to show that memory does
+    not grow with the number of documents.
     """
     rows: dict[str, dict[str, Any]] = {}
     text = "\n".join(entry.text for entry in docstrings())

@@ -1,4 +1,4 @@
-"""Benchmarks of new processes: the time to their first batch, and the time and memory of orders of many rows."""
+"""Benchmarks of new processes: the time to the first batch, and the time and memory that orders of many rows take."""
 
 import functools
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 
 
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds of processes that make one batch or import grain."""
+    """Yield a table of the seconds that a process takes to make one batch, or only to import Grain."""
     processes: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
     for count in scale.startup_files:
         tokens, index = folder / str(count), folder / f"{count}.json"
@@ -89,7 +89,7 @@ def orders(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def measure_first_batch(folder: Path) -> dict[str, Any]:
-    """Return the figures of a process that shuffles `SHUFFLE_ROWS` rows, from 24 TB of sparse files in `folder`."""
+    """Return the figures of a process that shuffles `SHUFFLE_ROWS` rows. Their 24 TB of tokens are sparse files in `folder`."""
     tokens = folder / "sparse"
     tokens.mkdir()
     rows_per_file, remainder = divmod(SHUFFLE_ROWS, SHUFFLE_FILES)

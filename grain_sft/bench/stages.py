@@ -24,7 +24,7 @@ _SAMPLE_BATCHES = 16  # maximum number of batches of a sample
 
 
 def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
-    """Return the batches of the first `steps` steps, or of fewer when `seconds` or the limits of a sample are reached."""
+    """Return the batches of the first `steps` steps, or of fewer if they take `seconds` or reach the limits of a sample."""
     until = time.perf_counter() + seconds
     batches = [pipeline[0]]
     count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
@@ -61,7 +61,7 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def facts(batches: Sequence[Element]) -> dict[str, Any]:
-    """Return facts about batches with the same keys. Tokens and padding are means, other facts those of the first batch.
+    """Return facts about batches with the same keys. `tokens` and `padding_share` are means. The others are of the first batch.
 
     An array under two keys counts once. Scalars don't count. Without segments, `padding_share` is None.
     """

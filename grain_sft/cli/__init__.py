@@ -1,1 +1,1 @@
-"""Command line `grain-sft`. A function of a command's name declares its arguments. Another function runs the command."""
+"""Command line `grain-sft`. A function named after a command declares the command's arguments. Another runs the command."""

@@ -96,7 +96,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the `type` of an argument that is an integer of at least `least`."""
+    """Return the argparse `type` of an integer argument of at least `least`."""
     return functools.partial(_number, int, Annotated[int, msgspec.Meta(ge=least)])
 
 
@@ -166,7 +166,7 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
             begin, end = int(first or 0), int(last) if last else pipeline.sampler.num_steps
         else:
             begin, end = int(text), int(text) + 1
-    except ValueError:  # not numbers: -1 leads to the last message below
+    except ValueError:  # not numbers: -1 leads to the last error below
         begin = end = -1
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
@@ -183,7 +183,7 @@ def add_stage(add: Callable[..., object]) -> None:
 
 
 def open_stage(options: argparse.Namespace, *, outputs: Iterable[str | None] = ()) -> Pipeline:
-    """Return the stage `--stage`, from 1 on, of the pipeline of `open_config`."""
+    """Return the pipeline of the stage `--stage`, which counts from 1. Other arguments are as in `open_config`."""
     stages: Sequence[Pipeline] = open_config(options, outputs=outputs).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: expected at most {len(stages)}, the last stage of the config.")
@@ -230,7 +230,7 @@ def write_figures(
 ) -> Mapping[str, Any]:
     """Return the figures of `measure`, and write them as `--json` and `--output` ask.
 
-    With `--json`, what `measure` prints goes to stderr. An `--output` that would replace one of `inputs` is refused.
+    With `--json`, all text that `measure` prints goes to stderr. An `--output` that would replace one of `inputs` is refused.
     """
     from grain_sft.storage import files
 

@@ -107,7 +107,7 @@ class Guard:
 
 
 def _kill_children() -> None:
-    """Kill all descendants of this process, except multiprocessing's resource tracker: it frees the memory that they shared."""
+    """Kill all descendants of this process, except multiprocessing's resource tracker, which frees their shared memory."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():

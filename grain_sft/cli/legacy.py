@@ -28,7 +28,7 @@ DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
-"""Sizes to try for a new tokenizer. A small text has not enough pieces for the larger ones."""
+"""Vocabulary sizes to try for a new tokenizer. A small text has too few pieces for the larger sizes."""
 
 
 def build_sft_primer(parser: Parser) -> None:
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:
-    """Return the path of the user's tokenizer or of a usual place. If there is none, train one and write it to `trained`."""
+    """Return the path of the user's tokenizer, or of a tokenizer in a usual place. Without either, train one at `trained`."""
     if options.tokenizer is not None:
         return str(options.tokenizer)
     named = os.environ.get(TOKENIZER_VARIABLE)

@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`. Then Ctrl-C ends the process. Otherwise it ends
-        only the command.
+      argv: Arguments after the name of the program. Ctrl-C ends the command with status 130. If `argv` is None, the arguments
+        are `sys.argv[1:]`, and Ctrl-C ends the whole process.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -72,7 +72,7 @@ def declare(command: str, parser: Parser) -> None:
 def _guarded(*, exits: bool) -> int:
     """Run the command line of this process under a `Guard`, and return its exit status."""
     for stream in ("stdout", "stderr"):
-        # If the shell has closed stderr (`2>&-`), the next file to be opened gets descriptor 2, and with it all errors.
+        # If the shell has closed stderr (`2>&-`), the next opened file gets descriptor 2, and all errors go to that file.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if sys.stdout.errors == "strict" and hasattr(sys.stdout, "reconfigure"):
@@ -112,9 +112,9 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 
 def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
-    """Return the options in `arguments`. Only the command `named` declares its arguments, because a declaration imports much.
+    """Return the options in `arguments`. Only the command `named` declares its arguments, because declarations import much.
 
-    Unknown arguments are an error, except with `--runner`: `unknown` has them for Apache Beam.
+    Unknown arguments are an error. With `--runner`, the option `unknown` keeps them for Apache Beam instead.
     """
     from grain_sft.cli.arguments import Parser
     from grain_sft.version import __version__

@@ -18,7 +18,7 @@ PACKING = (
 )
 """Arguments of `PackedLayout` that become options of `pack`."""
 NEEDS = {"algorithm": ["materialize"], "materialize": ["shard_bytes"], "batch_tokens": ["ranks", "model_type"]}
-"""Options of `pack` that need the option of the key."""
+"""By option of `pack`: other options that are errors without this option."""
 
 
 def index(parser: Parser) -> None:

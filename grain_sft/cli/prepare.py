@@ -20,7 +20,7 @@ DERIVED = (
 )
 """Fields of `Request` that become options."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""More of these fields, with the flags of their options."""
+"""More fields of `Request` that become options, with the flags of these options."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
@@ -134,7 +134,7 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
         from grain_sft.prepare import beam
 
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # the job's page and its state
+        logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)  # the job's address and state
         arguments = [f"--runner={options.runner}", *options.unknown]
         manifest = beam.prepare(request, output, pipeline_args=arguments, overwrite=options.overwrite)
     print_summary(manifest, output)

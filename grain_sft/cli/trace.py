@@ -22,7 +22,7 @@ _UNUSED = {
     **dict.fromkeys(("steps", "between"), ("epochs", "tokenizer")),
     **dict.fromkeys(("document", "record"), ("tokenizer",)),
 }
-"""Options that have no effect on a question: `--record` does not use `--tokenizer`."""
+"""By question: options that the question does not use. `--record` does not use `--tokenizer`."""
 
 
 def trace(parser: Parser) -> None:
@@ -83,7 +83,7 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
     lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
-    # lines are not counted, because a segment whose document continues in the next shard has two
+    # segments are counted, not lines: a segment has two lines if its document continues in the next shard
     occurrences, counted = [lines.step, lines.row], "rows"
     if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
         occurrences, counted = [*occurrences, lines.segment], "segments"
@@ -135,7 +135,7 @@ def _document(text: str) -> tuple[str, int]:
 
 
 def _columns(part: Trace, kind: str) -> dict[str, Any]:
-    """Return the columns to write, with names of files and sources. In a table, files have no folders."""
+    """Return the columns to write, with names of files and sources. In the kind "table", file names have no folder."""
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
     columns: dict[str, Any] = {}
     for name, column in part.columns().items():
