@@ -1,7 +1,7 @@
 """Record of the current operation of each thread, and counters of this process.
 
-A thread records a function and its arguments: `activity.doing[get_ident()] = OPENING, shard`. The watchdog calls the function
-to get a text about the operation.
+A thread records a function and its arguments: `activity.doing[get_ident()] = OPENING, shard`. If a batch takes long, the
+watchdog (`grain_sft.observers`) calls the function. The result is a text about the operation.
 """
 
 import collections
@@ -22,7 +22,7 @@ REQUESTING = "asking for {} parts of remote files".format
 DOWNLOADING = "downloading {} parts of blocks into the shard cache, such as bytes {} to {} of {}".format
 AWAITING_BLOCK = "waiting for bytes {} to {} of {}, which {} downloads into the shard cache".format
 
-_NAMED_REQUESTS = 4  # most requests that `describe_makers` names
+_NAMED_REQUESTS = 4  # maximum number of requests that `describe_makers` lists one by one
 
 doing: dict[int, tuple[Any, ...]] = {}  # by thread: function that describes the current operation, and its arguments
 making: dict[int, tuple[int, float, object]] = {}  # by thread: step, start time and pipeline of the batch
@@ -32,7 +32,7 @@ _amounts: dict[tuple[str, int], int] = {}  # by counter and thread; a forked chi
 
 def count(name: str, amount: int) -> None:
     """Add `amount` to the counter `name`."""
-    key = name, get_ident()  # a lock for all threads would take twice as long
+    key = name, get_ident()  # one amount for all threads needs a lock, and takes twice as long
     _amounts[key] = _amounts.get(key, 0) + amount
 
 
@@ -59,9 +59,10 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each batch that a thread makes now, then a line for each open request, both sorted by start time.
+    """Return lines about the batches that threads make now, then about the open requests, both sorted by start time.
 
-    With a `pipeline`, batches of other pipelines are left out, but not their requests.
+    If `pipeline` is given, only its batches are listed. Requests are listed for all pipelines: up to four, then the number of
+    the others.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []

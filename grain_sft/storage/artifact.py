@@ -3,7 +3,7 @@
 The file of an artifact has, in this order:
 - the 8 bytes of `MAGIC`, and the length of the header as 8 bytes;
 - the header, as JSON: `depends` (the inputs and options from which the arrays were made), `arrays` (dtype, shape and offset of
-  each array), and `checksum` (the hash of `depends`, of `arrays`, and of the arrays' bytes);
+  each array, counted from the end of the header), and `checksum` (the hash of `depends`, `arrays` and the arrays' bytes);
 - the arrays, each aligned to 64 bytes.
 """
 
@@ -119,7 +119,7 @@ def hash_of(value: Any) -> str:
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
-    """Return the local path of an artifact, with the arguments of `load_or_make`. A URL as `folder` means the user's cache."""
+    """Return the local path at which `load_or_make` stores the artifact with these arguments."""
     cache = files.cache_dir() if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
     return cache / kind / f"{hash_of(depends)[:32]}{SUFFIX}"
 
@@ -166,7 +166,7 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
             return _mapped(file)
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror or error}). Check the disk.") from error
-    except Exception as error:  # json and numpy raise many kinds for a header of arbitrary bytes
+    except Exception as error:  # for a damaged header, json and numpy raise many kinds of exceptions
         raise StorageError(f"{path}: damaged ({error}). If it is in the cache, delete it.") from error
 
 

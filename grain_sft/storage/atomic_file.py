@@ -24,7 +24,7 @@ from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # maximum bytes of NAME; the whole name of the temporary file may have 255 bytes
-# seconds after the last write; for files of another host, whose locks this host may not see
+# A file of another host is abandoned this many seconds after its last write. This host may not see the other host's lock.
 _ABANDONED_AFTER = 86_400.0
 
 _cleaned_folders: set[str] = set()
@@ -119,7 +119,7 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return a hash of this machine's name and boot, 8 hex digits."""
+    """Return a hash of this machine's name and of the id of its last boot, 8 hex digits."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
         name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers on two machines may have the same name
@@ -130,7 +130,8 @@ def _host() -> str:
 def temporary_folder(prefix: str) -> Iterator[str]:
     """Make a temporary folder, and remove it at the end, even if Ctrl-C arrives during the removal.
 
-    `TemporaryDirectory` does not repeat a removal that Ctrl-C interrupts. So this function removes the folder first.
+    `TemporaryDirectory` does not repeat a removal that Ctrl-C interrupts. So this function removes the folder itself.
+    `TemporaryDirectory` then removes what an interrupted removal left.
     """
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         try:

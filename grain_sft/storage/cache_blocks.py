@@ -38,7 +38,7 @@ class DamagedBlockError(Exception):
 
 
 def file_size(size: int) -> int:
-    """Return the size of the file of a block of `size` bytes."""
+    """Return the size of the file that stores a block of `size` bytes."""
     return _HEADER + _CHECKSUM * _num_checked(size) + size
 
 

@@ -26,7 +26,7 @@ class FileStamp:
       digest: Result of `digest_of`.
       data_offset: Bytes before the data: 0 in a raw array, the length of the header in a .npy file.
       version: Version of a remote file, such as "generation 1712"; None for a local file, or in a store without versions.
-      root: Folder that the file has to be in when it is opened; None means any folder. It is not saved in an index.
+      root: Folder that the file has to be in when it is opened; None means any folder. An index does not store it.
     """
 
     path: str

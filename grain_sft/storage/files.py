@@ -45,7 +45,7 @@ def absolute(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str, part: str = "") -> Iterator[None]:
-    """Raise a CorpusFileError about `path` in place of any other exception in this context.
+    """Turn an exception in this context into a CorpusFileError about `path`. Exceptions of grain_sft stay as they are.
 
     `part` names the bytes that are read, such as "bytes 0 to 9 ".
     """
@@ -59,7 +59,7 @@ def reading(path: str, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """Yield the fsspec file system of the URL `path`, in a context `reading`."""
+    """Yield the fsspec file system of the URL `path`. Exceptions become CorpusFileErrors, as in `reading`."""
     with reading(path):
         yield filesystem(path)
 
@@ -239,7 +239,7 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
-    """Raise a StorageError if the file `path` can't be written. With `folder`, check this for a folder instead."""
+    """Raise a StorageError if `path` can't be written. `folder` states whether `path` is a folder instead of a file."""
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")

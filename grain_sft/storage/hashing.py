@@ -1,4 +1,4 @@
-"""Content hashes of files. Threads hash 4 MiB blocks, 1 GB/s each. A file's hash is the SHA-256 of its blocks' hashes."""
+"""Content hashes of files. A file's hash is the SHA-256 of the hashes of its 4 MiB blocks. Each thread hashes 1 GB/s."""
 
 import concurrent.futures
 import hashlib
@@ -29,7 +29,7 @@ def of_block(data: Any) -> bytes:
 
 
 def of_bytes(data: bytes) -> str:
-    """Return the hash of a whole file's data."""
+    """Return the hash of a file whose bytes are `data`."""
     return joined(of_block(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK))
 
 

@@ -1,4 +1,7 @@
-"""Open local files of a corpus. A file is compared with its stamp when it is opened, and after each read."""
+"""Open local files of a corpus.
+
+A file is compared with its stamp when it is opened. After each read, its size and its time of modification are checked.
+"""
 
 import contextlib
 import mmap
@@ -40,7 +43,7 @@ class LocalFile:
       identity: Identity of the file when its ends were last compared with the stamp.
     """
 
-    fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__`
+    fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__` has set it
 
     def __init__(self, shard: FileStamp, verified: Identity | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
@@ -67,7 +70,7 @@ class LocalFile:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         except (OSError, ValueError):  # ValueError: the file has been cut to 0 bytes
             return
-        with contextlib.suppress(OSError):  # without MADV_RANDOM, each page that is read brings megabytes of readahead
+        with contextlib.suppress(OSError):  # without MADV_RANDOM, the system reads megabytes ahead for each page
             self._map.madvise(mmap.MADV_RANDOM)
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
@@ -84,7 +87,7 @@ class LocalFile:
             raise CorpusFileError(f"{problem}. Check the mount.") from error
 
     def release_pages(self) -> None:
-        """Release the pages that were read from the map. Otherwise, the whole file becomes resident."""
+        """Free the memory of the pages that were read from the map. Otherwise, the whole file may stay in memory."""
         if self._map is not None:
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
@@ -95,7 +98,7 @@ class LocalFile:
         status = os.fstat(self.fd)
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
-        size = os.fstat(self.fd).st_size  # again, so that a file that was just cut is reported as cut
+        size = os.fstat(self.fd).st_size  # after the ends: a file that was cut meanwhile is reported as cut
         if size != self.shard.size:
             raise CorpusFileError(size_change(self.shard, size))
         if not ends_match:
@@ -150,7 +153,7 @@ class OpenFiles(dict[int, LocalFile]):
             return file
 
     def mapped(self, number: int) -> LocalFile:
-        """Return an open file, which is mapped if its file system allows. A mapped file has two descriptors."""
+        """Return an open file, mapped if its file system allows. A mapped file has two descriptors, because `mmap` adds one."""
         file = self[number]
         if not file.address:
             with self._lock.lock:

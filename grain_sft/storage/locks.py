@@ -22,7 +22,7 @@ class ForkSafeLock:
 
     Attributes:
       lock: Lock to enter, as `with fork_safe.lock:`. Read this attribute each time, because a fork replaces it in the child.
-        Ctrl-C cannot arrive between acquiring and entering it, because it is written in C.
+        Ctrl-C can't leave the lock held: `threading.Lock` is written in C.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,8 @@ class ForkSafeLock:
 class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     """Exclusive lock of the open file `fd`. `release`, or the end of the context, frees the lock and closes the file.
 
-    If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor, which would keep the lock.
+    If the file can't be locked, it is closed too. A forked child closes its copy of the descriptor, because an open copy would
+    keep the lock.
 
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
@@ -67,7 +68,7 @@ class HeldLock(contextlib.AbstractContextManager["HeldLock"]):
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:  # Ctrl-C arrived before the caller had this object
+    def __del__(self) -> None:  # in case Ctrl-C arrives before the caller has this object
         self.release()
 
 

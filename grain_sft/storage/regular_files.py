@@ -69,7 +69,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     Raises:
       OSError: The file is missing or can't be opened.
       CorpusFileError: `path` is not a regular file.
-      CorpusError: The file is outside of the folder that `inside` sets.
+      CorpusError: The file is outside of the folders that `inside` and `inside_also` allow.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -90,7 +90,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes [start, stop) of the regular file `path`, fewer at its end. `stop` None means all."""
+    """Return the bytes [start, stop) of the regular file `path`, fewer at its end. Without `stop`, read to the end."""
     with open(open_regular(path), "rb") as file:
         file.seek(start)
         return file.read(-1 if stop is None else max(0, stop - start))

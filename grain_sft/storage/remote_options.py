@@ -97,7 +97,9 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
-        """Return `given` as RemoteOptions. Options that a mapping (a section of a config) lacks come from the environment.
+        """Return `given`, RemoteOptions or a section of a config, as RemoteOptions.
+
+        Options that a section lacks come from environment variables. None means that all options come from them.
 
         Raises:
           CorpusError: The mapping has an unknown key, or an option has a wrong value.

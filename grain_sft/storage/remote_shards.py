@@ -36,7 +36,7 @@ class RemoteShards:
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
         """Copy the pieces of remote files to `out`. Return the columns of the pieces of local files.
 
-        Columns, int64 [n]: number of the shard, first value in the shard, offset in `out` in bytes, size in bytes.
+        Columns, int64 [n]: for each piece, its shard, its first value in the shard, its byte in `out`, and its size in bytes.
         """
         shards, _, _, sizes = columns
         is_remote = self._is_remote[shards]

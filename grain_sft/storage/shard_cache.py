@@ -36,7 +36,7 @@ class ShardCache:
     """Reader of remote files that stores their blocks in a folder. Safe in threads and processes.
 
     If a block can't be stored, because the folder is full or read-only, it is read from the bucket. A reader waits for blocks
-    that other processes fetch. If their files have not grown for `limits.seconds`, it reads them from the bucket, too.
+    that other processes fetch. If no file of these blocks grows for `limits.seconds`, the reader reads them from the bucket.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -109,7 +109,7 @@ class ShardCache:
 
         Return the pieces of blocks that other processes are fetching, without copying them.
         """
-        reserved: dict[Block, int] = {}  # descriptors of the files of blocks to keep
+        reserved: dict[Block, int] = {}  # blocks to keep, with the descriptors of their files
         awaited, uncached = {}, []
         with contextlib.ExitStack() as claims:
             for block, pieces in pieces_of.items():
@@ -195,7 +195,7 @@ class ShardCache:
 
 
 class _LockHolder(NamedTuple):
-    """Process with the lock of the file `path`. It is looked up only when it is printed."""
+    """Process with the lock of the file `path`. The process is looked up only when this object is printed."""
 
     path: str
 

@@ -43,8 +43,8 @@ class ShardReader:
 
     A piece is consecutive values of one file. Long pieces are read with `preadv` straight into the batch. Many small pieces are
     copied from memory maps of their files by one system call, since each read costs a microsecond or more. If the files are not
-    in the page cache, copies take 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, `gather`
-    reads for a while.
+    in the page cache, copies take 1.3 to 2 times as long as reads. So after a copy that often waited for the disk, the next
+    calls of `gather` only read.
 
     Args:
       shards: Files to read. Methods name a file by its number in this sequence.
@@ -52,7 +52,7 @@ class ShardReader:
       max_open_files: Maximum number of descriptors. None means 1024, or a quarter of `ulimit -n` if that is less.
       scattered: Whether reads are far apart and not repeated. If so, the system reads nothing ahead, and no file is mapped.
         A trace of a corpus that is not in the page cache then takes a third of the time.
-      remote: Options for reading remote files. None means those that environment variables set.
+      remote: Options for reading remote files. The default is the options that environment variables set.
       whole_rows: Whether a value is a whole row instead of a token, in files of materialized rows.
 
     Attributes:
@@ -72,7 +72,7 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        # Of materialized rows: (number of values of a row, number of values from one row to the next), the same in all files.
+        # For materialized rows: (number of values of a row, number of values from one row to the next), the same in all files.
         # None for other files, and with `whole_rows`.
         self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
@@ -100,7 +100,9 @@ class ShardReader:
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))
 
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
-        """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on. `shards` None means the first shard.
+        """Fill `rows[i]` from value `starts[i]` of shard `shards[i]` on. All rows have one size.
+
+        Without `shards`, read the first shard.
 
         Return False, and read nothing, if a file is remote, if stored rows have gaps between them, or if `gather` is likely to
         be faster. Windows take 9 % less time than with `gather` (`bench --only windows`).
@@ -151,7 +153,7 @@ class ShardReader:
                 file.read_again(file.data_offset + start * itemsize, out)
 
     def values(self, shards: Ints | None, starts: Ints) -> npt.NDArray[np.uint8]:
-        """Return value `starts[i]` of file `shards[i]` for each i: uint8 [n, itemsize]. `shards` None means the first file."""
+        """Return value `starts[i]` of shard `shards[i]` for each i: uint8 [n, itemsize]. Without `shards`, read shard 0."""
         count, size = len(starts), self._itemsize
         values: npt.NDArray[np.uint8] = np.empty((count, size), np.uint8)
         numbers = [0] * count if shards is None else shards.tolist()
@@ -166,7 +168,7 @@ class ShardReader:
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(row) for row in rows])
             return
-        # lists of buffers would make batches of padded rows 20 to 27 % slower
+        # not by `_read`: its lists of buffers would make batches of padded rows 20 to 27 % slower
         file = self._open[0]
         fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
         first_start = next((starts[:1] for _, starts, _, _ in rows if starts), [])
@@ -261,8 +263,9 @@ class ShardReader:
 def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
     """Return pieces of materialized rows, cut where rows end. The columns are those of `ShardReader.gather`.
 
-    Example: with a `length` of 4 and a `stride` of 6 values, row 1 begins at value 6 of the file. The piece of tokens 2 to 5
-    then becomes two pieces: values 2 and 3, and values 6 and 7.
+    The given starts count only the tokens of a file. The returned starts count all of its values. Example: with a `length` of 4
+    and a `stride` of 6 values, row 1 begins at value 6. The piece of tokens 2 to 5 then becomes two pieces: values 2 and 3, and
+    values 6 and 7.
     """
     shards, starts, places, sizes = columns
     stops = starts + sizes // itemsize
@@ -280,7 +283,7 @@ def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -
 
 
 def _describe_read(files: Sequence[FileStamp], itemsize: int, shards: Sequence[int], starts: Sequence[int]) -> str:
-    """Describe a read of pieces. Only the watchdog calls this: for each read, it would take 3 % of the time of chat rows."""
+    """Describe a read of pieces. Only the watchdog calls this: a call for each read would take 3 % of the time of chat rows."""
     if not starts:
         return "reading 0 pieces"
     first = files[shards[0]]

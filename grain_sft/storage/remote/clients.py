@@ -12,7 +12,7 @@ from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
 
-PROBES, PROBE_SECONDS = 2, 1.5
+PROBES, PROBE_SECONDS = 2, 1.5  # requests to a metadata server, and the time limit of each
 NO_CREDENTIALS = (
     "no credentials of Google Cloud were found on this machine, and the server refused an anonymous request. Run `gcloud "
     "auth application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
@@ -38,7 +38,7 @@ def filesystem(path: str) -> Any:
             from grain_sft.storage.remote.google_storage import GoogleStorage
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
-                options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
+                options["token"] = "anon"  # anonymous access, for public files: gcsfs then does not search again
             if emulator := _emulator():
                 # gcsfs would read $STORAGE_EMULATOR_HOST at each request: a change would move open files to another server
                 options["endpoint_url"] = emulator
@@ -87,11 +87,11 @@ def _configured(*protocols: str) -> dict[str, Any]:
 
 
 def _session_options(key: str, *protocols: str) -> dict[str, Any]:
-    """Return the options of an aiohttp session under `key` in fsspec's configuration, with `CheckedResponse` added."""
+    """Return the options of an aiohttp session: those that `key` has in fsspec's configuration, and `CheckedResponse`."""
     from grain_sft.storage.remote.checked_response import CheckedResponse
 
     configured = dict(_configured(*protocols).get(key, {}))
-    # a compressed response has a different size from its file
+    # Accept no compressed responses: their sizes differ from the sizes of the files.
     headers = {**configured.get("headers", {}), "Accept-Encoding": "identity"}
     return {**configured, "headers": headers, "response_class": CheckedResponse}
 

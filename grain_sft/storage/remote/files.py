@@ -41,7 +41,7 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
     """
     limits = limits or Limits.from_environment()
-    range_numbers: list[int] = []  # of each job
+    range_numbers: list[int] = []  # for each job, the index of its range in `ranges`
     jobs: list[Job[bytes]] = []
     for number, whole in enumerate(ranges):
         for start in range(whole.start, whole.stop, PART_BYTES):
@@ -126,9 +126,10 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return the bytes [start, stop) of a file, fewer at its end. `stop` None means all.
+    """Return the bytes [start, stop) of a file, fewer at its end. Without `stop`, read to the end.
 
-    All bytes are of `version`. None means the present version: if the file is replaced meanwhile, it is read up to three times.
+    All bytes are of one version: `version`, or the present version if `version` is None. If the file is replaced while its
+    present version is read, the read is repeated, at most twice.
     """
     tries_left = 3
     while True:
@@ -153,7 +154,7 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 
 
 def download(path: str, file: IO[bytes]) -> None:
-    """Append a remote file to an open one. All bytes are of one version, if its file system has versions."""
+    """Write the bytes of the remote file `path` to `file`. All bytes are of one version, if the file system has versions."""
     size, version = size_and_version(path)
     for start in range(0, size, _DOWNLOAD_BYTES):
         file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])

@@ -16,7 +16,7 @@ from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 class GoogleStorage(GCSFileSystem):
     """gcsfs file system with the retries of module `retries`. gcsfs's own retries take half a minute and report no reason.
 
-    The class that gcsfs registers for gs:// is not used: it asks for each bucket's type by gRPC, and may wait a minute for it.
+    The class that gcsfs registers for gs:// is not used: it asks for the type of each bucket by gRPC, which may take a minute.
     """
 
     _request = GCSFileSystem._request.__wrapped__  # the method without its decorator, which retries

@@ -45,7 +45,7 @@ def checked_sizes(
       content_length: Header Content-Length; None if the response lacks it.
 
     Raises:
-      WrongBodyError: The body is another range.
+      WrongBodyError: The body is not the requested range.
       RefusedBodyError: The server ignored the range and sent the whole file. (A file that lies within the range is accepted.)
     """
     start, stop = wanted

@@ -11,7 +11,7 @@ class S3Storage(S3FileSystem):
     """s3fs file system that reads a range of one version of an object."""
 
     async def read_range(self, wanted: Range, headers: BodyHeaders) -> bytes:
-        """Return the bytes of a range of an object; one byte more if the server sends more. Fill `headers`."""
+        """Return the bytes of a range of an object, plus one byte if the server sends too many. Fill `headers`."""
         bucket, key, version_id = self.split_path(wanted.path)
         options = dict(self.req_kw)
         if version_id:
