@@ -34,7 +34,7 @@ LONG_FILES = (
     *("fuzz_inputs", "bench", "permutations", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo"),
     *("full_disk", "soak"),
 )
-"""Files that take 8 seconds of CPU or more ("demo" is test_demo.py), the longest first. A worker takes a whole file at once."""
+"""Files that take 8 seconds of CPU or more, the longest first, without `test_`. A worker runs a whole file."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,7 +56,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Config sections `corpus`: "olmo" has 150 documents with sources, and "episodes" has 120 documents in three shards."""
+    """Config sections `corpus`: "olmo" (150 documents with sources) and "episodes" (120 documents in 3 shards)."""
     folder = tmp_path_factory.mktemp("corpora")
     olmo = write_olmo(folder / "olmo", documents(150, seed=3, longest=40), sources=True)
     episodes = write_episodes(folder / "episodes", documents(120, 5, longest=40), shards=3)
@@ -97,11 +97,11 @@ def write_tokens(tmp_path: Path) -> Callable[..., Path]:
 
 
 def honour_generations(download):
-    """Return the emulator's handler of downloads, extended by the generations of objects, as in the real service."""
+    """Return a handler like `download` that also checks and sends generations of objects, as Cloud Storage does."""
 
     def serve(request, response, storage, *args, **kwargs):
         wanted = request.query.get("generation", [None])[0]
-        with contextlib.suppress(Exception):  # if the object does not exist, `download` says so
+        with contextlib.suppress(Exception):  # `download` reports an object that does not exist
             found = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])["generation"]
             if wanted not in (None, found):
                 response.status = http.HTTPStatus.NOT_FOUND
@@ -114,7 +114,7 @@ def honour_generations(download):
 
 @pytest.fixture(scope="module")
 def client():
-    """The gcsfs client of an emulator of Cloud Storage, which has one empty bucket, `bucket`."""
+    """The gcsfs client of a Cloud Storage emulator with one empty bucket, named `bucket`."""
     emulator = pytest.importorskip("gcp_storage_emulator.server")
     fsspec = pytest.importorskip("fsspec")
     with pytest.MonkeyPatch.context() as patch:

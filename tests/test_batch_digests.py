@@ -46,7 +46,7 @@ def digest_of_batches(config: Config) -> str:
 
 
 def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield a config that inherits each file of `configs/`, with a corpus of its format. Shorter rows save time."""
+    """Yield configs that each inherit a file of `configs/`, with a corpus of its format and shorter rows."""
     np.arange(700 * 512, dtype=np.uint32).tofile(folder / "tokens.npy")
     (folder / "mix.txt").write_text("label,tokens.npy\n")
     long = documents(3000, 1, longest=300)
@@ -111,7 +111,7 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield configs that read materialized rows: of chats with masks, and of episodes with weights."""
+    """Yield configs of materialized rows, one with masks and one with weights."""
     from grain_sft.prepare.materialize import materialize
 
     masks = write_olmo(folder / "olmo", documents(300, 2, longest=60), sources=True)
@@ -125,7 +125,7 @@ def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def orders(folder: Path) -> Iterator[tuple[str, Config]]:
-    """Yield configs of every order with each way to end an epoch: as it is, with a schedule of batch sizes, and unshuffled."""
+    """Yield configs of every order and end of an epoch: plain, with a schedule of batch sizes, and unshuffled."""
     np.random.default_rng(1).integers(3, 250, 101 * 16).astype(np.uint16).tofile(folder / "rows.npy")
     base = sections(folder / "rows.npy", 16, corpus={"dtype": "uint16"}, layout="windows")
     base["transforms"] = ["shift_targets", "drop_last_position"]
@@ -157,7 +157,7 @@ def mixtures(folder: Path) -> Iterator[tuple[str, Config]]:
 
 
 def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the digest of the token and loss files that each template writes in each format, or the name of its error."""
+    """Yield digests of the token and loss files of each template in each format, or the name of the error."""
     from grain_sft.prepare import FORMATS, TEMPLATES, Dataset, Request, prepare
 
     template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

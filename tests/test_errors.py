@@ -1,4 +1,4 @@
-"""Errors: all are `GrainSftError`s, and are pickled with their messages, as a worker process sends them."""
+"""Errors are `GrainSftError`s. They are pickled with their messages, because worker processes send them."""
 
 import pickle
 
@@ -30,7 +30,7 @@ def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch, text):
 
 
 @pytest.mark.parametrize("make", [lambda: Host("0", 2), lambda: Host(0.5, 2), lambda: NgramFilter(max_period=5.7)])
-def test_wrong_types_are_errors_of_ours(make):
+def test_wrong_types_raise_a_grain_sft_error(make):
     with pytest.raises(GrainSftError, match="expected an integer"):
         make()
 

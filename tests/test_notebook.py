@@ -86,7 +86,7 @@ def test_a_trace_is_a_data_frame_and_without_pandas_the_error_names_the_extra(pi
         lines.to_pandas()
 
 
-def test_a_length_is_exact_or_there_is_none(pipeline):
+def test_a_pipeline_has_an_exact_length_unless_it_is_endless(pipeline):
     two = pipeline_of(pipeline.source.layout, epochs=2)
     assert len(two) == two.num_steps == two.end_step == 2 * (len(pipeline.source) // 4)
     assert operator.length_hint(two) == len(two) == len(list(two.iter()))

@@ -1,4 +1,4 @@
-"""Entries of a package from outside work in every command. `tests/plugin` is such a package, with an entry of each kind."""
+"""Entries of a package from outside, here `tests/plugin` with an entry of each kind, work in every command."""
 
 import contextlib
 import importlib
@@ -66,7 +66,7 @@ def test_hosts_resumes_and_workers_give_the_same_batches(tmp_path, layout):
     assert (tmp_path / "steps.txt").read_text().split() == ["2", "3", "4", "5"] * (5 + workers)
 
 
-def test_the_rows_are_what_the_plugin_says(tmp_path):
+def test_rows_and_loss_are_those_of_a_naive_reference_of_the_plugin(tmp_path):
     pipeline = load(config(tmp_path))
     tokens = [np.fromfile(tmp_path / "articles" / f"{number}.tok", "<u2") for number in range(2)]
     windows = [each[first : first + LENGTH] for each in tokens for first in range(0, len(each) - LENGTH + 1, 12)]

@@ -46,7 +46,7 @@ def test_metadata_names_versions_files_and_functions_that_exist():
         assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_the_licence_is_the_one_that_is_named():
+def test_the_licence_file_has_the_licence_of_the_metadata():
     assert PROJECT["license"] == "Apache-2.0"
     assert not [each for each in PROJECT["classifiers"] if each.startswith("License")]  # PEP 639: not with `license`
     (path,) = PROJECT["license-files"]
@@ -88,7 +88,7 @@ def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_whee
     pytest.importorskip("hatchling", reason="builds need hatchling (the extra dev)")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("not a git repository: nothing says which files are tracked")
+        pytest.skip("not a git repository, so the tracked files are not known")
     tracked = set(listed.stdout.splitlines())
     for name in tracked:
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def test_wheel_and_sdist_hold_what_is_tracked_and_the_sdist_builds_the_same_whee
 
 
 def build(folder: Path, output: Path, *patterns: str) -> list[Path]:
-    """Build a wheel, and an sdist if `patterns` has "*.tar.gz"; return the one file of each pattern."""
+    """Build a wheel, and an sdist if `patterns` has "*.tar.gz". Return the one file of each pattern."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(output)]
     command += [] if "*.tar.gz" in patterns else ["-t", "wheel"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)

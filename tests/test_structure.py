@@ -1,4 +1,4 @@
-"""The structure of the package: files use each other by public names, through doors, and files and folders stay small."""
+"""The structure of the package: files import public names through doors, and files and folders stay small."""
 
 import ast
 import functools
@@ -18,7 +18,7 @@ DOCUMENTED = (
 )
 MOST_LINES, MOST_FILES = 300, 20
 NAMES = {*ALGORITHMS, *FORMATS, *LAYOUTS, *ORDERS, *TEMPLATES} - {"files", "grain", "index", "megatron", "rows", "text"}
-"""Names of entries, except words that also mean something else. Tables have all that other files must know of an entry."""
+"""Names of entries, except words that also mean something else. Only tables may tell entries apart by name."""
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def compared_name(path: Path, node: ast.AST) -> bool:
 
 
 def past_a_door(path: Path, node: ast.AST) -> bool:
-    """Return whether a file in another room is imported, instead of the door of the room or of a folder in it."""
+    """Return whether a file of another room is imported, instead of the door (`__init__.py`) of a folder there."""
     if not isinstance(node, ast.ImportFrom) or (node.module or "").count(".") < 2:
         return False
     _, room, *rest = node.module.split(".")
@@ -88,7 +88,7 @@ CHECKS = {"isinstance": foreign_isinstance, "underscore": foreign_underscore, "c
 CHECKS |= {"past a door": past_a_door}
 
 
-def counted() -> dict[str, list[str]]:
+def violations() -> dict[str, list[str]]:
     nodes = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
     found = {
         name: [f"{path}:{node.lineno} {ast.unparse(node)}" for path, node in nodes if check(path, node)]
@@ -101,6 +101,6 @@ def counted() -> dict[str, list[str]]:
     return found
 
 
-def test_what_crosses_files_goes_through_public_names():
-    found = counted()
+def test_the_package_keeps_to_its_structure():
+    found = violations()
     assert not any(found.values()), "\n".join(f"{name}: {place}" for name in found for place in found[name])

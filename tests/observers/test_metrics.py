@@ -1,4 +1,4 @@
-"""Metrics count the batches that were delivered, each once; they are served to Prometheus and logged as a summary."""
+"""Metrics count each delivered batch once. They are served to Prometheus and logged as a summary."""
 
 import os
 import re
@@ -84,7 +84,7 @@ MADE = {
     "a number": (lambda batch: {"loss": np.float32(1.0)}, 0),
     "another library's": (lambda batch: {"inputs": TORCH_LIKE}, BATCH),
 }
-"""Transforms of a batch, and the number of rows that are counted of their results."""
+"""A function that a transform calls, and the number of rows that are counted in its result."""
 
 
 @pytest.mark.parametrize(("made", "rows"), MADE.values(), ids=MADE)

@@ -126,8 +126,8 @@ def test_a_variable_that_is_not_a_time_is_an_error(folder, monkeypatch, text):
         make(folder).iter()
 
 
-def watched(expected) -> bool:
-    """Wait until a watchdog's thread lives or, if `expected` is False, until none lives. Return False after 5 minutes."""
+def watchdog_runs(expected) -> bool:
+    """Wait until a watchdog runs or, if `expected` is False, until none runs. Return False after 5 minutes."""
     end = time.monotonic() + 300
     while ("grain_sft-watchdog" in {thread.name for thread in threading.enumerate()}) is not expected:
         if time.monotonic() > end:
@@ -138,11 +138,11 @@ def watched(expected) -> bool:
 
 def test_no_watchdog_runs_if_stalls_are_not_logged(folder, monkeypatch):
     for stall in ("0", "1"):
-        assert watched(False)  # the watchdog of earlier iterators ends with them
+        assert watchdog_runs(False)  # the watchdog of earlier iterators ends with them
         monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", stall)
         with closing(make(folder).iter(threads=0)) as batches:
             next(batches)
-            assert watched(stall == "1")
+            assert watchdog_runs(stall == "1")
 
 
 PROGRAM = """
@@ -165,7 +165,7 @@ pipeline = Pipeline(source, sampler, [ShiftTargets(), Sleeper()])
 
 
 def script(folder, program, sleep=0.0, **environment):
-    """Run PROGRAM and `program` as a script; return its lines, its stderr, and the seconds from its last line to its exit."""
+    """Run PROGRAM and `program`. Return the lines, the stderr, and the seconds from the last line to the exit."""
     command = [sys.executable, "-c", PROGRAM + program + "print(time.time())", str(folder), str(sleep)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
     child = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=400)

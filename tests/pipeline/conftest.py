@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def quiet_finalizers(monkeypatch):
-    """Ignore exceptions that arrive in a finalizer. They could interrupt the hook by which pytest reports them."""
+    """Ignore exceptions in finalizers, because another exception could interrupt pytest's hook for them."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
@@ -16,8 +16,8 @@ def quiet_finalizers(monkeypatch):
 def no_tracer():
     """Switch off tracers, such as that of `coverage`, in this thread and in new ones.
 
-    In CPython 3.11, a traced thread cannot begin a call while another thread has an exception that was set, by
-    `PyThreadState_SetAsyncExc`, and not raised yet. If the other thread waits for a lock of the traced one, both wait for ever.
+    `PyThreadState_SetAsyncExc` sets an exception in a thread, which raises it later. Until then, CPython 3.11 lets no
+    traced thread begin a call. If the first thread waits for a lock of a traced thread, both wait forever.
     """
     tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(None)

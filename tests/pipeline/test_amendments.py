@@ -1,7 +1,4 @@
-"""Amendments change a run from a step on. Earlier batches stay, and later batches are those of a naive reference.
-
-An amendment is for example a skip of steps or a withdrawal of documents.
-"""
+"""Amendments, such as skips of steps and withdrawals of documents, change batches from a step on."""
 
 import itertools
 import json
@@ -43,11 +40,12 @@ def test_withdrawn_documents_may_overlap_and_be_in_any_order(tmp_path, layout):
     pairs[70, 1] = 0
     pairs.tofile(table)
     numbers = [*random.Random(3).sample(range(len(pairs)), 30), 70]
-    amendments = [{"withdraw": {"from": step, "documents": numbers[at::2]}} for at, step in enumerate([5, 2])]
+    by_step = {5: numbers[::2], 2: numbers[1::2]}
+    amendments = [{"withdraw": {"from": step, "documents": withdrawn}} for step, withdrawn in by_step.items()]
     config = config_of({"path": str(tmp_path / "corpus")}, layout)
     plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": amendments})
     for step in range(9):
-        gone = [each for at, first in enumerate([5, 2]) for each in numbers[at::2] if step >= first]
+        gone = [number for first, withdrawn in by_step.items() if step >= first for number in withdrawn]
         expected = without(plain.source, plain.sampler.rows(step), gone)
         assert_same(changed.source_at(step).read(plain.sampler.rows(step)), expected)
         assert_same(changed[step], plain.transforms[0].map(expected))
@@ -62,7 +60,7 @@ def test_withdrawn_documents_may_overlap_and_be_in_any_order(tmp_path, layout):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_skipped_steps_are_never_read(corpus, seed):
-    """`left` lists the steps of the run without skips that are not skipped. Step k of the amended run is step `left[k]`."""
+    """Step k of the amended run is step `left[k]` of the plain run."""
     drawn = random.Random(seed)
     hosts = drawn.choice([1, 2, 4])
     sampler = {"global_batch_size": 4, "order": drawn.choice(["shuffle", "olmo", "maxtext", "episode", "sequential"])}
@@ -83,11 +81,10 @@ def test_skipped_steps_are_never_read(corpus, seed):
     for step, data_step in enumerate(left[:16]):
         assert_same(changed[step], plain[data_step])
     end = min(len(left), 40)
-    slots, places = changed.sampler.slots(range(end)), {data: step for step, data in enumerate(left[:end])}
-    every = plain.sampler.slots(range(left[end - 1] + 1))
-    kept = np.isin(every.step, left[:end])
-    assert slots.row.tolist() == every.row[kept].tolist()
-    assert slots.step.tolist() == [places[step] for step in every.step[kept].tolist()]
+    slots, plain_slots = changed.sampler.slots(range(end)), plain.sampler.slots(range(left[end - 1] + 1))
+    kept = np.isin(plain_slots.step, left[:end])
+    assert slots.row.tolist() == plain_slots.row[kept].tolist()
+    assert [left[step] for step in slots.step] == plain_slots.step[kept].tolist()
     found = changed.sampler.find_slots(slots.row[:2], epochs=1)
     with_rows = np.isin(slots.row, slots.row[:2]) & (slots.epoch == 0)
     assert set(found.step.tolist()) == set(slots.step[with_rows].tolist())
@@ -120,8 +117,8 @@ def test_a_run_resumes_only_with_the_amendments_of_its_past_steps(corpus, tmp_pa
             record_run(record, pipeline, 8)
 
 
-def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
-    """2:17 is document 17 of source 2, not YAML's number 137. A source has precedence over a folder or file of its name."""
+def test_documents_in_a_yaml_file_are_read_as_text(corpora, tmp_path):
+    """2:17 is document 17 of source 2, not YAML's number 137. A source goes before a folder or file of its name."""
     mixture = {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2", "web")}
     config = config_of({"mixture": mixture}, "packed")
     (tmp_path / "masks").mkdir()
@@ -147,12 +144,12 @@ WRONG_AMENDMENTS = [
 def test_a_wrong_amendment_is_named(corpus, entry, message):
     with pytest.raises(grain_sft.GrainSftError, match=message):
         grain_sft.load(config_of(corpus, "packed", [entry]))
+
+
+def test_an_amendment_that_has_wrong_types_or_changes_nothing_is_refused():
     for wrong in ({"withdraw": [[1], [2, 3]]}, {"reweight": ["a"]}, {"replace": 5}):
         with pytest.raises(grain_sft.GrainSftError, match=r"amendment.* [Ee]xpected"):
             Amendment(3, **wrong)
-
-
-def test_an_amendment_that_changes_nothing_is_refused():
     with pytest.raises(PipelineError, match="changes nothing"):
         Amendment(4)
 
@@ -173,7 +170,7 @@ def test_documents_that_are_not_integers_are_refused(documents):
 
 
 def changes_of(drawn):
-    """Return random changes of a config. They may change no batch at all."""
+    """Return random changes of a config, which may change no batch."""
     sampler = drawn.choice([{}, {"seed": 2}, {"epochs": 1}, {"schedule": [{"step": 5, "global_batch_size": 8}]}])
     amendments = [{"skip": {"from": drawn.randrange(9), "steps": 2}}, {"withdraw": {"from": 3, "documents": [7, 8]}}]
     layout = drawn.choice([{}, {}, {"sequence_length": 24}, {"long_documents": "fragment"}])

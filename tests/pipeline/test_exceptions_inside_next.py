@@ -1,10 +1,10 @@
-"""After an exception at any moment inside `next`, the next call returns the step that was not delivered, and nothing hangs.
+"""After an exception at any moment inside `next`, the next call returns the step that is missing, and nothing hangs.
 
-This command raises 5,000 exceptions, or as many as $GRAIN_SFT_EXCEPTIONS states:
+This command raises 5,000 exceptions, or the number in $GRAIN_SFT_EXCEPTIONS:
 
     pytest -n0 -m heavy -s tests/pipeline/test_exceptions_inside_next.py
 
-Batches are taken by `list.extend`, which keeps a batch even if a signal handler raises directly after `next` returned it.
+`list.extend` takes the batches. It keeps a batch even if a signal handler raises directly after `next` returned it.
 """
 
 import collections
@@ -36,7 +36,7 @@ COUNT = int(os.environ.get("GRAIN_SFT_EXCEPTIONS", "5000"))
 LENGTH, ROWS = 16, 4
 PACKAGE = os.path.dirname(grain_sft.__file__)
 pytestmark = pytest.mark.usefixtures("quiet_finalizers", "no_tracer")
-CALLS = ("CALL", "RESUME")  # beginnings of the names of instructions
+CALLS = ("CALL", "RESUME")  # prefixes of the names of bytecode instructions
 
 
 class Raised(BaseException):
@@ -85,14 +85,14 @@ def check_log(pipeline, steps):
 
 
 @functools.cache
-def checks(code):
-    """Return the offsets of instructions before which CPython checks for signals: after calls, and at jumps back in loops."""
+def signal_checks(code):
+    """Return the offsets of the instructions at which CPython checks for signals: those after calls, and jumps back."""
     pairs = itertools.pairwise(dis.get_instructions(code))
     return {one.offset for before, one in pairs if before.opname.startswith(CALLS) or one.opname == "JUMP_BACKWARD"}
 
 
 def raise_at(point):
-    """Return a trace function that raises at check number `point` in the package's code, and a list that gets the place."""
+    """Return a trace function that raises at check number `point` in the package, and a list for the place."""
     passed = itertools.count()
     reached = []
 
@@ -100,7 +100,7 @@ def raise_at(point):
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and frame.f_lasti in checks(frame.f_code) and next(passed) == point:
+        if event == "opcode" and frame.f_lasti in signal_checks(frame.f_code) and next(passed) == point:
             reached.append((frame.f_code.co_name, frame.f_lineno))
             sys.settrace(None)
             raise Raised
@@ -110,9 +110,9 @@ def raise_at(point):
 
 
 def raise_at_checks(iterator, taken, stride, draw):
-    """Call `next` until a batch comes. Each call raises 1 to 2 * `stride` - 1 checks later than the one before.
+    """Call `next` until it returns a batch. Each call raises 1 to 2 * `stride` - 1 checks later than the one before.
 
-    Return the number of the check that the last call, which returned the batch, did not reach.
+    Return the number of the check at which the last call would have raised.
     """
     point = 0
     sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes to the first trace
@@ -138,8 +138,9 @@ def raise_at_checks(iterator, taken, stride, draw):
 )
 @pytest.mark.parametrize("name", TRACED_KINDS)
 def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, before, stride):
-    """The first call of `next` starts threads and the audit log. In later calls, some checks are between the arrival of a batch
-    and its delivery. Later calls have no log: once a log is written, a repeated call passes fewer checks.
+    """The first call of `next` starts threads and the audit log. Later calls deliver batches that came before the call.
+
+    Later calls have no audit log, because repeated calls do not write it again and would pass fewer checks.
     """
     iterator = KINDS[name](pipeline.replace() if before else pipeline)
     sys.settrace(raise_at(-1)[0])  # never raises; Python 3.13 reports opcodes only of code that was traced before
@@ -155,7 +156,7 @@ def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipelin
 
 
 def interrupt(iterator, count, seed, taken, longest=0.002):
-    """Take batches in order while a signal handler raises `count` exceptions inside `next`. Then take 5 more batches."""
+    """Take batches while a signal handler raises `count` exceptions inside `next`. Then take 5 more batches."""
     draw, raised, inside = random.Random(seed), 0, False
 
     def handler(number, frame):

@@ -42,7 +42,7 @@ def warnings(monkeypatch):
 
 @pytest.fixture
 def config_of(tmp_path):
-    """`config_of(case)` returns the path of a config over equal documents. If `CASES` lacks the case, the config is sound."""
+    """`config_of(case)` returns the path of a config of equal documents. Cases that are not in `CASES` are sound."""
 
     def write(case, **changes):
         loss, options, _ = CASES.get(case, (SOUND_LOSS, {}, ""))
@@ -94,7 +94,7 @@ def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, t
 def test_global_batches_warn_too(config_of, warnings):
     pipeline = load(config_of("zeros"))
     with contextlib.closing(GlobalBatches(pipeline, jax.sharding.SingleDeviceSharding(jax.devices()[0]))) as batches:
-        for _ in range(NUM_CHECKED + 32):  # the batch whose check warns may be one that is made ahead
+        for _ in range(NUM_CHECKED + 32):  # the check that warns may be of a batch that is made ahead
             next(batches)
     (sentence,) = warnings
     assert CASES["zeros"][2] in sentence
@@ -109,7 +109,7 @@ def test_a_step_that_is_read_again_counts_once(config_of, warnings):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_run_of_fewer_steps_than_are_checked_warns_at_its_last_batch(config_of, warnings, order):
-    """The order of the two batches makes no difference, because threads make batches in any order."""
+    """Threads may make the two batches in any order."""
     pipeline = load(config_of("zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
     assert len(pipeline) == 2 < NUM_CHECKED
     for step in order:

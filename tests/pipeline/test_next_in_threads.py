@@ -50,7 +50,7 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
                     taken[number].extend(itertools.islice(iterator, 1))
                 ended[number] = True
 
-    def guarded(number):
+    def guarded(number):  # catches an exception that arrives outside of the `suppress` in `take`
         while not ended[number]:
             with contextlib.suppress(Raised):
                 take(number)
@@ -62,7 +62,7 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
     while any(thread.is_alive() for thread in threads):
         time.sleep(draw.uniform(0, 0.002))
         thread, num_taken = draw.choice(threads), len(taken[0]) + len(taken[1])
-        # At most 5 exceptions between two batches, so that the first call, the slowest, returns on a slow machine too.
+        # At most 5 exceptions between two batches. With more, the slow first call might never return.
         if sent[num_taken] < 5 and thread.is_alive() and not all(ended):
             sent[num_taken] += 1
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Raised))
@@ -72,7 +72,7 @@ def test_exceptions_that_another_thread_sets_lose_nothing(pipeline, ahead):
 
 
 def test_a_batch_is_put_back_while_another_thread_makes_the_next(pipeline, monkeypatch):
-    """The exception arrives when `next` has released its lock. The other thread then makes step 1 until step 0 is back."""
+    """The exception arrives after `next` released its lock. The other thread makes step 1 until step 0 is back."""
     iterator, making, is_back, taken = pipeline.iter(threads=0), threading.Event(), threading.Event(), []
     other = threading.Thread(target=lambda: taken.append(next(iterator)))
 

@@ -1,4 +1,4 @@
-"""`Pipeline`: a step has the same batch in every way to read it, with any number of hosts, threads and worker processes."""
+"""A step has the same batch in every way to read it, with any number of hosts, threads and worker processes."""
 
 import itertools
 import json
@@ -72,7 +72,7 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
     ],
 )
 def test_all_hosts_together_read_a_row_once_an_epoch(source, order, hosts, workers):
-    """MaxText's olmo_grain would fail here: its sampler divides the rows between the hosts, and its loader does so again."""
+    """MaxText's olmo_grain would fail here: its sampler and its loader both divide the rows between the hosts."""
     read, batch_size = [], {3: 30, 8: 8}.get(hosts, 20)  # sizes that the hosts divide
     for index in range(hosts):
         mine = pipeline(source, Host(index, hosts), order, global_batch_size=batch_size)
@@ -82,12 +82,12 @@ def test_all_hosts_together_read_a_row_once_an_epoch(source, order, hosts, worke
     assert len(read) == len(set(read)) == ROWS // batch_size * batch_size
 
 
-@pytest.mark.parametrize("places", [[0, 1, 2], [23, 4], []], ids=["first", "scattered", "none"])
-def test_rows_at_places_of_a_batch_are_those_of_the_batch(source, places):
+@pytest.mark.parametrize("slots", [[0, 1, 2], [23, 4], []], ids=["first", "scattered", "none"])
+def test_rows_of_some_slots_are_those_of_the_whole_batch(source, slots):
     whole = pipeline(source)
-    part = whole.read(5, np.array(places, np.int64))
-    assert_same(part, {key: array[places] for key, array in whole[5].items()})
-    assert part["inputs"].shape == (len(places), LENGTH)
+    part = whole.read(5, np.array(slots, np.int64))
+    assert_same(part, {key: array[slots] for key, array in whole[5].items()})
+    assert part["inputs"].shape == (len(slots), LENGTH)
 
 
 @pytest.mark.parametrize("slot", [-1, 24])
@@ -122,7 +122,7 @@ def test_a_plain_grain_data_loader_of_records_gives_the_same_batches(source, hos
 
 
 def test_a_plain_grain_data_loader_with_workers_reads_every_row_once(source):
-    """Grain makes batches within each worker, so the rows of a batch depend on the workers. The rows of an epoch do not."""
+    """Each worker of Grain makes batches of its own rows. Only a whole epoch has the same rows for any workers."""
     sampler = IndexSampler(len(source), global_batch_size=20, seed=0, epochs=1)
     operations = [*TRANSFORMS, grain.transforms.Batch(10)]
     loader = grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=2)
@@ -173,8 +173,8 @@ def test_a_state_resumes_with_another_number_of_hosts_but_not_with_other_data(so
     for changed in ({"order": "olmo"}, {"transforms": TRANSFORMS}, {"transforms": [Plain(3), *TRANSFORMS]}):
         with pytest.raises(GrainSftError, match="another pipeline"):
             pipeline(source, **{"transforms": own} | changed).iter().set_state(state)
-    changes = [{"next_step": 1, key: texts} for key in ("amendments", "stages") for texts in (5, [5])]
-    for wrong in ({}, {"next_step": "5"}, None, {"next_step": -1}, *changes):
+    no_texts = [{"next_step": 1, key: value} for key in ("amendments", "stages") for value in (5, [5])]
+    for wrong in ({}, {"next_step": "5"}, None, {"next_step": -1}, *no_texts):
         with pytest.raises(GrainSftError, match=r"expected a list of texts|next_step|step='5'|step=-1"):
             resumed.set_state(wrong)
     resumed.set_state({**state, "next_step": np.int64(7)})  # a checkpoint of arrays returns numpy integers
@@ -258,7 +258,7 @@ def test_options_that_are_not_counts_are_named(source, method, option, values):
             getattr(pipeline(source), method)(**{option: value})
 
 
-def test_a_step_given_by_position_works_with_a_warning_that_names_it(source):
+def test_a_positional_step_works_and_warns_with_the_keyword(source):
     mine = pipeline(source)
     with pytest.warns(DeprecationWarning, match=r"Write iter\(start_step=3\)"):
         assert mine.iter(3, threads=0).next_step == 3

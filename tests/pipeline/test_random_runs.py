@@ -16,6 +16,7 @@ from grain_sft import GrainSftError, Host
 from grain_sft.layout import documents_named_in
 from grain_sft.provenance import check_audit, difference, trace
 
+STEPS = 16  # of the runs that are killed
 # Seeds of random cases: a few for each run of the tests, and many for the marker `heavy`.
 FEW, MANY = (1, 2, 6, 9, 11, 12, 16, 17, 20, 21, 25, 29, 57, 166), range(200, 500)
 
@@ -26,7 +27,7 @@ def corpora(tmp_path_factory):
 
 
 def check_case(corpora, folder, seed):
-    """Compare a random amended run with the reference: its batches, hosts, resumption, audit log and first difference."""
+    """Compare a random amended run with the reference: batches, hosts, resumption, audit log and first difference."""
     config, amendments, hosts = case_of(corpora, seed)
     plain, amended = load(as_run(config)), as_run(config, amendments=amendments)
     # Step k of the amended run is step `data_steps[k]` of the plain run.
@@ -37,10 +38,10 @@ def check_case(corpora, folder, seed):
     left = [step for step in data_steps if step < end]
     bounds = [(stage.first_step, stage.end_step) for stage in plain.stages]
     weights = [(data_steps[each["from"]], each["weights"]) for each in reweights]
-    # `weighted` has the weights of the amendments in its stages. `taken` is False if a reweight begins after every mixture.
-    weighted, taken = with_weights(config, bounds, weights)
-    if not taken or not left:
-        with pytest.raises(GrainSftError, match="skip: all" if taken else "no stage from that step on is a mixture"):
+    # `weighted` has the new weights in its stages. `apply` is False if one of them begins after all mixtures.
+    weighted, apply = with_weights(config, bounds, weights)
+    if not apply or not left:
+        with pytest.raises(GrainSftError, match="skip: all" if apply else "no stage from that step on is a mixture"):
             load(amended)
         return
     changed = load(amended)
@@ -50,12 +51,12 @@ def check_case(corpora, folder, seed):
     # All hosts together have the global batch.
     split = [load(amended, Host(host, hosts)) for host in range(hosts)]
     for step in range(len(left)):
-        # A host has consecutive slots, or every slot whose remainder by the number of hosts is the host's index.
+        # A host has consecutive slots, or one in `hosts` slots.
         join = np.concatenate if changed.at(step).sampler.consecutive_slots else lambda parts: np.stack(parts, 1)
         for key, array in changed[step].items():
             parts = join([each[step][key] for each in split])
             np.testing.assert_array_equal(parts.reshape(array.shape), array)
-    # Resume right before and at each step at which something changes.
+    # Resume at each step at which something changes, and one step before.
     changes = {each["from"] for each in skips + withdrawn} | {stage.first_step for stage in changed.stages}
     for step in sorted(bound + before for bound in changes | {0, len(left) - 1} for before in (-1, 0)):
         if 0 < step < len(left):
@@ -65,17 +66,17 @@ def check_case(corpora, folder, seed):
     take(load({**amended, "audit": str(folder / "audit")}), 0, len(left), threads=0)
     assert check_audit(folder / "audit.log", changed).findings == []
     # `difference` finds the first step whose batches differ. A run that ends earlier differs there.
-    unequal = []
+    ends = plain.end_step != changed.end_step
+    unequal = [len(left)] if ends else []
     for step in range(len(left)):
         pairs = [(plain[step].get(key), array) for key, array in changed[step].items()]
         unequal += [] if all(np.array_equal(one, other) for one, other in pairs) else [step]
-    ends = plain.end_step != changed.end_step
-    found = difference(plain, changed, steps=range(len(left) + (1 if ends else 0)))
-    assert found.first_step == (unequal[0] if unequal else len(left) if ends else None)
+    found = difference(plain, changed, steps=range(len(left) + ends))
+    assert found.first_step == min(unequal, default=None)
 
 
 def check_batches(changed, reweighted, left, withdrawn):
-    """Check batches and traces of `changed`, whose step k is step `left[k]` of `reweighted` without withdrawn documents."""
+    """Check step k of `changed`, and its trace, against step `left[k]` of `reweighted` without withdrawn documents."""
     layouts = [stage.source.layout for stage in reweighted.stages]
     numbers = [documents_named_in(layouts, each["documents"]) for each in withdrawn]
     in_a_worker = pickle.loads(pickle.dumps(changed))
@@ -91,7 +92,7 @@ def check_batches(changed, reweighted, left, withdrawn):
         assert_same(batch, expected)
         for array in batch.values():
             if array.flags.writeable:
-                array.fill(7)  # a trainer may write to its batch: later batches stay right
+                array.fill(7)  # later batches stay right if a trainer writes to its batch
         if not pairs:
             lines = trace(changed, range(step, step + 1))
             seen = (lines.stop - lines.start - (0 if lines.withdrawn is None else lines.withdrawn)).sum()
@@ -107,9 +108,9 @@ def test_a_random_amended_run_equals_the_reference(corpora, tmp_path, monkeypatc
 
 
 def run_until_killed(config, folder, die):
-    """Run a config in a child process, which logs the hash of each batch, then saves its state. Return whether it was killed.
+    """Return whether a child process that runs a config was killed. It logs the hash of each batch, then saves a state.
 
-    `die` is the number of the batch at which the child kills itself, and whether it does so before it saves the state.
+    `die` is the number of the batch at which the child kills itself, and whether that is before it saves the state.
     """
     if child := os.fork():
         status = os.waitpid(child, 0)[1]
@@ -138,9 +139,6 @@ def run_until_killed(config, folder, die):
         os._exit(1)
 
 
-STEPS = 16
-
-
 def hash_of(batch):
     return hashlib.sha256(b"".join(batch[key].tobytes() for key in sorted(batch))).hexdigest()
 
@@ -158,11 +156,11 @@ def test_a_run_that_is_killed_around_every_amendment_has_the_batches_of_a_run_wi
         known = [entry for entry in amendments if next(iter(entry.values()))["from"] <= done + 1]  # made by now
         at = min((step for step in boundaries if step >= done), default=STEPS)
         boundaries.discard(at)
-        killed = run_until_killed({**config, "amendments": known}, tmp_path, (at - done, (seed + at) % 2 == 0))
-        kills += killed
-        done = at + 1 if (seed + at) % 2 else at
-        if not killed:
+        before_saving = (seed + at) % 2 == 0
+        if not run_until_killed({**config, "amendments": known}, tmp_path, (at - done, before_saving)):
             break
+        kills += 1
+        done = at if before_saving else at + 1
     whole = load({**config, "amendments": amendments})
     expected = {step: hash_of(whole[step]) for step in range(STEPS)}
     for ending in ("log", "jsonl"):

@@ -1,7 +1,6 @@
 """Stages have the rows of a naive walk through the stream of tokens.
 
-OLMo-core's warm-ups have shorter rows or smaller batches at the beginning of a run. Stages with these lengths and batches have
-the same rows.
+OLMo-core's warm-ups begin a run with shorter rows or smaller batches. Stages can have the same rows.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from grain_sft import Host
 
 
 def numbered(folder, sizes):
-    """Write shards whose tokens are numbered through all of them, and return the section `corpus`."""
+    """Write shards of these sizes, with the tokens 0, 1, 2 and so on in all, and return the section `corpus`."""
     shards = np.split(np.arange(sum(sizes), dtype="<u4"), np.cumsum(sizes)[:-1])
     paths = [str(folder / f"{number}.npy") for number in range(len(sizes))]
     for path, tokens in zip(paths, shards, strict=True):
@@ -29,60 +28,56 @@ def config_of(corpus, length, layout="windows", **sampler):
     return sections(None, length, corpus=corpus, layout=layout, **sampler) | {"transforms": []}
 
 
-def rows_by_hand(sizes, longest, plan, order, run_on):
-    """Walk through the stream of the longest rows by a plan, which has (steps, length, rows of a batch) of each stage.
+def rows_by_hand(sizes, longest, shapes, order, run_on):
+    """Walk through the stream of the longest rows. `shapes` has (steps, row length, batch size) of each stage.
 
-    Return the tokens of each step, the number of tokens that are left out, and the number of all tokens that are passed.
+    Return the tokens of each step, the number of tokens that are left out, and the number of tokens that are passed.
     """
     shards = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     rows = np.concatenate([shard[: len(shard) // longest * longest].reshape(-1, longest) for shard in shards])
-    epoch, at, left_out, steps = 0, 0, 0, []
-    stream = rows[order(0, np.arange(len(rows)))].reshape(-1)
-    for count, length, batch in plan:
+    epochs = (rows[order(epoch, np.arange(len(rows)))].reshape(-1) for epoch in itertools.count())
+    stream, at, left_out, steps = next(epochs), 0, 0, []
+    for count, length, batch in shapes:
         left_out += -at % length
         at += -at % length
         for _ in range(count):
-            taken = np.zeros(0, np.int64)
-            if not run_on and at + batch * length > len(stream):
-                left_out, epoch, at = left_out + len(stream) - at, epoch + 1, 0
-                stream = rows[order(epoch, np.arange(len(rows)))].reshape(-1)
-            while len(taken) < batch * length:
-                if at == len(stream):
-                    epoch, at = epoch + 1, 0
-                    stream = rows[order(epoch, np.arange(len(rows)))].reshape(-1)
-                more = stream[at : at + batch * length - len(taken)]
-                taken, at = np.append(taken, more), at + len(more)
-            steps.append(taken.reshape(batch, length))
-    return steps, left_out, epoch * stream.size + at
+            if not run_on and at % rows.size + batch * length > rows.size:  # the batch would cross the end of an epoch
+                left_out += -at % rows.size
+                at += -at % rows.size
+            while at + batch * length > len(stream):
+                stream = np.append(stream, next(epochs))
+            steps.append(stream[at : at + batch * length].reshape(batch, length))
+            at += batch * length
+    return steps, left_out, at
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_every_token_is_read_once_or_counted_as_left_out(tmp_path, seed):
     drawn = random.Random(seed)
     longest = drawn.choice([8, 12, 16, 24])
-    lengths = [length for length in range(1, longest + 1) if longest % length == 0 and length >= 2]
+    lengths = [length for length in range(2, longest + 1) if longest % length == 0]
     sizes = [drawn.randrange(0, 9) * longest + drawn.randrange(longest) for _ in range(3)] + [8 * longest]
-    # With `even` 2, every batch has an even number of rows, so two hosts can divide it.
+    # If `even` is 2, every batch has an even number of rows, so two hosts can divide it.
     even, run_on, order = drawn.choice([1, 2]), drawn.random() < 0.5, drawn.choice(["shuffle", "olmo", "sequential"])
-    plan, stages = [], []
+    shapes, stages = [], []
     for _ in range(drawn.randrange(1, 6)):
-        plan.append((drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even)))
-    plan.append((drawn.randrange(1, 6), longest, 2))
-    for count, length, batch in plan:
+        shapes.append((drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even)))
+    shapes.append((drawn.randrange(1, 6), longest, 2))
+    for count, length, batch in shapes:
         tokens = (count - 1) * length * batch + drawn.randrange(1, length * batch + 1)
         stages.append({"steps": count} if drawn.random() < 0.7 else {"tokens": tokens})
         stages[-1] |= {"layout": {"sequence_length": length}, "sampler": {"global_batch_size": batch}}
     sampler = {"seed": seed, "order": order, "last_batch": "run_on" if run_on else "drop"}
     config = config_of(numbered(tmp_path, sizes), longest, **sampler)
-    expected, left_out, passed = rows_by_hand(sizes, longest, plan, load(config).sampler.streams[0].rows_at, run_on)
+    expected, left_out, passed = rows_by_hand(sizes, longest, shapes, load(config).sampler.streams[0].rows_at, run_on)
     staged = load({**config, "stages": stages})
-    assert [(each.end_step - each.first_step) for each in staged.stages] == [count for count, _, _ in plan]
+    assert [(each.end_step - each.first_step) for each in staged.stages] == [count for count, _, _ in shapes]
     assert len(staged) == len(expected)
     for step, rows in enumerate(expected):
         np.testing.assert_array_equal(staged[step]["tokens"], rows)
     assert sum(rows.size for rows in expected) + left_out == passed
     assert sum(staged.gaps) <= left_out and (not run_on or sum(staged.gaps) == left_out)
-    if not any(batch % 2 for _, _, batch in plan):
+    if not any(batch % 2 for _, _, batch in shapes):
         split = [staged.replace(host=Host(host, 2)) for host in range(2)]
         for (step, rows), host in itertools.product(enumerate(expected), range(2)):
             np.testing.assert_array_equal(split[host][step]["tokens"], rows[host::2])
@@ -121,7 +116,7 @@ def test_late_steps_are_read_without_the_steps_before_them(tmp_path):
     stream, count = plain.sampler.streams[0].rows_at, len(plain.source)
     staged = load({**config, "stages": stages, "amendments": skips})
     for step in (10**7 - 1, 10**7, 19 * 10**6):
-        # `data` is the step in the run without skips. Stage n begins there at step 10^6 * n, with batches of 2 + n % 3 rows.
+        # `data` is the step in the run without skips, where stage n begins at step 10^6 * n.
         data = step + 3 * min(1000, step // 9000)
         sizes = [2 + number % 3 for number in range(data // 10**6 + 1)]
         first = sum(10**6 * size for size in sizes[:-1]) + data % 10**6 * sizes[-1]

@@ -111,7 +111,7 @@ def test_a_worker_ends_if_another_could_not_be_started():
     (worker,) = multiprocessing.active_children()
     elements.close()
     worker.join(200)
-    assert worker.exitcode is not None and raised
+    assert worker.exitcode is not None and raised  # `raised` keeps the frames of the error alive
 
 
 @pytest.mark.parametrize("seconds", [10, 0.3], ids=["in time", "late"])
@@ -128,12 +128,12 @@ def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch, 
                 elements.next(step)
                 taken.set()
 
-    waits = threading.Thread(target=take, daemon=True)
-    waits.start()
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
     assert taken.wait(200)
     elements.close()
-    waits.join(200)
-    assert not waits.is_alive()
+    thread.join(200)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_workers_end_with_their_iterator_which_raises_that_it_is_closed(write_to
         next(iterator)
 
 
-def test_threads_that_close_an_iterator_at_once_close_it_once(write_tokens):
+def test_threads_that_close_one_iterator_together_close_it_once(write_tokens):
     made = pipeline_of(WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16))
     observer = Observer()
     observer.iterator_closed = mock.Mock()

@@ -17,7 +17,7 @@ def entries(path: Path) -> list[dict]:
 
 
 def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
-    """Check both files of an audit log, assert that they agree with the pipeline, and return the result of the second."""
+    """Assert that both files of an audit log agree with the pipeline, and return the result for the second file."""
     for ending in ENDINGS:
         checked = check_audit(f"{audit}{ending}", pipeline)
         assert checked.accepted and len(checked.notes) == notes, (checked.notes, checked.findings[:3])
@@ -25,6 +25,6 @@ def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
 
 
 def killed_and_resumed(make) -> None:
-    """Take the batches of a run: steps 0 to 4, 4 to 10, 7 to 15 and 15 to 20. Three kills end its first three parts."""
+    """Take steps 0 to 4, 4 to 10, 7 to 15 and 15 to 20 of a run, as if it were killed three times."""
     for start, stop in ((0, 5), (4, 11), (7, 16), (15, 21)):
         take(make(), start, stop, threads=0)

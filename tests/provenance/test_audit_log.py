@@ -1,4 +1,4 @@
-"""The audit log has the starts, resumptions and epochs of a run, and no other lines, also after kills and failed writes."""
+"""The audit log has the starts, resumptions and epochs of a run and no more, even after kills and failed writes."""
 
 import concurrent.futures
 import errno
@@ -189,7 +189,7 @@ def test_setting_an_iterator_to_another_step_is_logged_as_a_resumption(make, tmp
     state = iterator.get_state()
     for _ in range(3):
         next(iterator)
-    for step in (2, 3):  # the iterator already is at step 3, so this is no resumption
+    for step in (2, 3):  # at 3, the iterator is there already: no resumption
         iterator.set_state({**state, "next_step": step})
         next(iterator)
     assert actions(tmp_path / "audit.jsonl") == [("dataset_load", None, None), ("epoch_start", 0, 0), ("resume", 2, 0)]
@@ -201,7 +201,7 @@ def test_setting_an_iterator_to_another_step_is_logged_as_a_resumption(make, tmp
         confirmed(tmp_path / name, make())
 
 
-def test_a_log_that_can_not_be_written_stops_the_run_and_is_complete_after_the_run_goes_on(make, tmp_path):
+def test_a_log_that_cannot_be_written_stops_the_run_and_is_complete_once_the_run_continues(make, tmp_path):
     iterator, path, hidden = make().iter(), tmp_path / "audit.jsonl", tmp_path / "audit.was"
     for _ in range(6):
         next(iterator)
@@ -222,6 +222,7 @@ def test_a_write_that_fails_for_one_file_leaves_both_as_they_were(make, tmp_path
     for _ in range(6):
         next(iterator)
     before = {path: path.read_bytes() for path in tmp_path.glob("audit.*")}
+    # The first write succeeds. Later ones write nothing.
     monkeypatch.setattr(os, "write", lambda fd, data: written.append(fd) or (0 if written[1:] else write(fd, data)))
     with pytest.raises(StorageError, match=r"audit.jsonl: the audit log can't be written"):
         next(iterator)
@@ -246,7 +247,7 @@ def test_a_write_that_is_retried_after_the_entries_of_another_run_begins_with_a_
     assert (checked.loads, checked.resumes) == (3, 2)
 
 
-def test_a_folder_that_can_not_be_synced_is_no_error(make, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_synced_is_not_an_error(make, tmp_path, monkeypatch):
     def fsync(fd, really=os.fsync):
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")
@@ -257,7 +258,7 @@ def test_a_folder_that_can_not_be_synced_is_no_error(make, tmp_path, monkeypatch
     assert confirmed(tmp_path / "audit", make()).entries == 7
 
 
-def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
+def test_a_log_that_is_moved_away_is_started_again(make, tmp_path):
     iterator = make().iter(threads=0)
     for step in range(21):
         if step == 10:
@@ -269,8 +270,11 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
         assert checked.accepted and len(checked.notes) == notes, (name, checked)
 
 
-def test_two_runs_that_write_one_log_are_warned_of_and_the_log_is_right(make, tmp_path, caplog):
-    """Two pipelines of one process act like two processes. Each logs a load and a resumption after entries of the other."""
+def test_two_runs_that_write_one_log_cause_a_warning_but_a_correct_log(make, tmp_path, caplog):
+    """Two pipelines act like two processes. Each logs a load and a resumption after entries of the other.
+
+    The other 12 entries are the begins and ends of three epochs in both runs.
+    """
     for _ in zip(make().iter(threads=0), make().iter(threads=0), strict=True):
         pass
     checked = confirmed(tmp_path / "audit", make(audit=None))

@@ -12,7 +12,7 @@ from grain_sft.provenance import check_audit
 
 
 def run(config, steps, tmp_path, again=range(0)):
-    """Deliver `steps` of a run with an audit log, then jump to the steps `again` and deliver these; return the pipeline."""
+    """Deliver `steps` of a run with an audit log, then jump to `again` and deliver these steps. Return the pipeline."""
     pipeline = load({**config, "audit": str(tmp_path / "audit")})
     with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
         for _ in steps:
@@ -103,11 +103,11 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_steps_that_were_delivered_without_a_change_that_they_should_have_are_found(config, tmp_path, change):
+def test_steps_delivered_without_a_change_of_the_config_are_found(config, tmp_path, change):
     changed = {**config, **CHANGES[change]}
     run(config, range(25), tmp_path)
-    [last] = findings(tmp_path, load(changed))[:1]
-    assert "were handed out without" in last and "of the config: from step 6" in last
+    first = findings(tmp_path, load(changed))[0]
+    assert "were handed out without" in first and "of the config: from step 6" in first
     rolled_back = tmp_path / "rolled back"
     shutil.copytree(tmp_path, rolled_back)
     for steps, again in ((range(4, 40), range(30, 45)), (range(45, 60), range(0))):
@@ -117,7 +117,7 @@ def test_steps_that_were_delivered_without_a_change_that_they_should_have_are_fo
     assert any("no line states that steps" in each for each in findings(tmp_path, pipeline))
 
 
-def test_a_stage_that_skipped_steps_bring_forward_is_not_added_after_its_first_step(config, corpora, tmp_path):
+def test_a_stage_that_begins_earlier_because_of_a_skip_is_refused_after_that_step(config, corpora, tmp_path):
     config["amendments"] = [{"skip": {"from": 5, "steps": 3}}]
     pipeline = run({**config, "stages": [{}]}, range(19), tmp_path)
     with contextlib.closing(pipeline.iter(start_step=19)) as batches:
@@ -131,7 +131,7 @@ def test_a_stage_that_skipped_steps_bring_forward_is_not_added_after_its_first_s
 
 def test_an_entry_of_an_epoch_that_is_skipped_is_refused(config, tmp_path):
     run(config, range(21), tmp_path)  # an epoch has 10 steps
-    for ending in ENDINGS:  # without its first entry, no earlier version of the run is tried
+    for ending in ENDINGS:  # without its first entry, only the run as it is now is tried
         log = tmp_path / f"audit{ending}"
         log.write_bytes(log.read_bytes().split(b"\n", 1)[1])
     assert findings(tmp_path, load({**config, "amendments": [{"skip": {"from": 10, "steps": 10}}]}))

@@ -1,4 +1,4 @@
-"""Tables of checkpoints have the steps, epochs, rows and tokens of a run, as for the two SFT runs of OLMo 3 Think."""
+"""Tables of checkpoints have the steps, epochs, rows and tokens of a run, such as the SFT runs of OLMo 3 Think."""
 
 import functools
 import gzip
@@ -21,7 +21,7 @@ TOKENS_OF_RUN = {"7b": 45.4e9, "32b": 45.2e9}  # tokens of both epochs, from tab
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Pipelines of the shipped configs, with as many rows as the runs' tokens fill. Each row is a document of one token."""
+    """Pipelines of the shipped configs with the number of rows of the runs. Each row is a document of one token."""
     pytest.importorskip("yaml")
     made = {}
     for name, tokens in TOKENS_OF_RUN.items():

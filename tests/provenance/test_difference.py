@@ -1,4 +1,4 @@
-"""`difference` finds where the batches of two pipelines differ. test_amendments.py compares it with a search by brute force."""
+"""`difference` finds where the batches of two pipelines differ. See also tests/pipeline/test_amendments.py."""
 
 import grain
 import numpy as np

@@ -1,4 +1,4 @@
-"""Tests that documents are numbered through all stages of a run, in traces, summaries, amendments and differences."""
+"""Documents are numbered through all stages of a run, in traces, summaries, amendments and differences."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from grain_sft.provenance import difference, find_document, summarize, trace
 
 @pytest.fixture
 def several(corpora):
-    """A config of three stages: the corpus "olmo", then "episodes", then a mixture of both as sources "early" and "late"."""
+    """A config of three stages: "olmo", then "episodes", then a mixture of both as the sources "early" and "late"."""
     mixture = {"late": {**corpora["episodes"], "weight": 1}, "early": {**corpora["olmo"], "weight": 1}}
     last = {"corpus": {"mixture": mixture}, "sampler": {"schedule": [{"step": 3, "weights": {"late": 3}}]}}
     stages = [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"]}, last]
@@ -24,14 +24,14 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
     pipeline, steps = load(several), range(12)
     lines = trace(pipeline, steps)
     first, second, third = (stage.source.layout for stage in pipeline.stages)
-    begin, late = first.num_documents, third.first_document("early")
+    begin, early = first.num_documents, third.first_document("early")
     seen = [set(), set()]  # documents of each corpus, by its own numbers
     for step in steps:
         stage = pipeline.at(step)
         own = stage.source.layout.pieces(stage.sampler.rows(step)).document
         mine, of_second = lines.document[lines.step == step], np.full(len(own), stage.source.layout is second)
         if stage.source.layout is third:
-            of_second, own = own < late, np.where(own < late, own, own - late)
+            of_second, own = own < early, np.where(own < early, own, own - early)
         assert mine.tolist() == (own + begin * of_second).tolist()
         for at in range(2):
             seen[at] |= set(own[of_second == at].tolist())
@@ -83,8 +83,8 @@ def test_a_difference_counts_documents_by_their_files(several):
         layout = pipeline.at(0).source.layout
         for step in steps:
             own = layout.pieces(pipeline.sampler.rows(step)).document
-            late = layout.first_document("early") if at else 0
-            seen[at] |= {("early", number - late) if number >= late else ("late", number) for number in own.tolist()}
+            early = layout.first_document("early") if at else 0
+            seen[at] |= {("early", number - early) if number >= early else ("late", number) for number in own.tolist()}
     assert found.documents == (len(seen[0] - seen[1]), len(seen[1] - seen[0]))
 
 
@@ -94,4 +94,4 @@ def test_documents_of_a_copied_corpus_are_those_of_the_original(corpora, tmp_pat
     base = sections(None, 64, corpus=own, order="shuffle")
     stages = [[{"steps": 3, "sampler": {"seed": 9}}, {"corpus": late, "sampler": {"seed": 8}}] for late in (own, copy)]
     one, other = (difference(load(base), load(base | {"stages": each}), steps=range(20), count=20) for each in stages)
-    assert one.documents == other.documents
+    assert one.documents == other.documents and all(one.documents)

@@ -11,7 +11,7 @@ from grain_sft.provenance import trace
 
 
 @pytest.mark.parametrize("run", golden_values("olmo_packed_steps.json")["runs"], ids=lambda run: run["case"])
-def test_every_step_and_rank_is_what_olmo_cores_loader_gives(tmp_path, run):
+def test_every_rank_has_the_rows_that_olmo_core_gives_it(tmp_path, run):
     case = next(case for case in PACKED_CASES if case.name == run["case"])
     written = write_case(case, tmp_path)
     assert digest_of_files([*written[0], *written[1]]) == run["corpus"], "numpy draws other corpora than it did"

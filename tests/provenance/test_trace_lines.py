@@ -1,4 +1,4 @@
-"""Traces agree with the batches that pipelines deliver: each token is read again from the place that the trace states."""
+"""Traces agree with delivered batches: each token is read again from the place that the trace states."""
 
 import functools
 
@@ -23,7 +23,7 @@ BY_EPOCH = ("multipack", "shuffled_best_fit")
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory):
-    """Layouts by name, over a corpus with masks and sources, whose files of 100 tokens cut through documents."""
+    """Layouts by name, of a corpus with masks and sources. Its files of 100 tokens cut through documents."""
     folder = tmp_path_factory.mktemp("trace")
     write_olmo(folder / "parts", documents(70, longest=25), sources=True)
     corpus = open_corpus(folder / "parts", dtype="uint16", eos_token_id=2)
@@ -125,7 +125,6 @@ def test_lines_of_a_trace_state_documents_and_their_sources(layouts):
 
 @pytest.mark.parametrize("algorithm", BY_EPOCH)
 def test_epochs_may_be_packed_to_different_numbers_of_rows(tmp_path, algorithm):
-    """The trace covers several epochs. An epoch may have more or fewer rows than the one before it."""
     write_olmo(tmp_path / "parts", documents(150, longest=25, seed=3))
     corpus = open_corpus(tmp_path / "parts", dtype="uint16", eos_token_id=2)
     layout = PackedLayout(corpus, LENGTH, algorithm=algorithm, seed=1, epochs=12, batch_rows=2, cache_dir=tmp_path)
@@ -161,11 +160,12 @@ def test_find_document_finds_all_lines_that_a_trace_of_all_steps_has(layouts, na
 
 def test_a_sampler_without_end_is_searched_for_a_number_of_epochs(layouts):
     pipeline = pipeline_of(layouts["padded"], epochs=None)
-    row = layouts["padded"].spans(0)[0].document
-    assert find_document(pipeline, row).epoch.tolist() in ([0], [])
-    found = find_document(pipeline, row, epochs=40)
+    number = layouts["padded"].spans(0)[0].document
+    assert find_document(pipeline, number).epoch.tolist() in ([0], [])
+    found = find_document(pipeline, number, epochs=40)
     assert 30 < len(found) <= 40 and (np.diff(found.epoch) > 0).all()
-    assert find_document(pipeline_of(layouts["padded"], order="random", epochs=None), row, epochs=40).step.max() > 100
+    in_random_order = pipeline_of(layouts["padded"], order="random", epochs=None)
+    assert find_document(in_random_order, number, epochs=40).step.max() > 100
     last = trace(pipeline, range(10**6, 10**6 + 1))
     assert last.instance[np.unique(last.row, return_index=True)[1]].tolist() == pipeline.sampler.rows(10**6).tolist()
 
@@ -187,7 +187,7 @@ def test_steps_documents_epochs_and_hosts_that_do_not_exist_are_refused(layouts)
     assert len(trace(pipeline, range(2, 2))) == 0
 
 
-def test_the_parts_that_iter_trace_yields_are_together_the_trace(layouts):
+def test_the_parts_of_iter_trace_join_to_the_trace(layouts):
     pipeline = pipeline_of(layouts["best_fit_decreasing"])
     parts = list(iter_trace(pipeline, range(1, 12), block_rows=12))
     assert [set(part.step.tolist()) for part in parts] == [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11}]

@@ -1,4 +1,4 @@
-"""Tests of `grain-sft trace --find` and `--record`, which find documents by text or by record, and of summaries by source."""
+"""`grain-sft trace --find` and `--record` find documents by text and by record. Summaries count by source."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ FIRST = 20  # number of answers in the first of two inputs
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    """The folder of a corpus that `prepare` made of two inputs. Answer n contains `HIDDEN[n]`, if `HIDDEN` has that key."""
+    """The folder of a corpus that `prepare` made of two inputs. Answer n contains `HIDDEN[n]`, if there is one."""
     folder = tmp_path_factory.mktemp("text")
     random = np.random.default_rng(0)
     answers = [" ".join(random.choice(WORDS, 12)) + f" {HIDDEN.get(number, '')} so" for number in range(30)]
@@ -62,7 +62,7 @@ TEXTS = {
     **{"violet zeppelin": [3, 11], "a violet zeppelin at dusk": [11], "zeppelin": [3, 11, 25], "z": None},
     **{"violet balloon": [], "zeppelin at dawn so": [3], "\u00fcber": []},
 }
-"""The answers that contain each text. None: answers outside of `HIDDEN` may contain it, too."""
+"""The answers that contain each text. None means that answers outside of `HIDDEN` may contain it too."""
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 64, 1 << 20])

@@ -1,4 +1,4 @@
-"""`Arrays`, an allocator, reuses the memory of an array only when nothing refers to the array, not even a view of it."""
+"""The allocator `Arrays` reuses the memory of an array only when neither the array nor a view of it is held."""
 
 import gc
 import pickle

@@ -1,7 +1,4 @@
-"""Some columns of a batch, such as columns 8 to 24, can be read alone, for every layout.
-
-They equal the same columns of whole rows, and few bytes of other columns are read.
-"""
+"""A range of columns of a batch can be read alone, in every layout. Few bytes of other columns are read."""
 
 import itertools
 
@@ -60,7 +57,7 @@ def opened(corpus):
 
 
 def assert_columns(pipeline, steps):
-    """Check that ranges of columns, fixed and random, equal those of whole rows. They are read for three rows and for none."""
+    """Compare ranges of columns, fixed and random, with those of whole rows. Read them for three rows and for none."""
     random = np.random.default_rng(0)
     for step in steps:
         whole = pipeline[step]
@@ -77,7 +74,7 @@ FILL = {"sampler": {"epochs": 1, "last_batch": "fill"}}
 MASKED = {"transforms": [{"mask_eod": {"eod_token_id": 2, "as_target": False}}, "shift_targets", "drop_last_position"]}
 
 
-def without(num_documents):
+def withdrawing(num_documents):
     """Withdraw every second document from step 2 on, and documents 1 and 3 from step 9 on."""
     withdrawn = ((2, list(range(0, num_documents, 2))), (9, [1, 3]))
     return {"amendments": [{"withdraw": {"from": step, "documents": numbers}} for step, numbers in withdrawn]}
@@ -88,8 +85,8 @@ LONG = itertools.product(("long", "long plain"), ("long", "long padded"))
 CASES = [
     *((*each, {}, (0, 2)) for each in [*SHORT, *LONG, ("plain", "megatron"), ("plain", "packed")]),
     *(("mixture", "packed", {}, (0, 5)), ("plain", "padded", FILL, (-1,)), ("plain", "windows", MASKED, (0, 2))),
-    *(("masks", layout, without(150), (1, 3, 9)) for layout in ("windows", "packed", "padded")),
-    *(("long", "long padded", without(60), (1, 3, 9)), ("plain", "megatron", without(150), (1, 3, 9))),
+    *(("masks", layout, withdrawing(150), (1, 3, 9)) for layout in ("windows", "packed", "padded")),
+    *(("long", "long padded", withdrawing(60), (1, 3, 9)), ("plain", "megatron", withdrawing(150), (1, 3, 9))),
 ]
 """Corpus, layout, other sections of the config, and steps. Step -1 is the last step."""
 
@@ -182,7 +179,7 @@ def test_few_bytes_are_read_besides_those_of_the_columns(tmp_path, layout, lengt
 
 @pytest.mark.parametrize("run", ORDERS)
 def test_the_load_balanced_order_is_that_of_maxtext(run):
-    """A run such as "2 x 16" has 2 shards of devices and rows of 16 tokens. The order is joined from equal parts of it."""
+    """Run "2 x 16" has 2 shards of devices and rows of 16 tokens. Equal parts of the order join to the whole order."""
     shards, length = map(int, run.split(" x "))
     order, columns = ContextOrder(shards), np.arange(length)
     for parts in (1, 2, length // 2, length):

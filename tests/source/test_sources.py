@@ -16,7 +16,7 @@ LENGTH = 16
 
 @pytest.fixture
 def make(write_tokens):
-    """`make(counts, dtype)` returns a corpus of files with `counts` random tokens, and the tokens of its rows, [rows, L]."""
+    """`make(counts, dtype)` returns a corpus of files of `counts` random tokens, and its rows of tokens."""
 
     def make(counts, dtype="uint32", name="data"):
         random = np.random.default_rng(len(counts))
